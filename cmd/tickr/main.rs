@@ -1,0 +1,2 @@
+//! tickr binary
+fn main() {}
