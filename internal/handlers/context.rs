@@ -1,0 +1,168 @@
+//! What a running handler may ask and say.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::job::{AttemptToken, JobId, Name, Progress};
+
+/// The handler's view of its own attempt. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Context {
+    parts: Arc<ContextParts>,
+}
+
+/// Everything a [`Context`] knows. Made by the executor; handler tests use [`Context::detached`].
+#[derive(Debug)]
+pub struct ContextParts {
+    /// The job.
+    pub job: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Which attempt counts now, 1 for the first.
+    pub attempt: u32,
+    /// How many may be burned.
+    pub max_attempts: u32,
+    /// The fencing token of this attempt.
+    pub token: AttemptToken,
+    /// When the attempt is stopped as timed out.
+    pub deadline: Instant,
+    /// Cancelled when the attempt should stop: cancel, shutdown, deadline, lost lease.
+    pub stop: CancellationToken,
+    /// Where progress is left for the heartbeat to pick up.
+    pub progress: ProgressSlot,
+}
+
+/// The newest progress of an attempt, overwritten in memory and written to the store about once a second.
+#[derive(Clone, Debug, Default)]
+pub struct ProgressSlot(Arc<Mutex<Option<Progress>>>);
+
+impl ProgressSlot {
+    /// Overwrite the newest progress.
+    pub fn put(&self, progress: Progress) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+    }
+
+    /// The newest progress, if there is any that was not taken yet.
+    #[must_use]
+    pub fn take(&self) -> Option<Progress> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Context {
+    /// A context of these parts.
+    #[must_use]
+    pub fn new(parts: ContextParts) -> Self {
+        Self { parts: Arc::new(parts) }
+    }
+
+    /// A context that belongs to no store: for the unit tests of handlers. One minute of time, first of five attempts.
+    ///
+    /// # Panics
+    /// When `kind` is not a legal name.
+    #[must_use]
+    #[expect(clippy::expect_used, reason = "a constant of the caller's own test")]
+    pub fn detached(kind: &str) -> Self {
+        Self::new(ContextParts {
+            job: JobId::new(),
+            kind: kind.parse().expect("a legal kind name"),
+            queue: "default".parse().expect("a legal queue name"),
+            attempt: 1,
+            max_attempts: 5,
+            token: AttemptToken::new(),
+            deadline: Instant::now() + Duration::from_secs(60),
+            stop: CancellationToken::new(),
+            progress: ProgressSlot::default(),
+        })
+    }
+
+    /// The job's id: the same over all attempts, so that the systems a handler changes can recognise a repetition.
+    #[must_use]
+    pub fn job_id(&self) -> JobId {
+        self.parts.job
+    }
+
+    /// The job's kind.
+    #[must_use]
+    pub fn kind(&self) -> &Name {
+        &self.parts.kind
+    }
+
+    /// The job's queue.
+    #[must_use]
+    pub fn queue(&self) -> &Name {
+        &self.parts.queue
+    }
+
+    /// Which attempt counts now, 1 for the first.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.parts.attempt
+    }
+
+    /// How many attempts may be burned before the job fails.
+    #[must_use]
+    pub fn max_attempts(&self) -> u32 {
+        self.parts.max_attempts
+    }
+
+    /// Is this the last attempt before the job fails?
+    #[must_use]
+    pub fn is_last_attempt(&self) -> bool {
+        self.parts.attempt >= self.parts.max_attempts
+    }
+
+    /// The fencing token of this attempt: another for every attempt. Systems that remember the newest token they saw
+    /// can refuse a late writer.
+    #[must_use]
+    pub fn token(&self) -> AttemptToken {
+        self.parts.token
+    }
+
+    /// When the attempt is stopped as timed out.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        self.parts.deadline
+    }
+
+    /// Time left until the deadline; zero when it has passed.
+    #[must_use]
+    pub fn time_left(&self) -> Duration {
+        self.parts.deadline.saturating_duration_since(Instant::now())
+    }
+
+    /// Should the handler stop? True after a cancel, at the end of the shutdown grace, past the deadline or when the
+    /// lease is lost. Long loops ask between steps; async code waits on [`Context::stopped`].
+    #[must_use]
+    pub fn should_stop(&self) -> bool {
+        self.parts.stop.is_cancelled()
+    }
+
+    /// Resolves when the handler should stop. A handler that does not return soon after is dropped at its next await.
+    pub async fn stopped(&self) {
+        self.parts.stop.cancelled().await;
+    }
+
+    /// The token behind [`Context::stopped`], to hand on to code that takes one.
+    #[must_use]
+    pub fn stop_token(&self) -> CancellationToken {
+        self.parts.stop.clone()
+    }
+
+    /// Say how far the work is: 0 to 100 percent and a few words. Shown with the job; cheap to call often.
+    pub fn progress(&self, percent: f64, note: impl Into<String>) {
+        let mut note: String = note.into();
+        if note.len() > 120 {
+            let end = (0..=120).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);
+            note.truncate(end);
+        }
+        let note = if note.is_empty() { None } else { Some(note) };
+        let percent = if percent.is_finite() { percent.clamp(0.0, 100.0) } else { 0.0 };
+        self.parts.progress.put(Progress { percent, note });
+    }
+}

@@ -1,0 +1,312 @@
+//! Kinds by name, with the schemas that guard enqueue.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::generate::SchemaSettings;
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::{Context, Failure, Handler, Kind, Outcome};
+use crate::job::{Name, RetryPolicy};
+
+/// What jobs of a kind get when they ask for nothing else.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KindDefaults {
+    /// Attempts that may be burned.
+    pub max_attempts: u32,
+    /// Time limit of one attempt.
+    pub timeout: Duration,
+    /// Backoff between attempts.
+    pub retry: RetryPolicy,
+}
+
+impl Default for KindDefaults {
+    fn default() -> Self {
+        Self { max_attempts: 5, timeout: Duration::from_secs(300), retry: RetryPolicy::default() }
+    }
+}
+
+/// One thing that is wrong with a payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// Where: a JSON pointer (RFC 6901) into the payload; empty for the payload as a whole.
+    pub pointer: String,
+    /// What, and what would be right.
+    pub detail: String,
+}
+
+impl Problem {
+    /// A problem at a JSON pointer.
+    pub fn at(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { pointer: pointer.into(), detail: detail.into() }
+    }
+}
+
+type RunFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// The typed handler behind a type that the registry can hold.
+trait ErasedHandler: Send + Sync {
+    fn check(&self, payload: &Value) -> Vec<Problem>;
+    fn run(self: Arc<Self>, payload: &RawValue, ctx: Context) -> RunFuture;
+}
+
+struct Erased<H>(H);
+
+impl<H: Handler> ErasedHandler for Erased<H> {
+    fn check(&self, payload: &Value) -> Vec<Problem> {
+        match serde_path(payload) {
+            Ok(typed) => self.0.check(&typed),
+            Err(problem) => vec![problem],
+        }
+    }
+
+    fn run(self: Arc<Self>, payload: &RawValue, ctx: Context) -> RunFuture {
+        let typed = serde_json::from_str::<H::Payload>(payload.get());
+        Box::pin(async move {
+            match typed {
+                Ok(typed) => self.0.run(typed, ctx).await,
+                // Accepted by an older binary whose type was wider: no retry by this one can help.
+                Err(e) => Err(Failure::reject(format!("read the payload as {}: {e}", H::Payload::NAME))),
+            }
+        })
+    }
+}
+
+fn serde_path<P: Kind>(payload: &Value) -> Result<P, Problem> {
+    serde_json::from_value(payload.clone()).map_err(|e| Problem::at("", e.to_string()))
+}
+
+/// A plain async function as a [`Handler`].
+struct Function<P, F> {
+    function: F,
+    payload: PhantomData<fn() -> P>,
+}
+
+impl<P, F, Fut> Handler for Function<P, F>
+where
+    P: Kind,
+    F: Fn(P, Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Outcome> + Send + 'static,
+{
+    type Payload = P;
+
+    fn run(&self, payload: P, ctx: Context) -> impl Future<Output = Outcome> + Send {
+        (self.function)(payload, ctx)
+    }
+}
+
+/// One registered kind.
+pub struct Registered {
+    name: Name,
+    schema: Value,
+    validator: jsonschema::Validator,
+    defaults: KindDefaults,
+    handler: Arc<dyn ErasedHandler>,
+}
+
+impl std::fmt::Debug for Registered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registered").field("name", &self.name).field("defaults", &self.defaults).finish_non_exhaustive()
+    }
+}
+
+impl Registered {
+    /// The kind's name.
+    #[must_use]
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// The JSON Schema (2020-12) of its payload.
+    #[must_use]
+    pub fn schema(&self) -> &Value {
+        &self.schema
+    }
+
+    /// What its jobs get when they ask for nothing else.
+    #[must_use]
+    pub fn defaults(&self) -> &KindDefaults {
+        &self.defaults
+    }
+
+    /// Everything that is wrong with `payload`, at most 20 problems: against the schema first, then what only the
+    /// type and the handler know.
+    #[must_use]
+    pub fn check(&self, payload: &Value) -> Vec<Problem> {
+        let problems: Vec<Problem> = self
+            .validator
+            .iter_errors(payload)
+            .take(20)
+            .map(|e| Problem::at(e.instance_path().to_string(), shortened(e.to_string())))
+            .collect();
+        if problems.is_empty() { self.handler.check(payload) } else { problems }
+    }
+
+    /// Start the handler on `payload`.
+    #[must_use]
+    pub fn run(&self, payload: &RawValue, ctx: Context) -> RunFuture {
+        Arc::clone(&self.handler).run(payload, ctx)
+    }
+}
+
+/// A validator quotes the offending value, which may be a megabyte.
+fn shortened(mut text: String) -> String {
+    if text.len() > 300 {
+        let end = (0..=300).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The kinds that this process can run.
+#[derive(Debug, Default)]
+pub struct Registry {
+    kinds: BTreeMap<Name, Registered>,
+}
+
+impl Registry {
+    /// Without any kind.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Add an async function `fn(Payload, Context) -> Outcome`.
+    ///
+    /// # Panics
+    /// As [`Registry::register_handler`].
+    pub fn register<P, F, Fut>(&mut self, function: F) -> &mut Self
+    where
+        P: Kind,
+        F: Fn(P, Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Outcome> + Send + 'static,
+    {
+        self.register_handler(Function { function, payload: PhantomData })
+    }
+
+    /// Add a handler with state of its own.
+    ///
+    /// # Panics
+    /// When the kind's name is not legal or is taken: a mistake in the program, not in its input.
+    #[expect(clippy::expect_used, reason = "both are mistakes in the program, found at its first start")]
+    pub fn register_handler<H: Handler>(&mut self, handler: H) -> &mut Self {
+        let name: Name = H::Payload::NAME.parse().expect("a kind's NAME is a legal name");
+        let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<H::Payload>().to_value();
+        let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
+        let defaults = handler.defaults();
+        let handler = Arc::new(Erased(handler));
+        let entry = Registered { name: name.clone(), schema, validator, defaults, handler };
+        assert!(self.kinds.insert(name, entry).is_none(), "kind {} is registered twice", H::Payload::NAME);
+        self
+    }
+
+    /// Change the defaults of a kind, as the configuration asks. False when no such kind is registered.
+    pub fn set_defaults(&mut self, kind: &str, change: impl FnOnce(&mut KindDefaults)) -> bool {
+        self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
+    }
+
+    /// The kind of that name.
+    #[must_use]
+    pub fn get(&self, kind: &str) -> Option<&Registered> {
+        self.kinds.get(kind)
+    }
+
+    /// Every kind, by name.
+    pub fn iter(&self) -> impl Iterator<Item = &Registered> {
+        self.kinds.values()
+    }
+
+    /// The names of all kinds, in order.
+    #[must_use]
+    pub fn names(&self) -> Vec<Name> {
+        self.kinds.keys().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use schemars::JsonSchema;
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct Parcel {
+        to: Address,
+        #[schemars(range(max = 50))]
+        grams: u32,
+    }
+
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[serde(deny_unknown_fields)]
+    struct Address {
+        street: String,
+    }
+
+    impl Kind for Parcel {
+        const NAME: &'static str = "parcel";
+    }
+
+    struct Post;
+
+    impl Handler for Post {
+        type Payload = Parcel;
+
+        fn check(&self, parcel: &Parcel) -> Vec<Problem> {
+            if parcel.to.street.is_empty() { vec![Problem::at("/to/street", "must not be empty")] } else { Vec::new() }
+        }
+
+        async fn run(&self, parcel: Parcel, _ctx: Context) -> Outcome {
+            super::super::Output::json(&parcel.grams)
+        }
+    }
+
+    fn registry() -> Registry {
+        let mut registry = Registry::new();
+        registry.register_handler(Post);
+        registry
+    }
+
+    fn pointers(payload: &Value) -> Vec<String> {
+        registry().get("parcel").unwrap().check(payload).into_iter().map(|p| p.pointer).collect()
+    }
+
+    #[test]
+    fn problems_point_at_what_is_wrong() {
+        use serde_json::json;
+        assert!(pointers(&json!({"to": {"street": "Elm"}, "grams": 5})).is_empty());
+        assert_eq!(pointers(&json!({"to": {"street": 7}, "grams": 5})), ["/to/street"]);
+        assert_eq!(pointers(&json!({"to": {"street": "Elm"}, "grams": 500})), ["/grams"]);
+        assert_eq!(pointers(&json!({"to": {"street": ""}, "grams": 5})), ["/to/street"]);
+        assert_eq!(pointers(&json!({"to": {"street": "Elm"}, "grams": 5, "x": 1})), [""]);
+        assert_eq!(pointers(&json!([])), [""]);
+    }
+
+    #[test]
+    fn a_huge_value_is_not_quoted_back() {
+        let problems = registry().get("parcel").unwrap().check(&Value::String("x".repeat(1 << 20)));
+        assert!(problems[0].detail.len() < 400);
+    }
+
+    #[tokio::test]
+    async fn a_payload_that_no_longer_fits_is_rejected_not_retried() {
+        let registry = registry();
+        let raw = RawValue::from_string(r#"{"old":true}"#.into()).unwrap();
+        let outcome = registry.get("parcel").unwrap().run(&raw, Context::detached("parcel")).await;
+        assert!(matches!(outcome, Err(Failure::Reject { .. })));
+    }
+
+    #[test]
+    #[should_panic(expected = "registered twice")]
+    fn a_kind_is_registered_once() {
+        registry().register_handler(Post);
+    }
+}

@@ -1,0 +1,148 @@
+//! Identities. All are made by the client side of the store, before the write that uses them, so that a write whose
+//! answer was lost can be repeated without doing its work twice.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// A job's identity: a UUIDv7, so that ids sort by the time they were made and inserts append to the primary key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(Uuid);
+
+impl JobId {
+    /// A new id, later in order than those made before by this process.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "every call gives another id, which Default does not suggest")]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The id behind 16 bytes read from the store.
+    #[must_use]
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// The plain UUID, for the store and the wire.
+    #[must_use]
+    pub const fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+impl FromStr for JobId {
+    type Err = uuid::Error;
+
+    /// Accepts only the hyphenated form that tickr itself prints, so that one job has one URL.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.parse::<uuid::fmt::Hyphenated>()?.into_uuid()))
+    }
+}
+
+/// The right to write about one executing job: the store accepts a verdict only from the holder of the token that its
+/// claim wrote. Random, never reused. Handlers may pass it on as a fencing token to the systems they change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AttemptToken(Uuid);
+
+impl AttemptToken {
+    /// A token that nobody has held before.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "every call gives another token, which Default does not suggest")]
+    pub fn new() -> Self {
+        Self(Uuid::new_v4())
+    }
+
+    /// The token behind 16 bytes read from the store.
+    #[must_use]
+    pub const fn from_uuid(uuid: Uuid) -> Self {
+        Self(uuid)
+    }
+
+    /// The plain UUID, for the store and the wire.
+    #[must_use]
+    pub const fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl fmt::Display for AttemptToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.hyphenated().fmt(f)
+    }
+}
+
+/// One tickr process, from its start to its end: `host/pid-xxxxxx`. Readable, because it stands in every attempt, and
+/// never the same twice, because a restarted process must not pass for the one that died.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RunnerId(String);
+
+impl RunnerId {
+    /// Longest form, in bytes; the column has this width.
+    pub const MAX_LEN: usize = 64;
+
+    /// The identity of this process on `host`.
+    #[must_use]
+    pub fn of_process(host: &str) -> Self {
+        let host: String =
+            host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')).take(40).collect();
+        let host = if host.is_empty() { "runner".to_owned() } else { host };
+        let nonce = Uuid::new_v4().simple().to_string();
+        Self(format!("{host}/{}-{}", std::process::id(), &nonce[..6]))
+    }
+
+    /// A runner id read from the store.
+    #[must_use]
+    pub fn from_stored(text: String) -> Self {
+        Self(text)
+    }
+
+    /// As written in the tables.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RunnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_one_process_ascend() {
+        let ids: Vec<JobId> = (0..1_000).map(|_| JobId::new()).collect();
+        assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn only_the_hyphenated_form_is_an_id() {
+        let id = JobId::new();
+        assert_eq!(id.to_string().parse::<JobId>().unwrap(), id);
+        assert!(id.uuid().simple().to_string().parse::<JobId>().is_err());
+        assert!("../../etc/passwd".parse::<JobId>().is_err());
+    }
+
+    #[test]
+    fn runner_ids_fit_their_column_and_differ() {
+        let (a, b) = (RunnerId::of_process(&"häßlich host".repeat(20)), RunnerId::of_process(""));
+        assert!(a.as_str().len() <= RunnerId::MAX_LEN && a.as_str().is_ascii());
+        assert_ne!(RunnerId::of_process("web1"), RunnerId::of_process("web1"));
+        assert!(b.as_str().starts_with("runner/"));
+    }
+}

@@ -1,0 +1,26 @@
+//! The domain, pure: no I/O, no clocks of its own, no SQL.
+//!
+//! - [`JobId`], [`AttemptToken`], [`RunnerId`]: who is meant
+//! - [`Name`]: what a queue or a kind may be called
+//! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
+//! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
+//! - [`RetryPolicy`]: when a failed job runs again
+//! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
+
+mod id;
+mod name;
+mod record;
+mod retry;
+mod spec;
+mod state;
+mod time;
+mod verdict;
+
+pub use id::{AttemptToken, JobId, RunnerId};
+pub use name::{InvalidName, Name};
+pub use record::{Attempt, Job, Progress};
+pub use retry::RetryPolicy;
+pub use spec::{Due, JobOptions, NewJob, Priority, limits};
+pub use state::{Event, Refused, State, next};
+pub use time::{Timestamp, ceil_ms, floor_ms};
+pub use verdict::Verdict;

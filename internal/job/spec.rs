@@ -1,0 +1,125 @@
+//! What a caller asks for.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{JobId, Name, RetryPolicy, Timestamp};
+
+/// The limits on what one job may ask for; the API says which one was passed.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Most attempts a job may have.
+    pub const MAX_ATTEMPTS: u32 = 100;
+    /// Farthest a job may be scheduled ahead.
+    pub const MAX_AHEAD: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+    /// Longest time limit of one attempt.
+    pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+    /// Most jobs in one batch.
+    pub const MAX_BATCH: usize = 1_000;
+    /// Longest unique key, in bytes.
+    pub const MAX_KEY_BYTES: usize = 255;
+    /// Longest error text kept with an attempt, in bytes.
+    pub const MAX_ERROR_BYTES: usize = 2_000;
+    /// Largest result kept with a job, in bytes.
+    pub const MAX_RESULT_BYTES: usize = 256 * 1024;
+}
+
+/// When a job should start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// As soon as a worker is free.
+    Now,
+    /// This long after the store accepts it.
+    After(Duration),
+    /// At this moment; a moment in the past means now.
+    At(Timestamp),
+}
+
+/// How urgent a job is within its queue: 0 runs first, 9 last, 5 unless said otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Priority(u8);
+
+impl Priority {
+    /// The priority of jobs that ask for none.
+    pub const NORMAL: Self = Self(5);
+    /// The least urgent level.
+    pub const LAST: Self = Self(9);
+
+    /// The level, 0 (first) to 9 (last).
+    #[must_use]
+    pub const fn level(self) -> u8 {
+        self.0
+    }
+
+    /// Every level, most urgent first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..=Self::LAST.0).map(Self)
+    }
+}
+
+impl Default for Priority {
+    fn default() -> Self {
+        Self::NORMAL
+    }
+}
+
+impl TryFrom<u8> for Priority {
+    type Error = &'static str;
+
+    fn try_from(level: u8) -> Result<Self, Self::Error> {
+        if level <= Self::LAST.0 { Ok(Self(level)) } else { Err("a priority is 0 (first) to 9 (last)") }
+    }
+}
+
+impl From<Priority> for u8 {
+    fn from(priority: Priority) -> Self {
+        priority.0
+    }
+}
+
+/// The rarer wishes of a job, kept as one JSON object beside it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobOptions {
+    /// Time limit of one attempt in milliseconds; the kind's own when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Backoff of this job; the kind's own when absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<RetryPolicy>,
+}
+
+impl JobOptions {
+    /// Nothing asked for beyond the kind's defaults?
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A job as it is asked for: complete, checked, with its identity, not yet written anywhere.
+#[derive(Clone, Debug)]
+pub struct NewJob {
+    /// Made here, before the write, so that a repeated write is recognised.
+    pub id: JobId,
+    /// Picks the handler.
+    pub kind: Name,
+    /// The line it waits in.
+    pub queue: Name,
+    /// The handler's input, JSON text.
+    pub payload: Box<RawValue>,
+    /// When it should start.
+    pub due: Due,
+    /// Urgency within the queue.
+    pub priority: Priority,
+    /// Attempts that may be burned before the job fails.
+    pub max_attempts: u32,
+    /// At most one unfinished job per (kind, key).
+    pub unique_key: Option<String>,
+    /// The rarer wishes.
+    pub options: JobOptions,
+}

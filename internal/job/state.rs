@@ -1,0 +1,267 @@
+//! The life of a job, as one pure function.
+//!
+//! ```text
+//!              ┌────────────── run now ──┐
+//!              ▼                         │
+//!  enqueue → waiting ──── claim ───→ executing ──→ completed
+//!              ▲  ▲                   │ │ │ │
+//!              │  └─ interrupted, ────┘ │ │ └────→ failed ────┐
+//!              │     snoozed            │ └──────→ cancelled ─┤
+//!              │                        ▼                     │
+//!              │                     retrying ── claim ─→ …   │
+//!              └───────────────── operator's retry ───────────┘
+//! ```
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Verdict;
+
+/// Where a job is in its life. `waiting`, `retrying` and `executing` jobs are *owed*; the others have *ended*.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Accepted and not yet started, or given back without burning an attempt. Starts at its `execute_at`.
+    Waiting,
+    /// One attempt is open; its runner holds the lease and the token.
+    Executing,
+    /// An attempt failed and another is allowed; waits for its new `execute_at`.
+    Retrying,
+    /// The last attempt succeeded. Kept until its retention ends.
+    Completed,
+    /// Out of attempts, or rejected: a dead letter. Kept until its retention ends; an operator may retry it.
+    Failed,
+    /// Stopped on request. Kept until its retention ends; an operator may retry it.
+    Cancelled,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 6] =
+        [Self::Waiting, Self::Executing, Self::Retrying, Self::Completed, Self::Failed, Self::Cancelled];
+
+    /// Has the job ended? An end state changes only by an operator's retry.
+    #[must_use]
+    pub const fn is_end(self) -> bool {
+        match self {
+            Self::Waiting | Self::Executing | Self::Retrying => false,
+            Self::Completed | Self::Failed | Self::Cancelled => true,
+        }
+    }
+
+    /// The word used in the tables, the API and the logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Executing => "executing",
+            Self::Retrying => "retrying",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The state behind a word read from the store or a query string.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.as_str() == word)
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What can happen to a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A worker starts an attempt.
+    Claim,
+    /// The open attempt ends.
+    Settle {
+        /// What the attempt came to.
+        verdict: Verdict,
+        /// Has the job, this attempt included, used up its `max_attempts`?
+        spent: bool,
+        /// Was a cancel asked for while the attempt ran?
+        cancel_requested: bool,
+    },
+    /// Somebody asks for the job to stop.
+    Cancel,
+    /// An operator gives an ended job a new life.
+    Retry,
+    /// An operator wants a waiting job to start now.
+    RunNow,
+}
+
+/// The move is not legal; nothing may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a job that is {state} does not accept this")]
+pub struct Refused {
+    /// The state the job is in, and stays in.
+    pub state: State,
+}
+
+/// The only place that knows the legal moves: the state after `event`, or a refusal.
+///
+/// Cancelling an executing job leaves it executing (it has been *asked*); its settle then honours the request.
+///
+/// # Errors
+/// [`Refused`] with the unchanged state when the move is not legal.
+pub const fn next(state: State, event: Event) -> Result<State, Refused> {
+    use State::{Cancelled, Completed, Executing, Failed, Retrying, Waiting};
+    let refused = Err(Refused { state });
+    match (state, event) {
+        (Waiting, Event::Claim) => Ok(Executing),
+        (Waiting, Event::Settle { .. }) => refused,
+        (Waiting, Event::Cancel) => Ok(Cancelled),
+        (Waiting, Event::Retry) => refused,
+        (Waiting, Event::RunNow) => Ok(Waiting),
+
+        (Executing, Event::Claim) => refused,
+        (Executing, Event::Settle { verdict, spent, cancel_requested }) => {
+            Ok(settled(verdict, spent, cancel_requested))
+        }
+        (Executing, Event::Cancel) => Ok(Executing),
+        (Executing, Event::Retry) => refused,
+        (Executing, Event::RunNow) => refused,
+
+        (Retrying, Event::Claim) => Ok(Executing),
+        (Retrying, Event::Settle { .. }) => refused,
+        (Retrying, Event::Cancel) => Ok(Cancelled),
+        (Retrying, Event::Retry) => refused,
+        (Retrying, Event::RunNow) => Ok(Retrying),
+
+        (Completed, Event::Claim) => refused,
+        (Completed, Event::Settle { .. }) => refused,
+        (Completed, Event::Cancel) => refused,
+        // A success is not repeated by accident: whoever wants the work again enqueues a new job.
+        (Completed, Event::Retry) => refused,
+        (Completed, Event::RunNow) => refused,
+
+        (Failed, Event::Claim) => refused,
+        (Failed, Event::Settle { .. }) => refused,
+        (Failed, Event::Cancel) => refused,
+        (Failed, Event::Retry) => Ok(Waiting),
+        (Failed, Event::RunNow) => refused,
+
+        (Cancelled, Event::Claim) => refused,
+        (Cancelled, Event::Settle { .. }) => refused,
+        (Cancelled, Event::Cancel) => refused,
+        (Cancelled, Event::Retry) => Ok(Waiting),
+        (Cancelled, Event::RunNow) => refused,
+    }
+}
+
+/// The state of a job whose open attempt came to `verdict`.
+const fn settled(verdict: Verdict, spent: bool, cancel_requested: bool) -> State {
+    match verdict {
+        // Work that is done is done, and work that can never succeed has failed, also when a cancel came too late.
+        Verdict::Succeeded => State::Completed,
+        Verdict::Rejected => State::Failed,
+        Verdict::Cancelled => State::Cancelled,
+        Verdict::Failed | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => {
+            if cancel_requested {
+                State::Cancelled
+            } else if spent {
+                State::Failed
+            } else {
+                State::Retrying
+            }
+        }
+        Verdict::Interrupted | Verdict::Snoozed => {
+            if cancel_requested {
+                State::Cancelled
+            } else {
+                State::Waiting
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every_event() -> Vec<Event> {
+        let mut events = vec![Event::Claim, Event::Cancel, Event::Retry, Event::RunNow];
+        for verdict in Verdict::ALL {
+            for (spent, cancel_requested) in [(false, false), (false, true), (true, false), (true, true)] {
+                events.push(Event::Settle { verdict, spent, cancel_requested });
+            }
+        }
+        events
+    }
+
+    #[test]
+    fn the_end_is_the_end_but_for_an_operators_retry() {
+        for state in State::ALL.into_iter().filter(|state| state.is_end()) {
+            for event in every_event() {
+                let moved = next(state, event);
+                if event == Event::Retry && state != State::Completed {
+                    assert_eq!(moved, Ok(State::Waiting));
+                } else {
+                    assert_eq!(moved, Err(Refused { state }), "{state} {event:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn only_waiting_and_retrying_jobs_are_claimed() {
+        for state in State::ALL {
+            let claimable = matches!(state, State::Waiting | State::Retrying);
+            assert_eq!(next(state, Event::Claim).is_ok(), claimable, "{state}");
+        }
+    }
+
+    #[test]
+    fn only_an_executing_job_is_settled_and_it_always_is() {
+        for state in State::ALL {
+            for event in every_event() {
+                if let Event::Settle { .. } = event {
+                    assert_eq!(next(state, event).is_ok(), state == State::Executing, "{state} {event:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_cancel_that_was_asked_for_is_honoured_unless_the_work_is_over() {
+        for verdict in Verdict::ALL {
+            let event = Event::Settle { verdict, spent: false, cancel_requested: true };
+            let expected = match verdict {
+                Verdict::Succeeded => State::Completed,
+                Verdict::Rejected => State::Failed,
+                _ => State::Cancelled,
+            };
+            assert_eq!(next(State::Executing, event), Ok(expected), "{verdict}");
+        }
+    }
+
+    #[test]
+    fn a_spent_job_never_waits_again_except_when_no_attempt_was_burned() {
+        for verdict in Verdict::ALL {
+            let event = Event::Settle { verdict, spent: true, cancel_requested: false };
+            let state = next(State::Executing, event).unwrap();
+            assert_eq!(state.is_end(), verdict.burns_attempt(), "{verdict}");
+        }
+    }
+
+    #[test]
+    fn words_round_trip() {
+        for state in State::ALL {
+            assert_eq!(State::from_word(state.as_str()), Some(state));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        for verdict in Verdict::ALL {
+            assert_eq!(Verdict::from_word(verdict.as_str()), Some(verdict));
+            assert_eq!(serde_json::to_value(verdict).unwrap(), verdict.as_str());
+        }
+        assert_eq!(State::from_word("running"), None);
+    }
+}

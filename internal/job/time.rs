@@ -1,0 +1,33 @@
+//! Time as tickr keeps it: UTC, microseconds in the ledger, whole milliseconds for due times.
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+/// A moment in UTC, by the store's clock wherever it decides anything.
+pub type Timestamp = DateTime<Utc>;
+
+/// `moment` cut to whole milliseconds: the due time of work that is due at once.
+#[must_use]
+pub fn floor_ms(moment: Timestamp) -> Timestamp {
+    DateTime::from_timestamp_millis(moment.timestamp_millis()).unwrap_or(moment)
+}
+
+/// `moment` raised to whole milliseconds: due times never lie before what was asked for (G7).
+#[must_use]
+pub fn ceil_ms(moment: Timestamp) -> Timestamp {
+    let floor = floor_ms(moment);
+    if floor < moment { floor + TimeDelta::milliseconds(1) } else { floor }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_times_are_raised_never_lowered() {
+        let at = |us| DateTime::from_timestamp_micros(us).unwrap();
+        assert_eq!(ceil_ms(at(1_000_001)), at(1_001_000));
+        assert_eq!(ceil_ms(at(1_000_000)), at(1_000_000));
+        assert_eq!(floor_ms(at(1_000_999)), at(1_000_000));
+        assert_eq!(ceil_ms(at(-1)), at(0));
+    }
+}
