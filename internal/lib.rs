@@ -1,4 +1,6 @@
 //! tickr: a durable job runner for teams on MySQL.
 
 pub mod handlers;
+pub mod index;
 pub mod job;
+pub mod store;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::Verdict;
 
 /// Where a job is in its life. `waiting`, `retrying` and `executing` jobs are *owed*; the others have *ended*.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Accepted and not yet started, or given back without burning an attempt. Starts at its `execute_at`.

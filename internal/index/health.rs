@@ -1,0 +1,93 @@
+//! How the index is doing, as one runner sees it.
+
+use tokio::sync::watch;
+
+/// The index's condition. Jobs run in each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Redis answers and holds what it should.
+    Fast,
+    /// Redis answers; what it should hold is being fed from the store.
+    Rebuilding,
+    /// Redis does not answer: the fetcher reads due work from the store.
+    Degraded,
+}
+
+impl Health {
+    /// The word for readiness, metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fast => "fast",
+            Self::Rebuilding => "rebuilding",
+            Self::Degraded => "degraded",
+        }
+    }
+}
+
+/// The shared cell of the condition: everybody who talks to Redis reports here, everybody who depends on it watches.
+#[derive(Debug)]
+pub struct IndexHealth {
+    state: watch::Sender<Health>,
+}
+
+impl IndexHealth {
+    pub(super) fn new() -> Self {
+        // Nothing is known yet, so the first answer leads to a rebuild: of an index left by an earlier run it adds
+        // only what is missing.
+        Self { state: watch::Sender::new(Health::Rebuilding) }
+    }
+
+    /// The condition now.
+    #[must_use]
+    pub fn now(&self) -> Health {
+        *self.state.borrow()
+    }
+
+    /// To be told of changes.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Health> {
+        self.state.subscribe()
+    }
+
+    /// Redis failed somebody. Logged once, at the change.
+    pub fn failed(&self, error: &super::IndexError) {
+        let to = match error {
+            super::IndexError::Lost { .. } => Health::Rebuilding,
+            super::IndexError::Unavailable { .. } | super::IndexError::Url => Health::Degraded,
+        };
+        self.set(to, &error.to_string());
+    }
+
+    /// Redis answered. After a time without it hints may be missing, so the way back leads through a rebuild.
+    pub fn answered(&self) {
+        if self.now() == Health::Degraded {
+            self.set(Health::Rebuilding, "redis answers again");
+        }
+    }
+
+    /// The rebuild is done.
+    pub fn rebuilt(&self) {
+        self.state.send_if_modified(|state| {
+            let done = *state == Health::Rebuilding;
+            if done {
+                *state = Health::Fast;
+                tracing::info!("index is whole");
+            }
+            done
+        });
+    }
+
+    fn set(&self, to: Health, why: &str) {
+        self.state.send_if_modified(|state| {
+            // A lost index that then cannot be reached is degraded; a degraded one stays so until it answers.
+            let changed =
+                *state != to && !(*state == Health::Degraded && to == Health::Rebuilding && why.contains("lost"));
+            if changed {
+                tracing::warn!(from = state.as_str(), to = to.as_str(), why, "index health changed");
+                *state = to;
+            }
+            changed
+        });
+    }
+}

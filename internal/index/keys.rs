@@ -1,0 +1,103 @@
+//! Every Redis key that tickr uses. Nothing else may spell one.
+//!
+//! | key | type | holds |
+//! |---|---|---|
+//! | `{prefix}:epoch` | string | present while the index is whole; its absence means "rebuild me" |
+//! | `{prefix}:waiting` | sorted set | `<line>:<job id>` scored by due time, unix milliseconds, within the horizon |
+//! | `{prefix}:ready:<line>` | list | ids of due jobs, newest at the head, taken from the tail |
+//! | `{prefix}:overflow` | hash | line → place in the store's due order from which jobs were left out of a full list |
+//! | `{prefix}:refill:<line>` | string, expires | one runner is refilling this line |
+//!
+//! The braces are part of the key: they make one hash tag, so that all keys live in one slot of a cluster and one script
+//! may touch them all. Ids and due times only, never payloads.
+
+use crate::job::{Name, Priority};
+
+/// A queue at one priority: what one ready list holds.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Line(String);
+
+impl Line {
+    /// The line of a queue at a priority. The normal priority goes without saying, so that the list of a queue that
+    /// knows no others is simply `ready:<queue>`.
+    #[must_use]
+    pub fn new(queue: &Name, priority: Priority) -> Self {
+        if priority == Priority::NORMAL {
+            Self(queue.to_string())
+        } else {
+            Self(format!("{queue}:{}", priority.level()))
+        }
+    }
+
+    /// The line as it stands in keys and members.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(super) fn from_stored(text: String) -> Self {
+        Self(text)
+    }
+
+    /// Every line of these queues in the order in which they are served: by priority, then as listed.
+    #[must_use]
+    pub fn in_service_order(queues: &[Name]) -> Vec<Self> {
+        Priority::all().flat_map(|priority| queues.iter().map(move |queue| Self::new(queue, priority))).collect()
+    }
+}
+
+/// The key catalogue under one prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    pub(super) epoch: String,
+    pub(super) waiting: String,
+    pub(super) overflow: String,
+    /// Before the line of a ready list.
+    pub(super) ready_prefix: String,
+    refill_prefix: String,
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Self {
+        let key = |name: &str| format!("{{{prefix}}}:{name}");
+        Self {
+            epoch: key("epoch"),
+            waiting: key("waiting"),
+            overflow: key("overflow"),
+            ready_prefix: key("ready:"),
+            refill_prefix: key("refill:"),
+        }
+    }
+
+    pub(super) fn ready(&self, line: &Line) -> String {
+        format!("{}{}", self.ready_prefix, line.0)
+    }
+
+    pub(super) fn refill(&self, line: &Line) -> String {
+        format!("{}{}", self.refill_prefix, line.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_keys_share_one_hash_tag() {
+        let keys = Keys::new("tickr");
+        let line = Line::new(&"mail".parse().unwrap(), Priority::NORMAL);
+        assert_eq!(keys.ready(&line), "{tickr}:ready:mail");
+        for key in [&keys.epoch, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)] {
+            assert!(key.starts_with("{tickr}:"), "{key}");
+        }
+    }
+
+    #[test]
+    fn urgent_lines_are_served_first() {
+        let queues: Vec<Name> = vec!["a".parse().unwrap(), "b".parse().unwrap()];
+        let lines = Line::in_service_order(&queues);
+        assert_eq!(lines.len(), 20);
+        assert_eq!((lines[0].as_str(), lines[1].as_str()), ("a:0", "b:0"));
+        assert_eq!((lines[10].as_str(), lines[11].as_str()), ("a", "b"));
+    }
+}

@@ -1,0 +1,208 @@
+//! Starting attempts: compare and set, by primary key.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::error::corrupt;
+use super::group_commit::Batch;
+use super::link::{Earlier, Step};
+use super::shape::{pad, padded, places, statement};
+use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
+
+/// A claim that won: the attempt is committed, the handler may start.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The job.
+    pub id: JobId,
+    /// The right to write about this attempt.
+    pub token: AttemptToken,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Number of this execution, for the ledger.
+    pub number: u32,
+    /// Which attempt counts now: executions less those that burned nothing.
+    pub attempt: u32,
+    /// How many may be burned.
+    pub max_attempts: u32,
+    /// The input.
+    pub payload: Box<RawValue>,
+    /// The rarer wishes.
+    pub options: JobOptions,
+    /// When it was due.
+    pub execute_at: Timestamp,
+    /// When it was claimed, by the store's clock.
+    pub started_at: Timestamp,
+}
+
+/// What became of one claim.
+#[derive(Clone, Debug)]
+pub enum Claim {
+    /// Ours.
+    Won(Box<Claimed>),
+    /// Not due yet by the store's clock: the index popped it too early and should have it back.
+    NotDue {
+        /// When it is due.
+        execute_at: Timestamp,
+    },
+    /// A kind that this runner does not have. It waits for one that does.
+    OtherKind {
+        /// The kind.
+        kind: Name,
+    },
+    /// Executing already, or ended: the index delivered it twice. Drop it.
+    Gone,
+}
+
+/// The group commit of claims by one runner.
+pub(super) struct Claims {
+    pub(super) runner: RunnerId,
+    pub(super) kinds: Vec<Name>,
+    pub(super) lease: Duration,
+}
+
+impl Batch for Claims {
+    type Item = JobId;
+    type Reply = Claim;
+    /// One token for the batch: with the job's id it names one attempt, and one statement can write it.
+    type Mark = AttemptToken;
+    const ATTEMPTED: &'static str = "claim jobs";
+    const FULL: usize = 256;
+
+    fn mark(&self) -> AttemptToken {
+        AttemptToken::new()
+    }
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [JobId],
+        token: AttemptToken,
+        _earlier: Earlier,
+    ) -> Step<'c, Vec<Claim>> {
+        Box::pin(async move {
+            let mut ids: Vec<Uuid> = items.iter().map(|id| id.uuid()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            // After a lost answer this takes nothing twice, and the token still finds what the lost run took.
+            self.take(conn, &ids, token).await?;
+            let mut won = self.won(conn, &ids, token).await?;
+            won.sort_unstable_by_key(|claimed| claimed.id);
+            let lost: Vec<Uuid> =
+                ids.iter().copied().filter(|id| won.binary_search_by_key(id, |c| c.id.uuid()).is_err()).collect();
+            let why = if lost.is_empty() { Vec::new() } else { self.why_lost(conn, &lost).await? };
+
+            let mut given: Vec<bool> = vec![false; won.len()];
+            Ok(items
+                .iter()
+                .map(|id| match won.binary_search_by_key(id, |c| c.id) {
+                    // The same id twice in one batch: only one caller may run it.
+                    Ok(at) if given[at] => Claim::Gone,
+                    Ok(at) => {
+                        given[at] = true;
+                        Claim::Won(Box::new(won[at].clone()))
+                    }
+                    Err(_) => why.iter().find(|(lost, _)| lost == id).map_or(Claim::Gone, |(_, why)| why.clone()),
+                })
+                .collect())
+        })
+    }
+}
+
+impl Claims {
+    /// The write. One statement is one transaction: it is durable when it is answered.
+    async fn take(&self, conn: &mut MySqlConnection, ids: &[Uuid], token: AttemptToken) -> Result<(), sqlx::Error> {
+        let sql = format!(
+            "UPDATE owed SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
+             started_at = UTC_TIMESTAMP(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
+             WHERE id IN {} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}",
+            places(padded(ids.len())),
+            places(self.kinds.len().max(1)),
+        );
+        let mut query = statement(sql)
+            .bind(token.uuid())
+            .bind(self.runner.as_str())
+            .bind(i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX));
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        for kind in &self.kinds {
+            query = query.bind(kind.as_str());
+        }
+        if self.kinds.is_empty() {
+            query = query.bind("");
+        }
+        query.execute(conn).await?;
+        Ok(())
+    }
+
+    /// What the token won, with everything a handler needs.
+    async fn won(
+        &self,
+        conn: &mut MySqlConnection,
+        ids: &[Uuid],
+        token: AttemptToken,
+    ) -> Result<Vec<Claimed>, sqlx::Error> {
+        let sql = format!(
+            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
+             j.payload, j.options FROM owed o JOIN jobs j ON j.id = o.id WHERE o.id IN {} AND o.token = ?",
+            places(padded(ids.len())),
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        let found = query.bind(token.uuid()).fetch_all(conn).await?;
+        found.iter().map(|row| claimed(row, token)).collect()
+    }
+
+    /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
+    async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT id, kind, execute_at FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            places(padded(ids.len())),
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        let found = query.fetch_all(conn).await?;
+        found
+            .iter()
+            .map(|row| {
+                let id = JobId::from_uuid(row.try_get(0)?);
+                let kind: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?;
+                let execute_at = row.try_get(2)?;
+                let known = self.kinds.contains(&kind);
+                Ok((id, if known { Claim::NotDue { execute_at } } else { Claim::OtherKind { kind } }))
+            })
+            .collect()
+    }
+}
+
+fn claimed(row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
+    let number: u32 = row.try_get(3)?;
+    let spared: u32 = row.try_get(4)?;
+    let options: Option<String> = row.try_get(9)?;
+    Ok(Claimed {
+        id: JobId::from_uuid(row.try_get(0)?),
+        token,
+        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+        queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+        number,
+        attempt: number - spared,
+        max_attempts: row.try_get(5)?,
+        payload: RawValue::from_string(row.try_get(8)?).map_err(|e| corrupt(format!("payload: {e}")))?,
+        options: match options {
+            Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
+            None => JobOptions::default(),
+        },
+        execute_at: row.try_get(6)?,
+        started_at: row.try_get(7)?,
+    })
+}

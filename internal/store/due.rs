@@ -1,0 +1,136 @@
+//! Owed work in order of its due time: what the index is fed from, and what replaces it while Redis is away.
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::error::corrupt;
+use super::link::on_pool;
+use super::shape::statement;
+use super::{Store, StoreError};
+use crate::job::{JobId, Name, Priority, Timestamp};
+
+/// One waiting job, as the index needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueJob {
+    /// The job.
+    pub id: JobId,
+    /// The line it waits in.
+    pub queue: Name,
+    /// Urgency within the queue.
+    pub priority: Priority,
+    /// When it is due.
+    pub execute_at: Timestamp,
+}
+
+/// A place in the order of due times: everything after it has not been seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DueCursor {
+    execute_at: Timestamp,
+    id: JobId,
+}
+
+impl DueCursor {
+    /// Before everything that is due at `moment` or later.
+    #[must_use]
+    pub const fn at(moment: Timestamp) -> Self {
+        Self { execute_at: moment, id: JobId::from_uuid(uuid::Uuid::nil()) }
+    }
+
+    /// The due time of the place.
+    #[must_use]
+    pub const fn execute_at(&self) -> Timestamp {
+        self.execute_at
+    }
+}
+
+/// A page of waiting jobs in order of due time.
+#[derive(Clone, Debug)]
+pub struct DuePage {
+    /// The waiting jobs among the rows read.
+    pub jobs: Vec<DueJob>,
+    /// Where to go on; absent when the range is exhausted.
+    pub next: Option<DueCursor>,
+}
+
+impl Store {
+    /// Read up to `limit` owed rows due before or at `until`, from `after` on, and return those that wait.
+    ///
+    /// A range read of one index without locks: restartable, and harmless beside any write.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn due_page(
+        &self,
+        after: Option<DueCursor>,
+        until: Timestamp,
+        limit: usize,
+    ) -> Result<DuePage, StoreError> {
+        on_pool(&self.shared.pool, "read due jobs", move |conn, _| {
+            Box::pin(async move {
+                // Two shapes, because an OR over both would keep the optimiser from a plain range.
+                let columns = "SELECT id, queue, priority, execute_at, state <> 'executing' FROM owed";
+                let order = "ORDER BY execute_at, id LIMIT ?";
+                let limit_rows = i64::try_from(limit).unwrap_or(i64::MAX);
+                let found =
+                    match after {
+                        None => {
+                            statement(format!("{columns} WHERE execute_at <= ? {order}"))
+                                .bind(until)
+                                .bind(limit_rows)
+                                .fetch_all(conn)
+                                .await?
+                        }
+                        Some(place) => statement(format!(
+                            "{columns} WHERE execute_at >= ? AND execute_at <= ? AND (execute_at > ? OR id > ?) {order}"
+                        ))
+                        .bind(place.execute_at)
+                        .bind(until)
+                        .bind(place.execute_at)
+                        .bind(place.id.uuid())
+                        .bind(limit_rows)
+                        .fetch_all(conn)
+                        .await?,
+                    };
+                let next = match found.last() {
+                    Some(last) if found.len() == limit => {
+                        Some(DueCursor { execute_at: last.try_get(3)?, id: JobId::from_uuid(last.try_get(0)?) })
+                    }
+                    _ => None,
+                };
+                let mut jobs = Vec::with_capacity(found.len());
+                for row in &found {
+                    if row.try_get::<bool, _>(4)? {
+                        jobs.push(due_job(row)?);
+                    }
+                }
+                Ok(DuePage { jobs, next })
+            })
+        })
+        .await
+    }
+
+    /// The due time of the earliest owed job after `after`, for a fetcher that must do without the index.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, StoreError> {
+        on_pool(&self.shared.pool, "read the next due time", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar("SELECT execute_at FROM owed WHERE execute_at > ? ORDER BY execute_at LIMIT 1")
+                    .bind(after)
+                    .fetch_optional(conn)
+                    .await
+            })
+        })
+        .await
+    }
+}
+
+fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
+    Ok(DueJob {
+        id: JobId::from_uuid(row.try_get(0)?),
+        queue: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?,
+        priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
+        execute_at: row.try_get(3)?,
+    })
+}

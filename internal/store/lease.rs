@@ -1,0 +1,413 @@
+//! Leases: renewed by their holder, taken away by the reaper.
+
+use std::time::Duration;
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::error::corrupt;
+use super::insert::read_clock;
+use super::link::{Earlier, Step, on_pool, transact};
+use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
+use super::shape::{MOST_ROWS, pad, padded, places, statement};
+use super::{Link, Store, StoreError};
+use crate::job::{AttemptToken, JobId, Name, Progress, RetryPolicy, RunnerId, Timestamp, Verdict};
+
+/// One live attempt of this runner, as the heartbeat tells it to the store.
+#[derive(Clone, Debug)]
+pub struct LiveAttempt {
+    /// The job.
+    pub id: JobId,
+    /// The right to renew.
+    pub token: AttemptToken,
+    /// Its newest progress, if it said anything since the last beat.
+    pub progress: Option<Progress>,
+}
+
+/// What the store answers to a beat.
+#[derive(Clone, Debug, Default)]
+pub struct Beat {
+    /// Attempts that this runner does not hold any more: their handlers must stop.
+    pub lost: Vec<JobId>,
+    /// Attempts that somebody asked to cancel.
+    pub cancel_requested: Vec<JobId>,
+}
+
+/// What the runner tells about itself with each beat.
+#[derive(Clone, Debug)]
+pub struct RunnerRow {
+    /// Its identity.
+    pub id: RunnerId,
+    /// Version of the binary.
+    pub version: &'static str,
+    /// Kinds it can run.
+    pub kinds: Vec<Name>,
+    /// Queues it serves.
+    pub queues: Vec<Name>,
+    /// Its worker slots.
+    pub slots: u32,
+    /// Its lease.
+    pub lease: Duration,
+}
+
+/// The heartbeat's own line to MySQL: one connection that nothing else uses.
+pub struct Pulse {
+    link: Link,
+    clock: std::sync::Arc<super::clock::StoreClock>,
+}
+
+impl std::fmt::Debug for Pulse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pulse")
+    }
+}
+
+impl Store {
+    /// A line for one heartbeat.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone() }
+    }
+
+    /// Expired attempts of silent runners, at most `limit`. With `runner`, only those of that runner.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn expired_attempts(&self, limit: u32) -> Result<Vec<(JobId, AttemptToken)>, StoreError> {
+        on_pool(&self.shared.pool, "read expired leases", move |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT id, token FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6) LIMIT ?",
+                )
+                .bind(limit)
+                .fetch_all(conn)
+                .await?;
+                let pair = |row: &sqlx::mysql::MySqlRow| {
+                    Ok((JobId::from_uuid(row.try_get(0)?), AttemptToken::from_uuid(row.try_get(1)?)))
+                };
+                found.iter().map(pair).collect()
+            })
+        })
+        .await
+    }
+
+    /// Have other runners fallen silent, or never said goodbye? Cheap; decides whether the owed rows are searched.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn silent_runners(&self) -> Result<Vec<RunnerId>, StoreError> {
+        on_pool(&self.shared.pool, "read silent runners", move |conn, _| {
+            Box::pin(async move {
+                let found: Vec<String> = sqlx::query_scalar(
+                    "SELECT id FROM runners WHERE stopped_at IS NULL \
+                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                )
+                .fetch_all(conn)
+                .await?;
+                Ok(found.into_iter().map(RunnerId::from_stored).collect())
+            })
+        })
+        .await
+    }
+
+    /// Mark a silent runner as gone, so that nobody looks for its attempts any more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn bury_runner(&self, runner: RunnerId) -> Result<(), StoreError> {
+        on_pool(&self.shared.pool, "mark a silent runner as gone", move |conn, _| {
+            let runner = runner.clone();
+            Box::pin(async move {
+                sqlx::query(
+                    "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
+                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                )
+                .bind(runner.as_str())
+                .execute(conn)
+                .await?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// End attempts whose lease has expired as `lost`, as far as token and lease still say so when the row is locked.
+    /// The delay before a job runs again is drawn with `chance`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn reap(
+        &self,
+        expired: Vec<(JobId, AttemptToken)>,
+        chance: f64,
+    ) -> Result<Vec<(JobId, Settled)>, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "end lost attempts", move |conn, _| {
+            let (shared, expired) = (shared.clone(), expired.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let held = lock_held(conn, expired.iter().map(|(id, _)| *id)).await?;
+                let lost: Vec<Settlement> = expired
+                    .iter()
+                    .filter(|(id, token)| {
+                        held.get(id).is_some_and(|owed| {
+                            owed.token == Some(*token) && owed.lease_until.is_some_and(|until| until < now)
+                        })
+                    })
+                    .map(|(id, token)| Settlement {
+                        id: *id,
+                        token: *token,
+                        number: held[id].attempt,
+                        verdict: Verdict::Lost,
+                        error: Some("the runner died or lost its lease".into()),
+                        result: None,
+                        follow_ups: Vec::new(),
+                        again: Again::Backoff(RetryPolicy::default(), chance),
+                    })
+                    .collect();
+                let mut moves = Vec::with_capacity(lost.len());
+                for item in &lost {
+                    moves.push(decide(0, item, &held[&item.id], now)?);
+                }
+                moves.sort_unstable_by_key(|step| step.item.id);
+                write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
+                let done = |step: &super::settle::Move<'_>| {
+                    let follow_ups = Vec::new();
+                    (step.item.id, Settled::Done { state: step.state, execute_at: step.execute_at, follow_ups })
+                };
+                Ok(moves.iter().map(done).collect())
+            })
+        })
+        .await
+    }
+}
+
+impl Pulse {
+    /// Enter this runner in the list. Its lease runs from here.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn register(&mut self, runner: &RunnerRow) -> Result<(), StoreError> {
+        let names = |names: &[Name]| serde_json::to_string(names).unwrap_or_default();
+        let (kinds, queues) = (names(&runner.kinds), names(&runner.queues));
+        let runner = runner.clone();
+        self.link
+            .run("register the runner", |conn, _| {
+                let (runner, kinds, queues) = (runner.clone(), kinds.clone(), queues.clone());
+                Box::pin(async move {
+                    sqlx::query(
+                        "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+                         VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+                         ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
+                    )
+                    .bind(runner.id.as_str())
+                    .bind(runner.version)
+                    .bind(kinds)
+                    .bind(queues)
+                    .bind(runner.slots)
+                    .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))
+                    .execute(conn)
+                    .await?;
+                    Ok(())
+                })
+            })
+            .await
+    }
+
+    /// Renew the leases of all live attempts, write their progress, and learn which are lost or asked to stop.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn beat(&mut self, runner: &RunnerId, lease: Duration, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
+        let clock = self.clock.clone();
+        let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
+        self.link
+            .run("beat", |conn, _| {
+                let (clock, runner) = (clock.clone(), runner.clone());
+                Box::pin(async move {
+                    read_clock(conn, &clock).await?;
+                    sqlx::query(
+                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, stopped_at = NULL WHERE id = ?",
+                    )
+                    .bind(busy)
+                    .bind(runner.as_str())
+                    .execute(conn)
+                    .await?;
+                    Ok(())
+                })
+            })
+            .await?;
+        let mut beat = Beat::default();
+        let mut sorted: Vec<LiveAttempt> = live.to_vec();
+        sorted.sort_unstable_by_key(|attempt| attempt.id);
+        for page in sorted.chunks(MOST_ROWS) {
+            let page = std::sync::Arc::new(page.to_vec());
+            let answer =
+                self.link.run("renew leases", |conn, earlier| renew(conn, earlier, page.clone(), Some(lease))).await?;
+            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }
+        Ok(beat)
+    }
+
+    /// Between beats: write progress and learn of cancels, without renewing anything.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
+        let mut beat = Beat::default();
+        for page in live.chunks(MOST_ROWS) {
+            let page = std::sync::Arc::new(page.to_vec());
+            let answer =
+                self.link.run("look for cancels", |conn, earlier| renew(conn, earlier, page.clone(), None)).await?;
+            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }
+        Ok(beat)
+    }
+
+    /// Strike this runner from the list of the living: its attempts are settled.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn goodbye(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        self.link
+            .run("strike the runner off", |conn, _| {
+                let runner = runner.clone();
+                Box::pin(async move {
+                    sqlx::query("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0 WHERE id = ?")
+                        .bind(runner.as_str())
+                        .execute(conn)
+                        .await?;
+                    Ok(())
+                })
+            })
+            .await
+    }
+}
+
+/// One page of renewals: write, then read back what is still ours.
+fn renew(
+    conn: &mut MySqlConnection,
+    _earlier: Earlier,
+    page: std::sync::Arc<Vec<LiveAttempt>>,
+    lease: Option<Duration>,
+) -> Step<'_, Beat> {
+    Box::pin(async move {
+        let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
+        // Attempts share tokens by the batch that claimed them, so this list is short.
+        let mut tokens: Vec<Uuid> = page.iter().map(|attempt| attempt.token.uuid()).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        if let Some(lease) = lease {
+            let sql = format!(
+                "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {} \
+                 AND state = 'executing' AND token IN {}",
+                places(padded(ids.len())),
+                places(padded(tokens.len())),
+            );
+            let mut query = statement(sql).bind(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX));
+            for value in pad(&ids).chain(pad(&tokens)) {
+                query = query.bind(value);
+            }
+            query.execute(&mut *conn).await?;
+        }
+        for attempt in page.iter() {
+            let Some(progress) = &attempt.progress else { continue };
+            let text = serde_json::to_string(progress).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
+            sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?")
+                .bind(text)
+                .bind(attempt.id.uuid())
+                .bind(attempt.token.uuid())
+                .execute(&mut *conn)
+                .await?;
+        }
+        let sql = format!(
+            "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed WHERE id IN {}",
+            places(padded(ids.len()))
+        );
+        let mut query = statement(sql);
+        for id in pad(&ids) {
+            query = query.bind(id);
+        }
+        let found = query.fetch_all(&mut *conn).await?;
+        let mut held: std::collections::BTreeMap<JobId, (Option<Uuid>, bool)> = std::collections::BTreeMap::new();
+        for row in &found {
+            held.insert(JobId::from_uuid(row.try_get(0)?), (row.try_get(1)?, row.try_get(2)?));
+        }
+        let mut beat = Beat::default();
+        for attempt in page.iter() {
+            match held.get(&attempt.id) {
+                Some((token, cancel)) if *token == Some(attempt.token.uuid()) => {
+                    if *cancel {
+                        beat.cancel_requested.push(attempt.id);
+                    }
+                }
+                _ => beat.lost.push(attempt.id),
+            }
+        }
+        Ok(beat)
+    })
+}
+
+/// One line of the list of runners.
+#[derive(Clone, Debug)]
+pub struct RunnerSeen {
+    /// Its identity.
+    pub id: RunnerId,
+    /// Version of its binary.
+    pub version: String,
+    /// Kinds it can run.
+    pub kinds: Vec<Name>,
+    /// Queues it serves.
+    pub queues: Vec<Name>,
+    /// Worker slots, and how many were busy at the last beat.
+    pub slots: u32,
+    /// Busy slots at the last beat.
+    pub busy: u32,
+    /// When it started.
+    pub started_at: Timestamp,
+    /// Its last beat.
+    pub heartbeat_at: Timestamp,
+    /// When it said goodbye or was found dead.
+    pub stopped_at: Option<Timestamp>,
+}
+
+impl Store {
+    /// The newest runners, living ones first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn runners(&self, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
+        on_pool(&self.shared.pool, "list runners", move |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at FROM runners \
+                     ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?",
+                )
+                .bind(limit)
+                .fetch_all(conn)
+                .await?;
+                let names = |text: String| serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()));
+                found
+                    .iter()
+                    .map(|row| {
+                        Ok(RunnerSeen {
+                            id: RunnerId::from_stored(row.try_get(0)?),
+                            version: row.try_get(1)?,
+                            kinds: names(row.try_get(2)?)?,
+                            queues: names(row.try_get(3)?)?,
+                            slots: row.try_get(4)?,
+                            busy: row.try_get(5)?,
+                            started_at: row.try_get(6)?,
+                            heartbeat_at: row.try_get(7)?,
+                            stopped_at: row.try_get(8)?,
+                        })
+                    })
+                    .collect()
+            })
+        })
+        .await
+    }
+}

@@ -1,0 +1,246 @@
+//! MySQL, the source of truth. All SQL is here, and nothing outside knows that it is SQL.
+//!
+//! Three tables that a person can read: `jobs` (what was asked), `owed` (one narrow row per unfinished job), `attempts`
+//! (what was done). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
+//!
+//! - Writes of the hot path go through [group commit](group_commit): [`Store::insert`], [`Store::settle`] and
+//!   [`Claimant::claim`]
+//! - [`operate`]: cancel, retry, run now · [`lease`]: renew and reap · [`due`]: what feeds the index
+//! - [`read`], [`stats`], [`durability`]: for people
+//! - [`link`]: connections, and the rules that every statement runs under
+
+mod claim;
+mod clock;
+mod due;
+mod durability;
+mod error;
+mod group_commit;
+mod insert;
+mod lease;
+mod link;
+mod operate;
+mod read;
+mod settle;
+mod shape;
+mod stats;
+
+pub use claim::{Claim, Claimed};
+pub use clock::StoreClock;
+pub use due::{DueCursor, DueJob, DuePage};
+pub use durability::Durability;
+pub use error::StoreError;
+pub use insert::{Accepted, Unique};
+pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
+pub use operate::Moved;
+pub use read::{Filter, JobPage};
+pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
+pub use stats::{StateCount, Stats};
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
+use tokio_util::task::TaskTracker;
+
+use claim::Claims;
+use group_commit::GroupCommit;
+use insert::{Inserts, insert_unique};
+use link::{Link, transact};
+use settle::{Lanes, Settles};
+
+use crate::job::{JobId, Name, NewJob, RunnerId};
+
+/// Callers that may wait for an insert before further ones are refused.
+const WAITING_INSERTS: usize = 20_000;
+/// Workers that may wait for a claim or settle; more workers than this are not configurable.
+const WAITING_WORKERS: usize = 8_192;
+
+/// How to reach MySQL.
+#[derive(Clone)]
+pub struct StoreSettings {
+    /// `mysql://user:password@host:port/database`.
+    pub url: String,
+    /// Connections for everything but the group commits and the heartbeat, which have their own.
+    pub connections: u32,
+    /// Flushers per kind of group commit.
+    pub flushers: usize,
+}
+
+impl std::fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The URL carries the password.
+        f.debug_struct("StoreSettings").field("connections", &self.connections).finish_non_exhaustive()
+    }
+}
+
+/// What all parts of the store share.
+struct Shared {
+    options: MySqlConnectOptions,
+    pool: MySqlPool,
+    clock: Arc<StoreClock>,
+    lanes: Lanes,
+    flushers: usize,
+    tasks: TaskTracker,
+}
+
+/// The store. Cheap to clone.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+    inserts: Arc<GroupCommit<Inserts>>,
+    settles: Arc<GroupCommit<Settles>>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The driver's options print the password in their Debug form; say nothing of them.
+        f.write_str("Store")
+    }
+}
+
+impl Store {
+    /// Connect, read the server's clock and start the flushers. Tries for `patience` before it gives up.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the URL is unusable, [`StoreError::Unavailable`] when nobody answers in time.
+    pub async fn connect(settings: &StoreSettings, patience: Duration) -> Result<Self, StoreError> {
+        let attempted = "connect to mysql";
+        let refused = |cause: String| StoreError::Refused { attempted, cause };
+        let options = MySqlConnectOptions::from_str(&settings.url)
+            // The driver's message may quote the URL.
+            .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?
+            .statement_cache_capacity(256);
+        let started = Instant::now();
+        let mut conn = loop {
+            match link::open(&options).await {
+                Ok(conn) => break conn,
+                Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
+                    tracing::info!(error = %e, "mysql does not answer yet");
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                Err(e) => return Err(StoreError::from_driver(attempted, &e)),
+            }
+        };
+        let sent = Instant::now();
+        let now = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)")
+            .fetch_one(&mut conn)
+            .await
+            .map_err(|e| StoreError::from_driver(attempted, &e))?;
+        let clock = Arc::new(StoreClock::starting_at(sent, now));
+        clock.sample(sent, Instant::now(), now);
+        let shared = Arc::new(Shared {
+            pool: link::pool(options.clone(), settings.connections),
+            options,
+            clock,
+            lanes: Lanes::drawn(),
+            flushers: settings.flushers,
+            tasks: TaskTracker::new(),
+        });
+        let (options, tasks) = (&shared.options, &shared.tasks);
+        let inserts = Inserts { clock: shared.clock.clone() };
+        let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
+        let settles = Settles { clock: shared.clock.clone(), lanes: shared.lanes };
+        let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
+        Ok(Self { shared, inserts: Arc::new(inserts), settles: Arc::new(settles) })
+    }
+
+    /// Bring the tables to the shape this binary needs. Many processes may do it at once.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached, or a migration was changed or fails.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        let attempted = "migrate the tables";
+        let pool = self.shared.pool.clone();
+        let task = tokio::spawn(async move { sqlx::migrate!().run(&pool).await });
+        let refused = |cause: String| StoreError::Refused { attempted, cause };
+        task.await.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))
+    }
+
+    /// The database's clock, estimated.
+    #[must_use]
+    pub fn clock(&self) -> &StoreClock {
+        &self.shared.clock
+    }
+
+    /// Accept jobs, all or none. Durable when it returns; shares its commit with whoever else is inserting.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    pub async fn insert(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
+        if jobs.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.inserts.submit_or_refuse(jobs).await
+    }
+
+    /// Accept one job that has a unique key, unless an unfinished job has it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn insert_unique(&self, job: NewJob) -> Result<Unique, StoreError> {
+        let (job, clock) = (Arc::new(job), self.shared.clock.clone());
+        transact(&self.shared.pool, "insert a job with a unique key", move |conn, earlier| {
+            insert_unique(conn, job.clone(), clock.clone(), earlier)
+        })
+        .await
+    }
+
+    /// The entrance for claims by one runner.
+    #[must_use]
+    pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
+        let claims = Claims { runner, kinds, lease };
+        let shared = &self.shared;
+        let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);
+        Claimant { claims: Arc::new(claims) }
+    }
+
+    /// End an attempt, if the token still holds it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses; the lease then still holds, and the caller may try again.
+    pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+        self.settles.submit(settlement).await
+    }
+
+    /// Can MySQL be reached and answer within `limit`?
+    pub async fn answers(&self, limit: Duration) -> bool {
+        let asked = link::on_pool(&self.shared.pool, "ask mysql for a sign of life", |conn, _| {
+            Box::pin(async move { sqlx::query_scalar::<_, i64>("SELECT 1").fetch_one(conn).await })
+        });
+        matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_)))
+    }
+
+    /// Close: writes that were handed in are finished, then connections end. Call after everything that uses it.
+    pub async fn close(self) {
+        let Self { shared, inserts, settles } = self;
+        drop((inserts, settles));
+        shared.tasks.close();
+        if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
+            tracing::warn!("a part of tickr still held the store when it closed");
+        }
+        shared.pool.close().await;
+    }
+}
+
+/// The entrance for claims by one runner: its identity, its kinds and its lease are the same in every claim.
+#[derive(Clone)]
+pub struct Claimant {
+    claims: Arc<GroupCommit<Claims>>,
+}
+
+impl std::fmt::Debug for Claimant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Claimant")
+    }
+}
+
+impl Claimant {
+    /// Start an attempt, if the job waits and is due. The attempt is committed when this returns [`Claim::Won`] (G5).
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. An attempt that was committed all the same ends with its lease.
+    pub async fn claim(&self, id: JobId) -> Result<Claim, StoreError> {
+        self.claims.submit(id).await
+    }
+}

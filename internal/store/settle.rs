@@ -1,0 +1,492 @@
+//! Ending attempts: fenced by token, job and ledger in one transaction.
+//!
+//! The rows are locked by primary key and read; the pure state machine decides; then everything is written in a few
+//! statements for the whole batch: rows that ended leave `owed` and get their end state in `jobs`, rows that wait again
+//! stay in `owed` with a new due time, every attempt gets its line in the ledger, and follow-up jobs are accepted in the
+//! same breath.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde_json::value::RawValue;
+use sqlx::{Connection, MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::clock::StoreClock;
+use super::error::corrupt;
+use super::group_commit::Batch;
+use super::insert::{Accepted, insert_owed, read_clock};
+use super::link::{Earlier, Step};
+use super::shape::{groups, pad, padded, places, rows, statement};
+use crate::job::{
+    AttemptToken, Event, JobId, Name, NewJob, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
+};
+
+/// Executions that may burn nothing before further ones count: shutdowns and snoozes are bounded like everything else.
+pub const MOST_SPARED: u32 = 100;
+/// Runners that may die under a job before it counts as what kills them.
+pub const MOST_LOSSES: u32 = 3;
+
+/// What the holder of a token says about its attempt.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// The job.
+    pub id: JobId,
+    /// The right to say it.
+    pub token: AttemptToken,
+    /// The number of this execution, as the claim gave it.
+    pub number: u32,
+    /// What the attempt came to.
+    pub verdict: Verdict,
+    /// Why it did not succeed.
+    pub error: Option<String>,
+    /// What the handler returned; kept only if the job completes.
+    pub result: Option<Box<RawValue>>,
+    /// Jobs to accept if the job completes.
+    pub follow_ups: Vec<NewJob>,
+    /// When to run again, should the job wait again.
+    pub again: Again,
+}
+
+/// When a job that waits again is due.
+#[derive(Clone, Copy, Debug)]
+pub enum Again {
+    /// After the backoff of this policy; the chance, 0.0..=1.0, was drawn by the caller.
+    Backoff(RetryPolicy, f64),
+    /// After this delay.
+    After(Duration),
+    /// At once.
+    Now,
+}
+
+/// What became of a settlement.
+#[derive(Clone, Debug)]
+pub enum Settled {
+    /// Written.
+    Done {
+        /// The job's state now.
+        state: State,
+        /// When it runs again, if it waits again.
+        execute_at: Option<Timestamp>,
+        /// The follow-up jobs that were accepted with it.
+        follow_ups: Vec<Accepted>,
+    },
+    /// The token does not hold the job any more: the lease was taken away. Nothing was changed.
+    NotOurs,
+}
+
+/// The group commit of settlements.
+pub(super) struct Settles {
+    pub(super) clock: Arc<StoreClock>,
+    pub(super) lanes: Lanes,
+}
+
+/// Tally lanes of one process: a small range of its own with good probability, so that processes rarely wait for each
+/// other's tally rows. Two that meet wait a moment; they cannot deadlock, because the tally is the last row written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lanes {
+    first: u8,
+}
+
+impl Lanes {
+    pub(super) fn drawn() -> Self {
+        Self { first: rand::random() }
+    }
+
+    pub(super) fn any(self) -> u8 {
+        self.first.wrapping_add(rand::random::<u8>() % 4)
+    }
+}
+
+impl Batch for Settles {
+    type Item = Settlement;
+    type Reply = Settled;
+    type Mark = u8;
+    const ATTEMPTED: &'static str = "settle attempts";
+    const FULL: usize = 256;
+
+    fn mark(&self) -> u8 {
+        self.lanes.any()
+    }
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [Settlement],
+        lane: u8,
+        earlier: Earlier,
+    ) -> Step<'c, Vec<Settled>> {
+        Box::pin(async move {
+            let mut tx = conn.begin().await?;
+            let now = read_clock(&mut tx, &self.clock).await?;
+            let held = lock_held(&mut tx, items.iter().map(|item| item.id)).await?;
+            let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
+            for (place, item) in items.iter().enumerate() {
+                if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == Some(item.token)) {
+                    moves.push(decide(place, item, owed, now)?);
+                }
+            }
+            moves.sort_unstable_by_key(|step| step.item.id);
+            moves.dedup_by_key(|step| step.item.id);
+            let mut follow_ups = write_moves(&mut tx, &moves, now, &self.clock, lane).await?;
+            tx.commit().await?;
+
+            let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
+            for step in &moves {
+                answers[step.place] = Settled::Done {
+                    state: step.state,
+                    execute_at: step.execute_at,
+                    follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
+                };
+            }
+            if earlier == Earlier::MayHaveCommitted {
+                recognise_own_work(conn, items, &mut answers).await?;
+            }
+            Ok(answers)
+        })
+    }
+}
+
+/// What a locked row of `owed` says.
+pub(super) struct Owed {
+    pub(super) kind: Name,
+    pub(super) queue: Name,
+    pub(super) priority: u8,
+    pub(super) max_attempts: u32,
+    pub(super) keyed: bool,
+    pub(super) state: State,
+    pub(super) execute_at: Timestamp,
+    pub(super) attempt: u32,
+    pub(super) spared: u32,
+    pub(super) losses: u32,
+    pub(super) runner: Option<RunnerId>,
+    pub(super) token: Option<AttemptToken>,
+    pub(super) started_at: Option<Timestamp>,
+    pub(super) lease_until: Option<Timestamp>,
+    pub(super) cancel_requested: bool,
+}
+
+/// Lock these rows by primary key, in key order, and read them.
+pub(super) async fn lock_held(
+    conn: &mut MySqlConnection,
+    ids: impl Iterator<Item = JobId>,
+) -> Result<BTreeMap<JobId, Owed>, sqlx::Error> {
+    let mut ids: Vec<Uuid> = ids.map(JobId::uuid).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let sql = format!(
+        "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
+         started_at, lease_until, cancel_requested_at IS NOT NULL, keyed FROM owed WHERE id IN {} ORDER BY id FOR UPDATE",
+        places(padded(ids.len())),
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let found = query.fetch_all(conn).await?;
+    found
+        .iter()
+        .map(|row| {
+            let id = JobId::from_uuid(row.try_get(0)?);
+            let owed = Owed {
+                kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+                queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+                priority: row.try_get(3)?,
+                max_attempts: row.try_get(4)?,
+                state: State::from_word(row.try_get::<&str, _>(5)?).ok_or_else(|| corrupt("state"))?,
+                execute_at: row.try_get(6)?,
+                attempt: row.try_get(7)?,
+                spared: row.try_get(8)?,
+                losses: row.try_get(9)?,
+                runner: row.try_get::<Option<String>, _>(10)?.map(RunnerId::from_stored),
+                token: row.try_get::<Option<Uuid>, _>(11)?.map(AttemptToken::from_uuid),
+                started_at: row.try_get(12)?,
+                lease_until: row.try_get(13)?,
+                cancel_requested: row.try_get(14)?,
+                keyed: row.try_get(15)?,
+            };
+            Ok((id, owed))
+        })
+        .collect()
+}
+
+/// One decided settlement.
+pub(super) struct Move<'a> {
+    /// Where in the batch its caller waits.
+    pub(super) place: usize,
+    pub(super) item: &'a Settlement,
+    pub(super) owed: &'a Owed,
+    /// What is written as the verdict: a snooze too many is a failure.
+    verdict: Verdict,
+    pub(super) state: State,
+    pub(super) execute_at: Option<Timestamp>,
+    burned: u32,
+    spared: u32,
+    losses: u32,
+}
+
+/// What the settlement makes of the row. Pure, but for the time it is given.
+pub(super) fn decide<'a>(
+    place: usize,
+    item: &'a Settlement,
+    owed: &'a Owed,
+    now: Timestamp,
+) -> Result<Move<'a>, sqlx::Error> {
+    let too_often = owed.spared >= MOST_SPARED && !item.verdict.burns_attempt();
+    let verdict = if too_often { Verdict::Failed } else { item.verdict };
+    let spared = owed.spared + u32::from(!verdict.burns_attempt());
+    let losses = owed.losses + u32::from(verdict == Verdict::Lost);
+    let burned = owed.attempt - spared;
+    let spent = burned >= owed.max_attempts || losses >= MOST_LOSSES;
+    let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested };
+    let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
+    let delay = match item.again {
+        Again::Backoff(policy, chance) => policy.delay(burned, chance),
+        Again::After(delay) => delay,
+        Again::Now => Duration::ZERO,
+    };
+    let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
+    // What was interrupted keeps its place in the line; everything else moves to its new time.
+    let execute_at = match (state.is_end(), item.again) {
+        (true, _) => None,
+        (false, Again::Now) => Some(owed.execute_at),
+        (false, _) => Some(due()),
+    };
+    Ok(Move { place, item, owed, verdict, state, execute_at, burned, spared, losses })
+}
+
+/// Write decided moves, sorted by id, and say which follow-up jobs were accepted for which job.
+pub(super) async fn write_moves(
+    conn: &mut MySqlConnection,
+    moves: &[Move<'_>],
+    now: Timestamp,
+    clock: &StoreClock,
+    lane: u8,
+) -> Result<BTreeMap<JobId, Vec<Accepted>>, sqlx::Error> {
+    if moves.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let ended: Vec<&Move<'_>> = moves.iter().filter(|step| step.state.is_end()).collect();
+    let again: Vec<&Move<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
+    delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
+    wait_again(conn, &again).await?;
+    for state in [State::Completed, State::Failed, State::Cancelled] {
+        let plain = ended.iter().filter(|step| step.state == state && kept_result(step).is_none());
+        end_jobs(conn, &plain.map(|step| step.item.id.uuid()).collect::<Vec<_>>(), state, now).await?;
+    }
+    let with_result: Vec<_> = ended.iter().filter_map(|step| Some((step.item.id.uuid(), kept_result(step)?))).collect();
+    complete_with_results(conn, &with_result, now).await?;
+    append_to_ledger(conn, moves, now).await?;
+    release_unique_keys(conn, &ended).await?;
+    let follow_ups = accept_follow_ups(conn, &ended, clock).await?;
+    let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();
+    for step in &ended {
+        *counts.entry((step.owed.queue.clone(), step.owed.kind.clone(), step.state)).or_default() += 1;
+    }
+    count(conn, lane, &counts).await?;
+    Ok(follow_ups)
+}
+
+fn kept_result<'a>(step: &Move<'a>) -> Option<&'a str> {
+    if step.state == State::Completed { step.item.result.as_ref().map(|raw| raw.get()) } else { None }
+}
+
+pub(super) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let mut query = statement(format!("DELETE FROM owed WHERE id IN {}", places(padded(ids.len()))));
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.execute(conn).await?;
+    Ok(())
+}
+
+/// Many rows, each to its own values: an upsert of rows that are locked and known to exist updates them all at once.
+async fn wait_again(conn: &mut MySqlConnection, moves: &[&Move<'_>]) -> Result<(), sqlx::Error> {
+    for group in groups(moves) {
+        let sql = format!(
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses) \
+             VALUES {} ON DUPLICATE KEY UPDATE state = VALUES(state), execute_at = VALUES(execute_at), \
+             spared = VALUES(spared), losses = VALUES(losses), runner = NULL, token = NULL, started_at = NULL, \
+             lease_until = NULL, cancel_requested_at = NULL, progress = NULL",
+            rows(&places(10), group.len())
+        );
+        let mut query = statement(sql);
+        for step in group {
+            query = query
+                .bind(step.item.id.uuid())
+                .bind(step.owed.kind.as_str())
+                .bind(step.owed.queue.as_str())
+                .bind(step.owed.priority)
+                .bind(step.owed.max_attempts)
+                .bind(step.state.as_str())
+                .bind(step.execute_at)
+                .bind(step.owed.attempt)
+                .bind(step.spared)
+                .bind(step.losses);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn end_jobs(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    state: State,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let sql = format!("UPDATE jobs SET state = ?, finished_at = ? WHERE id IN {}", places(padded(ids.len())));
+    let mut query = statement(sql).bind(state.as_str()).bind(now);
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.execute(conn).await?;
+    Ok(())
+}
+
+async fn complete_with_results(
+    conn: &mut MySqlConnection,
+    results: &[(Uuid, &str)],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    for group in groups(results) {
+        let mut values = "SELECT CAST(? AS BINARY(16)) AS id, ? AS result".to_owned();
+        for _ in 1..group.len() {
+            values.push_str(" UNION ALL SELECT ?, ?");
+        }
+        let sql = format!(
+            "UPDATE jobs j JOIN ({values}) v ON j.id = v.id \
+             SET j.state = 'completed', j.finished_at = ?, j.result = v.result"
+        );
+        let mut query = statement(sql);
+        for (id, result) in group {
+            query = query.bind(id).bind(*result);
+        }
+        query.bind(now).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+async fn append_to_ledger(conn: &mut MySqlConnection, moves: &[Move<'_>], now: Timestamp) -> Result<(), sqlx::Error> {
+    for group in groups(moves) {
+        let sql = format!(
+            "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, error) VALUES {}",
+            rows(&places(9), group.len())
+        );
+        let mut query = statement(sql);
+        for step in group {
+            query = query
+                .bind(step.item.id.uuid())
+                .bind(step.owed.attempt)
+                .bind(step.burned)
+                .bind(step.owed.runner.as_ref().map(RunnerId::as_str))
+                .bind(step.owed.execute_at)
+                .bind(step.owed.started_at)
+                .bind(now)
+                .bind(step.verdict.as_str())
+                .bind(step.item.error.as_deref());
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// Give back the unique keys of jobs that ended. A flag in the owed row tells which have one: for the common case there
+/// is nothing to look up.
+async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Move<'_>]) -> Result<(), sqlx::Error> {
+    for step in ended.iter().filter(|step| step.owed.keyed) {
+        release_key_of(conn, step.item.id.uuid()).await?;
+    }
+    Ok(())
+}
+
+/// Delete the unique key that this job holds, found through the job's own row.
+pub(super) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
+         WHERE j.id = ? AND k.job_id = j.id",
+    )
+    .bind(id)
+    .execute(conn)
+    .await?;
+    Ok(())
+}
+
+async fn accept_follow_ups(
+    conn: &mut MySqlConnection,
+    ended: &[&Move<'_>],
+    clock: &StoreClock,
+) -> Result<BTreeMap<JobId, Vec<Accepted>>, sqlx::Error> {
+    let completed = ended.iter().filter(|step| step.state == State::Completed);
+    let mut jobs: Vec<(&NewJob, JobId)> =
+        completed.flat_map(|step| step.item.follow_ups.iter().map(|job| (job, step.item.id))).collect();
+    if jobs.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    jobs.sort_unstable_by_key(|(job, _)| job.id);
+    let plain: Vec<&NewJob> = jobs.iter().map(|(job, _)| *job).collect();
+    let accepted = insert_owed(conn, &plain, clock, Earlier::Nothing).await?;
+    let mut by_parent: BTreeMap<JobId, Vec<Accepted>> = BTreeMap::new();
+    for ((_, parent), receipt) in jobs.into_iter().zip(accepted) {
+        by_parent.entry(parent).or_default().push(receipt);
+    }
+    Ok(by_parent)
+}
+
+/// Add to the tallies, last in the transaction and in key order.
+pub(super) async fn count(
+    conn: &mut MySqlConnection,
+    lane: u8,
+    counts: &BTreeMap<(Name, Name, State), i64>,
+) -> Result<(), sqlx::Error> {
+    let counts: Vec<_> = counts.iter().collect();
+    for group in groups(&counts) {
+        let sql = format!(
+            "INSERT INTO tallies (lane, queue, kind, state, n) VALUES {} ON DUPLICATE KEY UPDATE n = n + VALUES(n)",
+            rows(&places(5), group.len())
+        );
+        let mut query = statement(sql);
+        for ((queue, kind, state), n) in group {
+            query = query.bind(lane).bind(queue.as_str()).bind(kind.as_str()).bind(state.as_str()).bind(*n);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// An earlier run whose COMMIT was never answered may have done the work: then the token is gone, and the ledger has our
+/// line. Only the holder of the token and the reaper write the line of an attempt, and the reaper's says `lost`; so any
+/// other line is ours. Look there before telling a caller that its lease was taken away.
+async fn recognise_own_work(
+    conn: &mut MySqlConnection,
+    items: &[Settlement],
+    answers: &mut [Settled],
+) -> Result<(), sqlx::Error> {
+    for (item, answer) in items.iter().zip(answers) {
+        if matches!(answer, Settled::Done { .. }) {
+            continue;
+        }
+        let ours = sqlx::query(
+            "SELECT COALESCE(o.state, j.state), o.execute_at FROM attempts a JOIN jobs j ON j.id = a.job_id \
+             LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? AND a.number = ? AND a.verdict <> 'lost'",
+        )
+        .bind(item.id.uuid())
+        .bind(item.number)
+        .fetch_optional(&mut *conn)
+        .await?;
+        if let Some(row) = ours {
+            let state = State::from_word(row.try_get(0)?).ok_or_else(|| corrupt("state"))?;
+            // The hints for its follow-up jobs are the reconciler's now.
+            *answer = Settled::Done { state, execute_at: row.try_get(1)?, follow_ups: Vec::new() };
+        }
+    }
+    Ok(())
+}

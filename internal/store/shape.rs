@@ -1,0 +1,98 @@
+//! Statements for many rows in few shapes.
+//!
+//! A prepared statement is reused only when its text is the same. A batch of 173 rows in one statement would be a text
+//! of its own, so lists are padded and row groups are cut to powers of two: a handful of texts in all.
+
+use std::fmt::Write as _;
+
+use sqlx::AssertSqlSafe;
+use sqlx::mysql::{MySql, MySqlArguments};
+use sqlx::query::Query;
+
+/// Most rows in one statement.
+pub(super) const MOST_ROWS: usize = 256;
+
+/// A statement made from constant pieces only; values are always bound.
+pub(super) fn statement(sql: String) -> Query<'static, MySql, MySqlArguments> {
+    sqlx::query(AssertSqlSafe(sql))
+}
+
+/// Cut `rows` into groups whose sizes are powers of two, largest first.
+pub(super) fn groups<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        if rows.is_empty() {
+            return None;
+        }
+        let mut size = MOST_ROWS;
+        while size > rows.len() {
+            size /= 2;
+        }
+        let (group, rest) = rows.split_at(size);
+        rows = rest;
+        Some(group)
+    })
+}
+
+/// How many places an IN list gets for `count` values: the next power of two. The places left over repeat the last
+/// value, which changes nothing.
+pub(super) fn padded(count: usize) -> usize {
+    count.max(1).next_power_of_two()
+}
+
+/// `(?,?,…)` with this many places.
+pub(super) fn places(count: usize) -> String {
+    let mut text = String::with_capacity(2 * count + 2);
+    text.push('(');
+    for at in 0..count {
+        text.push_str(if at == 0 { "?" } else { ",?" });
+    }
+    text.push(')');
+    text
+}
+
+/// `row, row, …`: the same tuple this many times.
+pub(super) fn rows(tuple: &str, count: usize) -> String {
+    let mut text = String::with_capacity((tuple.len() + 1) * count);
+    for at in 0..count {
+        let _ = write!(text, "{}{tuple}", if at == 0 { "" } else { "," });
+    }
+    text
+}
+
+/// The values of a padded IN list: `values`, then the last one repeated.
+pub(super) fn pad<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
+    let missing = padded(values.len()) - values.len();
+    values.iter().copied().chain(values.last().into_iter().copied().cycle().take(missing))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn groups_keep_order_and_use_few_sizes(count in 0_usize..2_000) {
+            let rows: Vec<usize> = (0..count).collect();
+            let groups: Vec<&[usize]> = groups(&rows).collect();
+            prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MOST_ROWS));
+            prop_assert_eq!(groups.concat(), rows);
+        }
+
+        #[test]
+        fn padding_repeats_the_last_value(count in 1_usize..300) {
+            let values: Vec<usize> = (0..count).collect();
+            let list: Vec<usize> = pad(&values).collect();
+            prop_assert_eq!(list.len(), padded(count));
+            prop_assert_eq!(&list[..count], &values[..]);
+            prop_assert!(list[count..].iter().all(|v| *v == count - 1));
+        }
+    }
+
+    #[test]
+    fn texts() {
+        assert_eq!(places(3), "(?,?,?)");
+        assert_eq!(rows("(?,?)", 2), "(?,?),(?,?)");
+    }
+}

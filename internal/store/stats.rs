@@ -1,0 +1,87 @@
+//! Counts for people and scrapers.
+
+use sqlx::Row;
+
+use super::error::corrupt;
+use super::link::on_pool;
+use super::{Store, StoreError};
+use crate::job::{Name, State, Timestamp};
+
+/// Owed rows beyond this are not counted exactly: the figure is then a floor.
+const MOST_COUNTED: i64 = 1_000_000;
+
+/// How many jobs of one queue are in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCount {
+    /// The queue.
+    pub queue: Name,
+    /// The state.
+    pub state: State,
+    /// How many.
+    pub jobs: i64,
+}
+
+/// A reading of the tables.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// The database's clock at the reading.
+    pub at: Timestamp,
+    /// Unfinished jobs by queue and state.
+    pub owed: Vec<StateCount>,
+    /// Jobs that ended, ever, by queue and state (an operator's retry takes one back).
+    pub ended: Vec<StateCount>,
+    /// False when there were more owed jobs than are counted.
+    pub exact: bool,
+    /// Due time of the oldest waiting job that is overdue.
+    pub oldest_due: Option<Timestamp>,
+    /// Due time of the next waiting job that is not due yet.
+    pub next_due: Option<Timestamp>,
+}
+
+impl Store {
+    /// Count jobs by queue and state. Owed jobs are counted up to a million; ended ones come from the tallies.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        on_pool(&self.shared.pool, "count jobs", move |conn, _| {
+            Box::pin(async move {
+                let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
+                let owed = sqlx::query(
+                    "SELECT queue, state, COUNT(*) FROM (SELECT queue, state FROM owed LIMIT ?) o GROUP BY queue, state",
+                )
+                .bind(MOST_COUNTED)
+                .fetch_all(&mut *conn)
+                .await?;
+                let ended = sqlx::query(
+                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, state ORDER BY queue, state",
+                )
+                .fetch_all(&mut *conn)
+                .await?;
+                let oldest_due: Option<Timestamp> = sqlx::query_scalar(
+                    "SELECT execute_at FROM owed WHERE execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' \
+                     ORDER BY execute_at LIMIT 1",
+                )
+                .fetch_optional(&mut *conn)
+                .await?;
+                let next_due: Option<Timestamp> = sqlx::query_scalar(
+                    "SELECT execute_at FROM owed WHERE execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1",
+                )
+                .fetch_optional(&mut *conn)
+                .await?;
+                let count = |row: &sqlx::mysql::MySqlRow| {
+                    Ok::<_, sqlx::Error>(StateCount {
+                        queue: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?,
+                        state: State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?,
+                        jobs: row.try_get(2)?,
+                    })
+                };
+                let owed: Vec<StateCount> = owed.iter().map(count).collect::<Result<_, _>>()?;
+                let exact = owed.iter().map(|count| count.jobs).sum::<i64>() < MOST_COUNTED;
+                let ended = ended.iter().map(count).collect::<Result<_, _>>()?;
+                Ok(Stats { at, owed, ended, exact, oldest_due, next_due })
+            })
+        })
+        .await
+    }
+}
