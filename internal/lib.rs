@@ -1,5 +1,6 @@
 //! tickr: a durable job runner for teams on MySQL.
 
+pub mod config;
 pub mod handlers;
 pub mod index;
 pub mod job;

@@ -1,0 +1,150 @@
+//! The configuration file as a tree that remembers its lines and takes no side on what the values mean.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{ConfigError, Wrong};
+use super::origin::Origin;
+
+/// A table: the file itself, a `[section]`, or one entry of a `[[list]]`.
+#[derive(Default)]
+pub(super) struct Table {
+    pub(super) entries: BTreeMap<String, Entry>,
+}
+
+/// A key with its value.
+pub(super) struct Entry {
+    pub(super) line: usize,
+    pub(super) node: Node,
+}
+
+/// A value. Scalars stay text: the same parsers read flags, environment and file.
+pub(super) enum Node {
+    Scalar(String),
+    List(Vec<Entry>),
+    Table(Table),
+}
+
+impl Node {
+    /// The value as a flag would spell it; a list of scalars becomes a comma list where one is expected.
+    pub(super) fn text(&self, list: bool) -> Result<String, Wrong> {
+        match self {
+            Node::Scalar(text) => Ok(text.clone()),
+            Node::List(entries) if list => {
+                let entries: Result<Vec<String>, Wrong> = entries.iter().map(|entry| entry.node.list_entry()).collect();
+                Ok(entries?.join(","))
+            }
+            Node::List(_) => Err(Wrong::new("a list stands where one value belongs", "write one value")),
+            Node::Table(_) => Err(Wrong::new("a section stands where a value belongs", "write name = value")),
+        }
+    }
+
+    fn list_entry(&self) -> Result<String, Wrong> {
+        match self {
+            Node::Scalar(text) if !text.contains(',') => Ok(text.clone()),
+            Node::Scalar(_) => Err(Wrong::new("an entry contains a comma", "write entries without commas")),
+            Node::List(_) | Node::Table(_) => {
+                Err(Wrong::new("an entry is not a plain value", "write a flat list of values"))
+            }
+        }
+    }
+}
+
+/// Reads a file, or says every syntax error in it.
+///
+/// What could be read of a broken file is not used: a forgotten quote may have swallowed the lines below it, and a
+/// password would then stand where a log level belongs and be shown as one.
+pub(super) fn parse(path: &Path, text: &str) -> Result<Table, Vec<ConfigError>> {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    if errors.is_empty() {
+        return Ok(table(text, root.get_ref()));
+    }
+    let start = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+    let mut errors = errors;
+    errors.sort_by_key(start);
+    let error = |error: &toml::de::Error| ConfigError {
+        setting: "config".to_owned(),
+        origin: Origin::File { path: path.to_owned(), line: line_of(text, start(error)) },
+        value: None,
+        // Only the message: the error's Display quotes the line, which may hold a password.
+        wrong: format!("not valid TOML: {}", error.message().replace('\n', ", ")),
+        right: "mend the line; text needs quotes".to_owned(),
+    };
+    Err(errors.iter().map(error).collect())
+}
+
+fn table(text: &str, table: &DeTable<'_>) -> Table {
+    let entry = |(key, value): (&Spanned<std::borrow::Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
+        let entry = Entry { line: line_of(text, key.span().start), node: node(text, value.get_ref()) };
+        (key.get_ref().to_string(), entry)
+    };
+    Table { entries: table.iter().map(entry).collect() }
+}
+
+fn node(text: &str, value: &DeValue<'_>) -> Node {
+    match value {
+        DeValue::String(string) => Node::Scalar(string.to_string()),
+        DeValue::Integer(integer) => Node::Scalar(match i64::from_str_radix(integer.as_str(), integer.radix()) {
+            Ok(number) => number.to_string(),
+            Err(_) => integer.to_string(),
+        }),
+        DeValue::Float(float) => Node::Scalar(float.as_str().to_owned()),
+        DeValue::Boolean(boolean) => Node::Scalar(boolean.to_string()),
+        DeValue::Datetime(datetime) => Node::Scalar(datetime.to_string()),
+        DeValue::Array(values) => {
+            let entry = |value: &Spanned<DeValue<'_>>| Entry {
+                line: line_of(text, value.span().start),
+                node: node(text, value.get_ref()),
+            };
+            Node::List(values.iter().map(entry).collect())
+        }
+        DeValue::Table(inner) => Node::Table(table(text, inner)),
+    }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|b| *b == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(table: &Table, key: &str, list: bool) -> Result<String, Wrong> {
+        table.entries[key].node.text(list)
+    }
+
+    #[test]
+    fn values_read_as_a_flag_would_spell_them() {
+        let text = "a = 1_000\nb = true\nc = \"x\"\nd = [\"p\", \"q\"]\ne = 2.5\nf = 0x10\ng = 2026-01-31\n";
+        let table = parse(Path::new("tickr.toml"), text).ok().unwrap();
+        for (key, expected) in
+            [("a", "1000"), ("b", "true"), ("c", "x"), ("d", "p,q"), ("e", "2.5"), ("f", "16"), ("g", "2026-01-31")]
+        {
+            assert_eq!(text_of(&table, key, true).unwrap(), expected);
+        }
+        assert!(text_of(&table, "d", false).is_err());
+        assert_eq!(table.entries["d"].line, 4);
+    }
+
+    #[test]
+    fn syntax_errors_name_the_line_and_quote_nothing() {
+        for (text, line) in [
+            ("workers = 4\nmysql_url = canary://canary:canary\nlease = \"canary\nqueues = [", 2),
+            ("workers = 4\nlog = \"\"\"\nmysql_url = \"mysql://u:canary@h/d\"\n", 4),
+            ("workers = 4\nmysql_url mysql://u:canary@h/d\n", 2),
+            ("workers = 4\nworkers = \"canary\"\n", 2),
+        ] {
+            let errors = parse(Path::new("tickr.toml"), text).err().unwrap();
+            let lines: Vec<&Origin> = errors.iter().map(|error| &error.origin).collect();
+            assert!(
+                lines.iter().any(|at| **at == Origin::File { path: "tickr.toml".into(), line }),
+                "{text}: {lines:?}"
+            );
+            assert!(errors.iter().all(|error| !format!("{error} {error:?}").contains("canary")), "{errors:?}");
+        }
+    }
+}

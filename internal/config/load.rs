@@ -1,0 +1,237 @@
+//! Loading: asks flag, environment, file and default in this order, and collects every problem on the way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use super::error::{ConfigError, ConfigErrors, ConfigWarning, Wrong};
+use super::file::{self, Table};
+use super::flags::Flags;
+use super::origin::{Effective, Origin, Origins};
+use super::reports::REPORTS;
+use super::setting::{Reach, Setting, Shape};
+use super::settings::SETTINGS;
+use super::smtp::SMTP;
+use super::suggest::nearest;
+use super::{Config, Loaded};
+
+/// Variables that belong to the tests and to `tickr dev` rather than to a setting.
+const OTHER_VARIABLES: [&str; 3] = ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS"];
+const TEST_VARIABLES: &str = "TICKR_TEST_";
+
+pub(super) fn load(
+    flags: &Flags,
+    env: impl Iterator<Item = (String, String)>,
+    fallback: Option<PathBuf>,
+) -> Result<Loaded, ConfigErrors> {
+    // An empty variable is how compose files and CI say "not set".
+    let env: BTreeMap<String, String> =
+        env.filter(|(name, value)| name.starts_with("TICKR_") && !value.is_empty()).collect();
+    let path = flags.config.clone().or_else(|| env.get("TICKR_CONFIG").map(PathBuf::from)).or(fallback);
+    let mut loading = Loading::new(flags, &env, path);
+    let root = loading.read_file();
+
+    let mut config = Config::blank();
+    loading.settings("", SETTINGS, &root, &mut config);
+    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "reports"]);
+    config.smtp = loading.smtp(&root);
+    config.kinds = loading.kinds(&root);
+    config.reports = loading.reports(&root);
+    if !loading.broken_file {
+        loading.require();
+        loading.cross_checks(&config);
+    }
+    loading.odd_variables(config.smtp.is_some());
+
+    if loading.errors.is_empty() {
+        Ok(Loaded { config, origins: loading.origins, warnings: loading.warnings })
+    } else {
+        Err(ConfigErrors(loading.errors))
+    }
+}
+
+/// Everything at its default; what the table says and nothing else.
+pub(super) fn defaults() -> Config {
+    let (mut config, flags, env) = (Config::blank(), Flags::default(), BTreeMap::new());
+    let mut loading = Loading::new(&flags, &env, None);
+    loading.settings("", SETTINGS, &Table::default(), &mut config);
+    config.reports = loading.reports(&Table::default());
+    debug_assert!(loading.errors.is_empty(), "a default of the table is wrong: {:?}", loading.errors);
+    config
+}
+
+pub(super) struct Loading<'a> {
+    flags: &'a Flags,
+    env: &'a BTreeMap<String, String>,
+    path: Option<PathBuf>,
+    origins: Origins,
+    pub(super) errors: Vec<ConfigError>,
+    warnings: Vec<ConfigWarning>,
+    /// Settings with an error of their own; a check across settings would only repeat it.
+    pub(super) failed: BTreeSet<String>,
+    /// The file could not be used, so that nobody knows what is missing.
+    broken_file: bool,
+}
+
+impl<'a> Loading<'a> {
+    fn new(flags: &'a Flags, env: &'a BTreeMap<String, String>, path: Option<PathBuf>) -> Loading<'a> {
+        let (errors, warnings) = (Vec::new(), Vec::new());
+        let (origins, failed) = (Origins::default(), BTreeSet::new());
+        Loading { flags, env, path, origins, errors, warnings, failed, broken_file: false }
+    }
+
+    fn read_file(&mut self) -> Table {
+        let Some(path) = self.path.clone() else { return Table::default() };
+        match std::fs::read_to_string(&path) {
+            Ok(text) => file::parse(&path, &text).unwrap_or_else(|errors| {
+                self.errors.extend(errors);
+                self.broken_file = true;
+                Table::default()
+            }),
+            Err(error) => {
+                let origin = if self.flags.config.is_some() {
+                    Origin::Flag("--config".to_owned())
+                } else if self.env.contains_key("TICKR_CONFIG") {
+                    Origin::Environment("TICKR_CONFIG".to_owned())
+                } else {
+                    Origin::Default
+                };
+                let wrong = Wrong::new(format!("the file cannot be read: {error}"), "name a readable TOML file");
+                self.fail("config", origin, Some(path.display().to_string()), wrong);
+                self.broken_file = true;
+                Table::default()
+            }
+        }
+    }
+
+    /// Reads one table of settings into its target.
+    pub(super) fn settings<T>(&mut self, section: &str, settings: &[Setting<T>], table: &Table, target: &mut T) {
+        for setting in settings {
+            let name = full_name(section, setting.name);
+            let (origin, text) = match self.find(section, setting, table) {
+                (origin, Ok(text)) => (origin, text),
+                (origin, Err(wrong)) => {
+                    self.fail(&name, origin, None, wrong);
+                    continue;
+                }
+            };
+            let shown = text.as_deref().map(|text| setting.shown(text));
+            if let Some(text) = text
+                && let Err(wrong) = (setting.set)(target, &text)
+            {
+                self.fail(&name, origin, shown, wrong);
+            } else {
+                self.origins.0.push(Effective { setting: name, value: shown, origin });
+            }
+        }
+    }
+
+    /// The layer that decides a setting, and what it says.
+    fn find<T>(&self, section: &str, setting: &Setting<T>, table: &Table) -> (Origin, Result<Option<String>, Wrong>) {
+        if setting.reach == Reach::Everywhere
+            && let Some(text) = self.flags.values.get(setting.name)
+        {
+            return (Origin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
+        }
+        if let Some(variable) = setting.env(section)
+            && let Some(text) = self.env.get(&variable)
+        {
+            return (Origin::Environment(variable), Ok(Some(text.clone())));
+        }
+        match table.entries.get(setting.name) {
+            Some(entry) => (self.at(entry.line), entry.node.text(setting.shape == Shape::List).map(Some)),
+            None => (Origin::Default, Ok(setting.default.map(str::to_owned))),
+        }
+    }
+
+    pub(super) fn unknown_keys<T>(&mut self, section: &str, table: &Table, settings: &[Setting<T>], sections: &[&str]) {
+        let known: Vec<&str> = settings.iter().map(|setting| setting.name).chain(sections.iter().copied()).collect();
+        for (key, entry) in &table.entries {
+            if known.contains(&key.as_str()) {
+                continue;
+            }
+            let right = match nearest(key, known.iter().copied()) {
+                Some(near) => format!("did you mean {}?", full_name(section, near)),
+                None => format!("the keys here are {}", known.join(", ")),
+            };
+            // Never the value: a misspelt password is still a password.
+            self.fail(&full_name(section, key), self.at(entry.line), None, Wrong::new("unknown key", right));
+        }
+    }
+
+    fn require(&mut self) {
+        for setting in SETTINGS.iter().filter(|setting| self.flags.required.contains(&setting.name)) {
+            let given = self.origins.get(setting.name).is_none_or(|effective| effective.value.is_some());
+            if !given {
+                let (flag, env) = (setting.flag().unwrap_or_default(), setting.env("").unwrap_or_default());
+                let right = format!("give {flag}, {env} or {} in the file", setting.name);
+                self.fail(setting.name, Origin::Default, None, Wrong::new("required but not set", right));
+            }
+        }
+    }
+
+    /// What only shows when settings are seen together.
+    fn cross_checks(&mut self, config: &Config) {
+        let water = ["ready_low_water", "ready_high_water"];
+        if !self.has_failed(&water) && config.ready_low_water >= config.ready_high_water {
+            let right = format!("write a low water below the high water, which is {}", config.ready_high_water);
+            self.fail_effective("ready_low_water", Wrong::new("not below ready_high_water", right));
+        }
+        let open = config.api_tokens.is_empty() && !config.http_addr.ip().is_loopback();
+        if !self.has_failed(&["http_addr", "api_tokens"]) && open {
+            let wrong = "listens beyond this host without api_tokens, so that anybody could run jobs";
+            self.fail_effective("http_addr", Wrong::new(wrong, "set api_tokens or listen on a loopback address"));
+        }
+    }
+
+    fn odd_variables(&mut self, has_smtp: bool) {
+        let flat = SETTINGS.iter().filter_map(|setting| setting.env(""));
+        let smtp = SMTP.iter().filter_map(|setting| setting.env("smtp"));
+        let reports = REPORTS.iter().filter_map(|setting| setting.env("reports"));
+        let known: Vec<String> =
+            flat.chain(smtp.clone()).chain(reports).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
+        for variable in self.env.keys() {
+            if known.contains(variable) || variable.starts_with(TEST_VARIABLES) {
+                continue;
+            }
+            let hint = nearest(variable, known.iter().map(String::as_str))
+                .map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
+            self.warnings.push(ConfigWarning {
+                setting: variable.clone(),
+                message: format!("no setting has this environment variable; {hint}"),
+            });
+        }
+        for variable in smtp.filter(|variable| !has_smtp && self.env.contains_key(variable)).collect::<Vec<_>>() {
+            self.warn(&variable, "has no effect without [smtp] in the file");
+        }
+    }
+
+    pub(super) fn at(&self, line: usize) -> Origin {
+        Origin::File { path: self.path.clone().unwrap_or_default(), line }
+    }
+
+    pub(super) fn has_failed(&self, settings: &[&str]) -> bool {
+        settings.iter().any(|setting| self.failed.contains(*setting))
+    }
+
+    pub(super) fn warn(&mut self, setting: &str, message: &str) {
+        self.warnings.push(ConfigWarning { setting: setting.to_owned(), message: message.to_owned() });
+    }
+
+    pub(super) fn fail(&mut self, setting: &str, origin: Origin, value: Option<String>, wrong: Wrong) {
+        self.failed.insert(setting.to_owned());
+        let Wrong { wrong, right } = wrong;
+        self.errors.push(ConfigError { setting: setting.to_owned(), origin, value, wrong, right });
+    }
+
+    /// A problem with a setting that was fine on its own.
+    fn fail_effective(&mut self, setting: &str, wrong: Wrong) {
+        let effective = self.origins.get(setting).cloned();
+        let (value, origin) =
+            effective.map_or((None, Origin::Default), |effective| (effective.value, effective.origin));
+        self.fail(setting, origin, value, wrong);
+    }
+}
+
+pub(super) fn full_name(section: &str, name: &str) -> String {
+    if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") }
+}

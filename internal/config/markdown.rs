@@ -1,0 +1,67 @@
+//! The configuration table of the README, made from the tables that are also parsed by.
+
+use std::fmt::Write as _;
+
+use super::kinds::KINDS;
+use super::param_draft::PARAM;
+use super::reports::{QUERY, REPORTS};
+use super::setting::{Secrecy, Setting, Shape};
+use super::settings::SETTINGS;
+use super::smtp::SMTP;
+
+/// Every setting as Markdown: one table for flags, environment and file, one for each section of the file.
+pub fn markdown_table() -> String {
+    let mut out = String::from("| Setting | Flag | Environment | Default | Meaning |\n|---|---|---|---|---|\n");
+    for setting in SETTINGS {
+        let with_value = |flag| match setting.shape {
+            Shape::Switch => flag,
+            Shape::One | Shape::List => format!("{flag} {}", setting.value),
+        };
+        let flag = code(setting.flag().map(with_value).as_deref());
+        let env = code(setting.env("").as_deref());
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(out, "| `{}` | {flag} | {env} | {} | {} |", setting.name, code(setting.default), meaning(setting));
+    }
+    section(&mut out, "smtp", "[smtp]", SMTP);
+    section(&mut out, "kinds", "[kinds.<kind>]", KINDS);
+    section(&mut out, "reports", "[reports]", REPORTS);
+    section(&mut out, "", "[reports.queries.<name>]", QUERY);
+    section(&mut out, "", "[[reports.queries.<name>.params]]", PARAM);
+    out
+}
+
+fn section<T>(out: &mut String, name: &str, heading: &str, settings: &[Setting<T>]) {
+    let _ = write!(out, "\n`{heading}`\n\n| Key | Value | Default | Meaning |\n|---|---|---|---|\n");
+    for setting in settings {
+        let env = setting.env(name).map(|env| format!("; also `{env}`")).unwrap_or_default();
+        let default = code(setting.default);
+        let _ = writeln!(out, "| `{}` | {} | {default} | {}{env} |", setting.name, setting.value, meaning(setting));
+    }
+}
+
+fn code(text: Option<&str>) -> String {
+    text.map(|text| format!("`{text}`")).unwrap_or_default()
+}
+
+fn meaning<T>(setting: &Setting<T>) -> String {
+    let secret = if setting.secrecy == Secrecy::Public { "" } else { " (secret)" };
+    format!("{}{secret}", setting.doc.replace('|', "\\|"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_a_row_of_the_right_width() {
+        let table = markdown_table();
+        for setting in SETTINGS {
+            let row = table.lines().find(|line| line.starts_with(&format!("| `{}` |", setting.name))).unwrap();
+            assert_eq!(row.matches(" |").count(), 5, "{row}");
+            assert!(row.contains(&setting.env("").unwrap()) && row.contains(setting.default.unwrap_or("")), "{row}");
+        }
+        assert!(table.contains("| `lease` | `--lease DURATION` | `TICKR_LEASE` | `30s` | How long"));
+        assert!(table.contains("also `TICKR_SMTP_PASSWORD`") && table.contains("`[[reports.queries.<name>.params]]`"));
+    }
+}

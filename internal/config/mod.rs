@@ -1,0 +1,257 @@
+//! What an operator can set, read once at the start and typed from then on.
+//!
+//! A setting is one row of [`SETTINGS`]. From that row come its flag, its environment variable, its key in
+//! the file, its help, its line in `tickr config` and its line in the README. The layers are asked in this order:
+//!
+//! 1. the flag, `--mysql-url`
+//! 2. the environment, `TICKR_MYSQL_URL`; an empty variable counts as not set
+//! 3. the file, `mysql_url` in `tickr.toml`
+//! 4. the default of the row
+//!
+//! Lists and tables of things (`[smtp]`, `[kinds.<kind>]`, `[reports]`) live in the file only, apart from their
+//! secrets. [`Config::load`] reads no global state and reports every problem at once, each with where it came from and
+//! what would be right. Secrets never show: not in errors, not in `Debug`, not in [`Origins`].
+//!
+//! | file | noun |
+//! |---|---|
+//! | `settings`, `setting` | the table, and what a row is |
+//! | `load`, `sections` | the layers and the checks across settings; the sections of the file |
+//! | `file`, `flags` | the sources that need reading; the environment is a map |
+//! | `origin`, `error` | where a value came from, what is wrong with it |
+//! | `smtp`, `kinds` | what the sections of that name hold |
+//! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
+//! | `url`, `callback`, `duration`, `size`, `parse`, `suggest` | kinds of value |
+//! | `markdown` | the table of the README |
+
+mod callback;
+mod duration;
+mod error;
+mod file;
+mod flags;
+mod kinds;
+mod load;
+mod markdown;
+mod origin;
+mod param;
+mod param_draft;
+mod parse;
+mod reports;
+mod sections;
+mod setting;
+mod settings;
+mod size;
+mod smtp;
+mod statement;
+mod suggest;
+mod url;
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+pub use callback::CallbackSecret;
+pub use error::{ConfigError, ConfigErrors, ConfigWarning};
+pub use flags::{Flags, Subset};
+pub use kinds::KindConfig;
+pub use markdown::markdown_table;
+pub use origin::{Effective, Origin, Origins};
+pub use param::{ParamError, ParamType, ParamValue, ReportParam};
+pub use reports::{ReportQuery, Reports};
+pub use setting::{Reach, Secrecy, Setting, Shape};
+pub use settings::SETTINGS;
+pub use smtp::{Smtp, SmtpTls};
+pub use statement::{Statement, StatementError};
+pub use url::{ServerUrl, UrlError};
+
+/// The whole configuration of a runner. Every field has been checked, alone and together with the others.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The store. Set whenever the command required it, see [`Config::mysql_url`].
+    pub mysql_url: Option<ServerUrl>,
+    /// The index. Set whenever the command required it, see [`Config::redis_url`].
+    pub redis_url: Option<ServerUrl>,
+    /// Where the API listens; port 0 lets the system choose. Beyond loopback only with `api_tokens`.
+    pub http_addr: SocketAddr,
+    /// The tokens the API accepts; none means that it is open.
+    pub api_tokens: Vec<SecretString>,
+    /// Jobs at the same time, 1 to 4096.
+    pub workers: usize,
+    /// The queues to serve, at least one, each once.
+    pub queues: Vec<String>,
+    /// How long a runner that stopped renewing keeps its jobs.
+    pub lease: Duration,
+    /// How long running jobs may finish after SIGTERM.
+    pub shutdown_grace: Duration,
+    /// How far ahead the index looks.
+    pub horizon: Duration,
+    /// The first part of every index key, without braces.
+    pub redis_prefix: String,
+    /// Entries of a ready list above which no more are moved in.
+    pub ready_high_water: usize,
+    /// Entries of a ready list below which it is filled up; less than the high water.
+    pub ready_low_water: usize,
+    /// Connections to MySQL that jobs and the API share; heartbeat and reports have their own.
+    pub mysql_connections: u32,
+    /// Refuse to start when MySQL does not fsync commits.
+    pub strict_durability: bool,
+    /// How long completed and cancelled jobs are kept.
+    pub retention_completed: Duration,
+    /// How long failed jobs are kept.
+    pub retention_failed: Duration,
+    /// The largest request body in bytes.
+    pub body_limit_bytes: usize,
+    /// The log filter, known to parse.
+    pub log: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// Where mails go instead of to a server.
+    pub outbox_dir: Option<PathBuf>,
+    /// Where report files are written.
+    pub reports_dir: PathBuf,
+    /// The secrets that sign callbacks, the new one first; none, one or two.
+    pub callback_secret: Vec<CallbackSecret>,
+    /// Let callbacks reach loopback and private addresses.
+    pub callback_allow_private: bool,
+    /// Register the kinds for tests and benches.
+    pub test_kinds: bool,
+    /// The mail server, if there is one.
+    pub smtp: Option<Smtp>,
+    /// Overrides by kind. Whether the kind exists is not known here; the registry checks it.
+    pub kinds: BTreeMap<String, KindConfig>,
+    /// The reports.
+    pub reports: Reports,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For collectors.
+    Json,
+}
+
+/// A configuration with what is worth telling about it.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// Every setting in force and where it came from, safe to print.
+    pub origins: Origins,
+    /// Things that look like mistakes, to be logged as warnings.
+    pub warnings: Vec<ConfigWarning>,
+}
+
+impl Config {
+    /// Loads the configuration from its layers.
+    ///
+    /// The file is the one of `--config`, else of `TICKR_CONFIG`, else `file`: pass [`Config::usual_file`] there, and
+    /// [`Config::process_env`] for `env`.
+    pub fn load(
+        flags: &Flags,
+        env: impl Iterator<Item = (String, String)>,
+        file: Option<PathBuf>,
+    ) -> Result<Loaded, ConfigErrors> {
+        load::load(flags, env, file)
+    }
+
+    /// `tickr.toml` in the working directory, if it exists.
+    pub fn usual_file() -> Option<PathBuf> {
+        Some(PathBuf::from(FILE_NAME)).filter(|path| Path::exists(path))
+    }
+
+    /// The `TICKR_*` variables of the process. One that is not valid Unicode arrives damaged and is then refused by its
+    /// parser, where `std::env::vars` would panic.
+    pub fn process_env() -> impl Iterator<Item = (String, String)> {
+        let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
+        std::env::vars_os()
+            .map(move |(name, value)| (text(name), text(value)))
+            .filter(|(name, _)| name.starts_with("TICKR_"))
+    }
+
+    /// Every setting at its default, without servers.
+    pub fn defaults() -> Config {
+        load::defaults()
+    }
+
+    /// Small and quick values for tests: a free port, few workers, a short lease, the test kinds.
+    ///
+    /// # Panics
+    /// When a URL does not parse.
+    pub fn for_tests(mysql_url: &str, redis_url: &str) -> Config {
+        Config {
+            mysql_url: Some(ServerUrl::mysql(mysql_url).expect("a MySQL URL")),
+            redis_url: Some(ServerUrl::redis(redis_url).expect("a Redis URL")),
+            http_addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            workers: 4,
+            lease: Duration::from_secs(2),
+            shutdown_grace: Duration::from_secs(2),
+            mysql_connections: 4,
+            callback_allow_private: true,
+            test_kinds: true,
+            ..Config::defaults()
+        }
+    }
+
+    /// The store's URL, or the error of a command that forgot to require it.
+    pub fn mysql_url(&self) -> Result<&ServerUrl, ConfigErrors> {
+        self.mysql_url.as_ref().ok_or_else(|| missing("mysql_url"))
+    }
+
+    /// The index's URL, or the error of a command that forgot to require it.
+    pub fn redis_url(&self) -> Result<&ServerUrl, ConfigErrors> {
+        self.redis_url.as_ref().ok_or_else(|| missing("redis_url"))
+    }
+
+    /// What the table writes into. The zeros never get out: a row has a default or its field is optional.
+    fn blank() -> Config {
+        Config {
+            mysql_url: None,
+            redis_url: None,
+            http_addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            api_tokens: Vec::new(),
+            workers: 0,
+            queues: Vec::new(),
+            lease: Duration::ZERO,
+            shutdown_grace: Duration::ZERO,
+            horizon: Duration::ZERO,
+            redis_prefix: String::new(),
+            ready_high_water: 0,
+            ready_low_water: 0,
+            mysql_connections: 0,
+            strict_durability: false,
+            retention_completed: Duration::ZERO,
+            retention_failed: Duration::ZERO,
+            body_limit_bytes: 0,
+            log: String::new(),
+            log_format: LogFormat::Text,
+            outbox_dir: None,
+            reports_dir: PathBuf::new(),
+            callback_secret: Vec::new(),
+            callback_allow_private: false,
+            test_kinds: false,
+            smtp: None,
+            kinds: BTreeMap::new(),
+            reports: Reports::blank(),
+        }
+    }
+}
+
+fn missing(setting: &str) -> ConfigErrors {
+    ConfigErrors(vec![ConfigError {
+        setting: setting.to_owned(),
+        origin: Origin::Default,
+        value: None,
+        wrong: "required but not set".to_owned(),
+        right: format!("give {setting} as a flag, in the environment or in the file"),
+    }])
+}
+
+/// The file that is read when nobody names one.
+const FILE_NAME: &str = "tickr.toml";
+
+#[cfg(test)]
+mod tests;

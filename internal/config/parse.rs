@@ -1,0 +1,186 @@
+//! Parsers of the plain kinds of value. None of them repeats the value in what it says.
+
+use std::fmt::Display;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use secrecy::SecretString;
+
+use super::error::Wrong;
+
+/// Stores a parsed value in its field; what makes a row of the settings table one line.
+pub(super) fn put<V>(field: &mut V, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
+    *field = parsed?;
+    Ok(())
+}
+
+/// Stores a parsed value in an optional field.
+pub(super) fn some<V>(field: &mut Option<V>, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
+    *field = Some(parsed?);
+    Ok(())
+}
+
+pub(super) fn number<N: FromStr + PartialOrd + Display>(text: &str, limits: RangeInclusive<N>) -> Result<N, Wrong> {
+    let right = || format!("write a number from {} to {}", limits.start(), limits.end());
+    let number: N = text.trim().parse().map_err(|_| Wrong::new("not such a number", right()))?;
+    if limits.contains(&number) { Ok(number) } else { Err(Wrong::new("out of range", right())) }
+}
+
+pub(super) fn switch(text: &str) -> Result<bool, Wrong> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err(Wrong::new("neither yes nor no", "write true or false")),
+    }
+}
+
+/// One word out of a few, each with its meaning.
+pub(super) fn one_of<V: Clone>(text: &str, words: &[(&str, V)]) -> Result<V, Wrong> {
+    words.iter().find(|(word, _)| *word == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
+        let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        Wrong::new("not one of the words it can be", format!("write one of {}", words.join(", ")))
+    })
+}
+
+/// Text that is not blank and has no control characters.
+pub(super) fn line(text: &str) -> Result<String, Wrong> {
+    if text.trim().is_empty() {
+        return Err(Wrong::new("empty", "write some text or leave the setting out"));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(Wrong::new("contains a control character", "write it on one line of plain text"));
+    }
+    Ok(text.trim().to_owned())
+}
+
+/// The name of a queue, a kind or a report: `[a-z0-9][a-z0-9_.-]{0,63}`.
+pub(super) fn name(text: &str) -> Result<String, Wrong> {
+    let fits = text.len() <= 64
+        && text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+        && text.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.' | b'-'));
+    if fits {
+        return Ok(text.to_owned());
+    }
+    let right = "write 1 to 64 of a-z, 0-9, _, . and -, beginning with a letter or digit";
+    Err(Wrong::new("not a usable name", right))
+}
+
+/// A comma list, each entry trimmed and parsed; an empty text is an empty list.
+pub(super) fn list<V>(text: &str, entry: impl Fn(&str) -> Result<V, Wrong>) -> Result<Vec<V>, Wrong> {
+    if text.trim().is_empty() {
+        return Ok(Vec::new());
+    }
+    let parse = |(at, text): (usize, &str)| {
+        entry(text.trim()).map_err(|wrong| Wrong::new(format!("entry {}: {}", at + 1, wrong.wrong), wrong.right))
+    };
+    text.split(',').enumerate().map(parse).collect()
+}
+
+/// The queues to serve: at least one, each once.
+pub(super) fn queues(text: &str) -> Result<Vec<String>, Wrong> {
+    let queues = list(text, name)?;
+    if queues.is_empty() {
+        return Err(Wrong::new("names no queue", "write at least one, like default or mail,reports"));
+    }
+    match queues.iter().enumerate().find(|(at, queue)| queues[..*at].contains(queue)) {
+        Some((at, _)) => Err(Wrong::new(format!("entry {}: named before", at + 1), "name each queue once")),
+        None => Ok(queues),
+    }
+}
+
+/// A token as it travels in an Authorization header.
+pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
+    if text.is_empty() || text.len() > 256 || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Wrong::new("not usable as a token", "write 1 to 256 visible ASCII characters without spaces"));
+    }
+    Ok(SecretString::from(text))
+}
+
+/// An address to listen on. `localhost` is understood, other names are not: resolving is no business of a parser.
+pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Wrong> {
+    let wrong =
+        || Wrong::new("not an address", "write ADDRESS:PORT, like 127.0.0.1:7070, [::1]:7070 or localhost:7070");
+    match text.trim().strip_prefix("localhost:") {
+        Some(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse::<u16>().map_err(|_| wrong())?))),
+        None => text.trim().parse().map_err(|_| wrong()),
+    }
+}
+
+/// The prefix of the index keys; narrow, because it ends up inside a hash tag and in other people's key patterns.
+pub(super) fn key_prefix(text: &str) -> Result<String, Wrong> {
+    let fits = (1..=32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
+    if fits {
+        Ok(text.to_owned())
+    } else {
+        Err(Wrong::new("not a usable prefix", "write 1 to 32 of A-Z, a-z, 0-9, _, . and -"))
+    }
+}
+
+/// A log filter, checked here so that a slip stops the start instead of silencing the log.
+pub(super) fn log_filter(text: &str) -> Result<String, Wrong> {
+    match tracing_subscriber::EnvFilter::try_new(text) {
+        Ok(_) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
+        Ok(_) | Err(_) => {
+            Err(Wrong::new("not a log filter", "write a level or targets with levels, like info or info,tickr=debug"))
+        }
+    }
+}
+
+/// Checked before the text goes on to a mail header, where a stray line break would be an injection.
+pub(super) fn mailbox(text: &str) -> Result<String, Wrong> {
+    let text = line(text)?;
+    match text.parse::<lettre::message::Mailbox>() {
+        Ok(_) => Ok(text),
+        Err(_) => Err(Wrong::new("not a mailbox", "write one like jobs@example.com or Jobs <jobs@example.com>")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_pattern() {
+        for good in ["a", "0", "mail.eu-1_x", &"a".repeat(64)] {
+            assert!(name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "A", "-a", ".a", "a b", "a:b", "ä", &"a".repeat(65)] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn queue_lists_name_the_entry_at_fault() {
+        assert_eq!(queues("mail, reports").unwrap(), ["mail", "reports"]);
+        assert!(queues("").is_err());
+        assert_eq!(queues("mail,Bad").unwrap_err().wrong, "entry 2: not a usable name");
+        assert_eq!(queues("mail,").unwrap_err().wrong, "entry 2: not a usable name");
+        assert_eq!(queues("mail,mail").unwrap_err().wrong, "entry 2: named before");
+    }
+
+    #[test]
+    fn addresses_may_be_v4_v6_or_localhost() {
+        for good in ["127.0.0.1:0", "[::1]:7070", "0.0.0.0:80", "localhost:7070"] {
+            assert!(listen_addr(good).is_ok(), "{good}");
+        }
+        for bad in ["7070", ":7070", "example.com:80", "localhost:99999", "127.0.0.1"] {
+            assert!(listen_addr(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn switches_take_the_usual_words() {
+        assert_eq!((switch("1"), switch("off")), (Ok(true), Ok(false)));
+        assert!(switch("2").is_err() && switch("").is_err());
+    }
+
+    #[test]
+    fn tokens_prefixes_filters_and_mailboxes_are_narrow() {
+        assert!(token("t0k~en").is_ok() && token("").is_err() && token("a b").is_err() && token("ä").is_err());
+        assert!(key_prefix("tickr").is_ok() && key_prefix("a{b").is_err() && key_prefix("").is_err());
+        assert!(log_filter("info,sqlx=warn").is_ok() && log_filter("tickr=loud").is_err() && log_filter("").is_err());
+        assert!(mailbox("Jobs <jobs@example.com>").is_ok() && mailbox("jobs").is_err());
+        assert!(mailbox("jobs@example.com\r\nBcc: x@example.com").is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! `[reports]`: the named queries that the report kind may run, and its limits.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::error::Wrong;
+use super::param::ReportParam;
+use super::setting::{Secrecy, Setting};
+use super::statement::Statement;
+use super::url::ServerUrl;
+use super::{duration, parse, size};
+
+/// What reports may do. There are no reports but the named ones: a job names a query and never brings SQL.
+#[derive(Debug, Clone)]
+pub struct Reports {
+    /// An account of their own, best one that can only read; without it the store's is used.
+    pub mysql_url: Option<ServerUrl>,
+    /// Connections, apart from those of jobs and the API.
+    pub connections: u32,
+    /// How long one statement may run.
+    pub time_limit: Duration,
+    /// Rows of one report.
+    pub max_rows: u64,
+    /// Bytes of one report file.
+    pub max_bytes: u64,
+    /// The queries by name.
+    pub queries: BTreeMap<String, ReportQuery>,
+}
+
+/// A named query. Every placeholder of it is a declared parameter and the other way round.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReportQuery {
+    /// The headline of the report.
+    pub title: String,
+    /// What it shows, for people who choose one.
+    pub description: Option<String>,
+    /// The statement as it was written, with `:name` placeholders.
+    pub sql: String,
+    /// The statement as it is run, with the order of its parameters.
+    pub statement: Statement,
+    /// The declared parameters in the order of the file.
+    pub params: Vec<ReportParam>,
+}
+
+impl ReportQuery {
+    /// A declared parameter by name.
+    pub fn param(&self, name: &str) -> Option<&ReportParam> {
+        self.params.iter().find(|param| param.name == name)
+    }
+}
+
+/// The settings of `[reports]`.
+pub(super) static REPORTS: &[Setting<Reports>] = &[
+    Setting::<Reports>::new(
+        "mysql_url",
+        "URL",
+        "The account of reports, best read-only; otherwise the store's",
+        |r, t| parse::some(&mut r.mysql_url, ServerUrl::mysql(t).map_err(Into::into)),
+    )
+    .secrecy(Secrecy::Url)
+    .file_and_environment(),
+    Setting::<Reports>::new("connections", "N", "Connections for reports", |r, t| {
+        parse::put(&mut r.connections, parse::number(t, 1..=64))
+    })
+    .default("2")
+    .file_only(),
+    Setting::<Reports>::new("time_limit", "DURATION", "How long one statement may run", |r, t| {
+        parse::put(&mut r.time_limit, duration::between(t, Duration::from_secs(1), Duration::from_secs(3_600)))
+    })
+    .default("60s")
+    .file_only(),
+    Setting::<Reports>::new("max_rows", "N", "Rows of one report", |r, t| {
+        parse::put(&mut r.max_rows, parse::number(t, 1..=100_000_000))
+    })
+    .default("1000000")
+    .file_only(),
+    Setting::<Reports>::new("max_bytes", "SIZE", "Size of one report file", |r, t| {
+        parse::put(&mut r.max_bytes, size::between(t, 1 << 10, 16 << 30))
+    })
+    .default("256MiB")
+    .file_only(),
+];
+
+impl Reports {
+    pub(super) fn blank() -> Reports {
+        Reports {
+            mysql_url: None,
+            connections: 0,
+            time_limit: Duration::ZERO,
+            max_rows: 0,
+            max_bytes: 0,
+            queries: BTreeMap::new(),
+        }
+    }
+}
+
+/// A query as the file spells it, before its parts are seen together.
+#[derive(Default)]
+pub(super) struct QueryDraft {
+    title: String,
+    description: Option<String>,
+    sql: String,
+}
+
+/// The settings of `[reports.queries.<name>]`.
+pub(super) static QUERY: &[Setting<QueryDraft>] = &[
+    Setting::<QueryDraft>::new("title", "TEXT", "The headline; required", |q, t| {
+        parse::put(&mut q.title, parse::line(t))
+    })
+    .file_only(),
+    Setting::<QueryDraft>::new("description", "TEXT", "What the report shows", |q, t| {
+        parse::some(&mut q.description, Ok(t.trim().to_owned()))
+    })
+    .file_only(),
+    Setting::<QueryDraft>::new("sql", "SQL", "One SELECT with :name placeholders; required", |q, t| {
+        parse::put(&mut q.sql, Ok(t.to_owned()))
+    })
+    .file_only(),
+];
+
+impl QueryDraft {
+    /// Sees statement and parameters together. Each problem comes with the key it is about.
+    pub(super) fn finish(
+        self,
+        params: Vec<ReportParam>,
+        complete: bool,
+    ) -> Result<ReportQuery, Vec<(&'static str, Wrong)>> {
+        let mut wrongs = Vec::new();
+        if self.title.is_empty() {
+            wrongs.push(("title", Wrong::new("required but not set", "write title = \"…\"")));
+        }
+        for (at, param) in params.iter().enumerate() {
+            if params[..at].iter().any(|earlier| earlier.name == param.name) {
+                let wrong = format!("declares {} twice", param.name);
+                wrongs.push(("params", Wrong::new(wrong, "declare each parameter once")));
+            }
+        }
+        let statement = match Statement::parse(&self.sql) {
+            Ok(statement) => statement,
+            Err(error) => {
+                wrongs.push((
+                    "sql",
+                    Wrong::new(error.to_string(), "write one SELECT or WITH … SELECT with :name placeholders"),
+                ));
+                return Err(wrongs);
+            }
+        };
+        // With a broken declaration among them it is not known which parameters there are.
+        if complete {
+            wrongs.extend(mismatches(&statement, &params));
+        }
+        if !wrongs.is_empty() {
+            return Err(wrongs);
+        }
+        Ok(ReportQuery { title: self.title, description: self.description, sql: self.sql, statement, params })
+    }
+}
+
+fn mismatches(statement: &Statement, params: &[ReportParam]) -> Vec<(&'static str, Wrong)> {
+    let mut wrongs = Vec::new();
+    for (at, name) in statement.params.iter().enumerate() {
+        let first = !statement.params[..at].contains(name);
+        if first && !params.iter().any(|param| param.name == *name) {
+            let right = format!("add {{ name = \"{name}\", type = \"…\" }} to params");
+            wrongs.push(("sql", Wrong::new(format!("uses :{name}, which is not declared"), right)));
+        }
+    }
+    for param in params.iter().filter(|param| !statement.params.contains(&param.name)) {
+        let wrong = format!("declares {}, which the statement does not use", param.name);
+        wrongs.push(("params", Wrong::new(wrong, format!("use :{} or remove the parameter", param.name))));
+    }
+    wrongs
+}

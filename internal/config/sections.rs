@@ -1,0 +1,153 @@
+//! The sections of the file, each read by its own table and then seen as a whole.
+
+use std::collections::BTreeMap;
+
+use super::error::Wrong;
+use super::file::{Entry, Node, Table};
+use super::kinds::{KINDS, KindConfig};
+use super::load::{Loading, full_name};
+use super::param::ReportParam;
+use super::param_draft::{PARAM, ParamDraft};
+use super::parse;
+use super::reports::{QUERY, QueryDraft, REPORTS, Reports};
+use super::smtp::{SMTP, Smtp, SmtpTls};
+
+impl Loading<'_> {
+    pub(super) fn smtp(&mut self, root: &Table) -> Option<Smtp> {
+        let (line, table) = self.section("smtp", root.entries.get("smtp"))?;
+        let mut smtp = Smtp::blank();
+        self.settings("smtp", SMTP, table, &mut smtp);
+        self.unknown_keys("smtp", table, SMTP, &[]);
+        if smtp.port == 0 {
+            smtp.port = smtp.tls.usual_port();
+        }
+        if smtp.host.is_empty() && !self.has_failed(&["smtp.host"]) {
+            let wrong = Wrong::new("required but not set", "write host = \"mail.example.com\" in [smtp]");
+            self.fail("smtp.host", self.at(line), None, wrong);
+        }
+        if smtp.username.is_some() != smtp.password.is_some() && !self.has_failed(&["smtp.username", "smtp.password"]) {
+            let (missing, given) =
+                if smtp.username.is_some() { ("password", "username") } else { ("username", "password") };
+            let wrong = Wrong::new(format!("not set, while {given} is"), "set both or neither");
+            self.fail(&full_name("smtp", missing), self.at(line), None, wrong);
+        }
+        if smtp.tls == SmtpTls::None && smtp.password.is_some() && !self.has_failed(&["smtp.tls"]) {
+            self.warn(
+                "smtp.tls",
+                "none sends the password in clear; use starttls or tls unless the server is on this host",
+            );
+        }
+        Some(smtp)
+    }
+
+    pub(super) fn kinds(&mut self, root: &Table) -> BTreeMap<String, KindConfig> {
+        let mut kinds = BTreeMap::new();
+        let Some((_, table)) = self.section("kinds", root.entries.get("kinds")) else { return kinds };
+        for (name, line, table) in self.named_sections("kinds", table) {
+            let section = full_name("kinds", name);
+            let mut kind = KindConfig::default();
+            self.settings(&section, KINDS, table, &mut kind);
+            self.unknown_keys(&section, table, KINDS, &[]);
+            if let (Some(base), Some(cap)) = (kind.retry_base, kind.retry_cap)
+                && base > cap
+            {
+                let wrong = Wrong::new("retry_base is longer than retry_cap", "write a base that is at most the cap");
+                self.fail(&section, self.at(line), None, wrong);
+            }
+            kinds.insert(name.to_owned(), kind);
+        }
+        kinds
+    }
+
+    pub(super) fn reports(&mut self, root: &Table) -> Reports {
+        let mut reports = Reports::blank();
+        let nothing = Table::default();
+        let table = self.section("reports", root.entries.get("reports")).map_or(&nothing, |(_, table)| table);
+        self.settings("reports", REPORTS, table, &mut reports);
+        self.unknown_keys("reports", table, REPORTS, &["queries"]);
+        if let Some((_, queries)) = self.section("reports.queries", table.entries.get("queries")) {
+            for (name, line, table) in self.named_sections("reports.queries", queries) {
+                let section = full_name("reports.queries", name);
+                let mut draft = QueryDraft::default();
+                self.settings(&section, QUERY, table, &mut draft);
+                self.unknown_keys(&section, table, QUERY, &["params"]);
+                let (params, complete) = self.params(&section, table);
+                match draft.finish(params, complete) {
+                    Ok(query) => drop(reports.queries.insert(name.to_owned(), query)),
+                    Err(wrongs) => self.fail_keys(&section, line, table, wrongs),
+                }
+            }
+        }
+        reports
+    }
+
+    /// The parameters of a query, and whether all of them could be read.
+    fn params(&mut self, section: &str, table: &Table) -> (Vec<ReportParam>, bool) {
+        let name = full_name(section, "params");
+        let Some(entry) = table.entries.get("params") else { return (Vec::new(), true) };
+        let Node::List(entries) = &entry.node else {
+            let wrong = Wrong::new("not a list of parameters", "write params = [{ name = \"…\", type = \"…\" }]");
+            self.fail(&name, self.at(entry.line), None, wrong);
+            return (Vec::new(), false);
+        };
+        let errors_before = self.errors.len();
+        let mut params = Vec::new();
+        for (at, entry) in entries.iter().enumerate() {
+            let section = format!("{name}[{at}]");
+            let Some((line, table)) = self.section(&section, Some(entry)) else { continue };
+            let mut draft = ParamDraft::default();
+            let errors = self.errors.len();
+            self.settings(&section, PARAM, table, &mut draft);
+            self.unknown_keys(&section, table, PARAM, &[]);
+            if self.errors.len() > errors {
+                continue;
+            }
+            match draft.finish() {
+                Ok(param) => params.push(param),
+                Err(wrongs) => self.fail_keys(&section, line, table, wrongs),
+            }
+        }
+        (params, self.errors.len() == errors_before)
+    }
+
+    /// A key that should hold a section.
+    fn section<'t>(&mut self, name: &str, entry: Option<&'t Entry>) -> Option<(usize, &'t Table)> {
+        let entry = entry?;
+        match &entry.node {
+            Node::Table(table) => Some((entry.line, table)),
+            Node::Scalar(_) | Node::List(_) => {
+                let wrong =
+                    Wrong::new("a value stands where a section belongs", format!("write [{name}] with keys under it"));
+                self.fail(name, self.at(entry.line), None, wrong);
+                None
+            }
+        }
+    }
+
+    /// The sections below a section whose keys are names, such as the kinds.
+    fn named_sections<'t>(&mut self, parent: &str, table: &'t Table) -> Vec<(&'t str, usize, &'t Table)> {
+        let mut sections = Vec::new();
+        for (name, entry) in &table.entries {
+            let full = full_name(parent, name);
+            if let Err(wrong) = parse::name(name) {
+                self.fail(&full, self.at(entry.line), None, wrong);
+            } else if let Some((line, table)) = self.section(&full, Some(entry)) {
+                sections.push((name.as_str(), line, table));
+            }
+        }
+        sections
+    }
+
+    /// Problems with keys of a section, each at the line of its key, or of the section when the key is missing.
+    /// A key that has failed before is not reported again.
+    fn fail_keys(&mut self, section: &str, line: usize, table: &Table, wrongs: Vec<(&'static str, Wrong)>) {
+        let failed_before = self.failed.clone();
+        for (key, wrong) in wrongs {
+            let name = full_name(section, key);
+            if !failed_before.contains(&name) {
+                let line = table.entries.get(key).map_or(line, |entry| entry.line);
+                self.fail(&name, self.at(line), None, wrong);
+            }
+        }
+    }
+}

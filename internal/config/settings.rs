@@ -1,0 +1,131 @@
+//! The table of settings. To add one, add a field to [`Config`] and a row here; flag, environment variable, file key,
+//! help, `tickr config` and the README follow.
+
+use std::time::Duration;
+
+use super::setting::{Secrecy, Setting};
+use super::url::ServerUrl;
+use super::{Config, LogFormat, callback, duration, parse, size};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+type Row = Setting<Config>;
+
+/// Every setting outside a section, in the order in which people meet them.
+pub static SETTINGS: &[Setting<Config>] = &[
+    Row::new(
+        "mysql_url",
+        "URL",
+        "MySQL, the store: mysql://user:password@host:port/database; required to serve",
+        |c, t| parse::some(&mut c.mysql_url, ServerUrl::mysql(t).map_err(Into::into)),
+    )
+    .secrecy(Secrecy::Url),
+    Row::new(
+        "redis_url",
+        "URL",
+        "Redis, the index: redis://, rediss:// or redis+unix:///path; required to serve",
+        |c, t| parse::some(&mut c.redis_url, ServerUrl::redis(t).map_err(Into::into)),
+    )
+    .secrecy(Secrecy::Url),
+    Row::new("http_addr", "HOST:PORT", "Where the API and the dashboard listen", |c, t| {
+        parse::put(&mut c.http_addr, parse::listen_addr(t))
+    })
+    .default("127.0.0.1:7070"),
+    Row::new(
+        "api_tokens",
+        "TOKENS",
+        "Bearer tokens the API accepts, comma separated; none leaves it open on loopback",
+        |c, t| parse::put(&mut c.api_tokens, parse::list(t, parse::token)),
+    )
+    .secrecy(Secrecy::Secret)
+    .list(),
+    Row::new("workers", "N", "Jobs that run at the same time in this runner", |c, t| {
+        parse::put(&mut c.workers, parse::number(t, 1..=4096))
+    })
+    .default("64"),
+    Row::new("queues", "NAMES", "Queues this runner serves, comma separated", |c, t| {
+        parse::put(&mut c.queues, parse::queues(t))
+    })
+    .default("default")
+    .list(),
+    Row::new("lease", "DURATION", "How long a silent runner keeps its jobs", |c, t| {
+        parse::put(&mut c.lease, duration::between(t, 2 * SECOND, HOUR))
+    })
+    .default("30s"),
+    Row::new("shutdown_grace", "DURATION", "How long running jobs may finish after SIGTERM", |c, t| {
+        parse::put(&mut c.shutdown_grace, duration::between(t, Duration::ZERO, HOUR))
+    })
+    .default("25s"),
+    Row::new("horizon", "DURATION", "How far ahead the index looks; later jobs wait in MySQL alone", |c, t| {
+        parse::put(&mut c.horizon, duration::between(t, 10 * SECOND, DAY))
+    })
+    .default("15m"),
+    Row::new("redis_prefix", "PREFIX", "First part of every index key, as in {tickr}:waiting", |c, t| {
+        parse::put(&mut c.redis_prefix, parse::key_prefix(t))
+    })
+    .default("tickr"),
+    Row::new("ready_high_water", "N", "Entries of a ready list above which no more are moved in", |c, t| {
+        parse::put(&mut c.ready_high_water, parse::number(t, 1..=1_000_000))
+    })
+    .default("10000"),
+    Row::new("ready_low_water", "N", "Entries of a ready list below which it is filled up", |c, t| {
+        parse::put(&mut c.ready_low_water, parse::number(t, 0..=1_000_000))
+    })
+    .default("2000"),
+    Row::new("mysql_connections", "N", "Connections to MySQL that jobs and the API share", |c, t| {
+        parse::put(&mut c.mysql_connections, parse::number(t, 1..=1024))
+    })
+    .default("16"),
+    Row::new("strict_durability", "BOOL", "Refuse to start when MySQL does not fsync commits", |c, t| {
+        parse::put(&mut c.strict_durability, parse::switch(t))
+    })
+    .switch(),
+    Row::new("retention_completed", "DURATION", "How long completed and cancelled jobs are kept", |c, t| {
+        parse::put(&mut c.retention_completed, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("7d"),
+    Row::new("retention_failed", "DURATION", "How long failed jobs are kept", |c, t| {
+        parse::put(&mut c.retention_failed, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("90d"),
+    Row::new("body_limit", "SIZE", "Largest request body, at most 1MiB", |c, t| {
+        parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
+    })
+    .default("256KiB"),
+    Row::new("log", "FILTER", "What is logged: a level, or targets with levels", |c, t| {
+        parse::put(&mut c.log, parse::log_filter(t))
+    })
+    .default("info"),
+    Row::new("log_format", "FORMAT", "How it is logged: text or json", |c, t| {
+        parse::put(&mut c.log_format, parse::one_of(t, &[("text", LogFormat::Text), ("json", LogFormat::Json)]))
+    })
+    .default("text"),
+    Row::new("outbox_dir", "DIR", "Write mails here as .eml files instead of sending them", |c, t| {
+        parse::some(&mut c.outbox_dir, parse::line(t).map(Into::into))
+    }),
+    Row::new("reports_dir", "DIR", "Where report files are written", |c, t| {
+        parse::put(&mut c.reports_dir, parse::line(t).map(Into::into))
+    })
+    .default("reports"),
+    Row::new(
+        "callback_secret",
+        "SECRETS",
+        "Signs callbacks: whsec_ and base64; two, comma separated, while changing over",
+        |c, t| parse::put(&mut c.callback_secret, callback::secrets(t)),
+    )
+    .secrecy(Secrecy::Secret)
+    .list(),
+    Row::new("callback_allow_private", "BOOL", "Let callbacks reach loopback and private addresses", |c, t| {
+        parse::put(&mut c.callback_allow_private, parse::switch(t))
+    })
+    .switch(),
+    Row::new(
+        "test_kinds",
+        "BOOL",
+        "Register the kinds for tests and benches: noop, sleep, fail, panic, spin, abort",
+        |c, t| parse::put(&mut c.test_kinds, parse::switch(t)),
+    )
+    .switch(),
+];

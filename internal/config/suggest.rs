@@ -1,0 +1,49 @@
+//! "Did you mean …": the known name nearest to a misspelt one.
+
+/// The candidate with the fewest edits, when it is near enough to be a likely slip.
+pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // A third of the letters may be wrong; more than that is another word.
+    let limit = (word.chars().count() / 3).max(1);
+    candidates
+        .into_iter()
+        .map(|candidate| (edits(word, candidate), candidate))
+        .filter(|(edits, _)| *edits <= limit)
+        .min()
+        .map(|(_, candidate)| candidate)
+}
+
+/// Levenshtein distance with one row of memory; names are short, so the square of their length is nothing.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_edits() {
+        assert_eq!(edits("", "abc"), 3);
+        assert_eq!(edits("kitten", "sitting"), 3);
+        assert_eq!(edits("workers", "workers"), 0);
+    }
+
+    #[test]
+    fn finds_slips_and_leaves_strangers_alone() {
+        let names = ["workers", "queues", "mysql_url", "redis_url"];
+        assert_eq!(nearest("worker", names), Some("workers"));
+        assert_eq!(nearest("mysql-url", names), Some("mysql_url"));
+        assert_eq!(nearest("database", names), None);
+    }
+}

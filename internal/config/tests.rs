@@ -1,0 +1,431 @@
+//! Promises of the whole: precedence, all problems at once, and no secret in anything that can be printed.
+
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>().into_iter()
+}
+
+/// A file that lives as long as the test.
+fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tickr.toml");
+    std::fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+fn load_file(text: &str) -> Result<Loaded, ConfigErrors> {
+    let (_dir, path) = file(text);
+    Config::load(&Flags::default(), env(&[]), Some(path))
+}
+
+pub(super) fn load_flags(flags: &Flags) -> Loaded {
+    Config::load(flags, env(&[]), None).unwrap()
+}
+
+/// The settings at fault, in order.
+fn at_fault(result: Result<Loaded, ConfigErrors>) -> Vec<String> {
+    result.unwrap_err().0.into_iter().map(|error| error.setting).collect()
+}
+
+const KEY_A: &str = "whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB";
+const KEY_B: &str = "whsec_QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJC";
+const KEY_C: &str = "whsec_Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0ND";
+
+/// Three good values for each setting, told apart in the typed configuration.
+fn samples(name: &str) -> [&'static str; 3] {
+    match name {
+        "mysql_url" => ["mysql://a@h/d", "mysql://b@h/d", "mysql://c@h/d"],
+        "redis_url" => ["redis://a", "redis://b", "redis://c"],
+        "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
+        "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" => ["qa", "qb", "qc"],
+        "lease" | "shutdown_grace" | "horizon" | "retention_completed" | "retention_failed" => ["11s", "12s", "13s"],
+        "body_limit" => ["11KiB", "12KiB", "13KiB"],
+        "workers" | "mysql_connections" => ["11", "12", "13"],
+        "ready_high_water" => ["20001", "20002", "20003"],
+        "ready_low_water" => ["101", "102", "103"],
+        "log" => ["debug", "warn", "error"],
+        "log_format" => ["json", "text", "json"],
+        "api_tokens" => ["ta", "ta,tb", "ta,tb,tc"],
+        "callback_secret" => [KEY_A, KEY_B, KEY_C],
+        "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
+        other => panic!("add samples for {other}"),
+    }
+}
+
+/// What a setting became, seen past the masks.
+fn typed(config: &Config, name: &str) -> String {
+    use secrecy::ExposeSecret;
+    match name {
+        "mysql_url" => config.mysql_url.as_ref().map(|url| url.expose().to_owned()).unwrap_or_default(),
+        "redis_url" => config.redis_url.as_ref().map(|url| url.expose().to_owned()).unwrap_or_default(),
+        "http_addr" => config.http_addr.to_string(),
+        "queues" => config.queues.join(","),
+        "redis_prefix" => config.redis_prefix.clone(),
+        "outbox_dir" => config.outbox_dir.as_deref().map(|dir| dir.display().to_string()).unwrap_or_default(),
+        "reports_dir" => config.reports_dir.display().to_string(),
+        "lease" => duration::show(config.lease),
+        "shutdown_grace" => duration::show(config.shutdown_grace),
+        "horizon" => duration::show(config.horizon),
+        "retention_completed" => duration::show(config.retention_completed),
+        "retention_failed" => duration::show(config.retention_failed),
+        "body_limit" => size::show(config.body_limit_bytes as u64),
+        "workers" => config.workers.to_string(),
+        "mysql_connections" => config.mysql_connections.to_string(),
+        "ready_high_water" => config.ready_high_water.to_string(),
+        "ready_low_water" => config.ready_low_water.to_string(),
+        "log" => config.log.clone(),
+        "log_format" => if config.log_format == LogFormat::Json { "json" } else { "text" }.to_owned(),
+        "api_tokens" => config.api_tokens.iter().map(ExposeSecret::expose_secret).collect::<Vec<_>>().join(","),
+        "callback_secret" => {
+            use base64::Engine as _;
+            let encode = |key: &CallbackSecret| base64::engine::general_purpose::STANDARD.encode(key.expose());
+            config.callback_secret.iter().map(|key| format!("whsec_{}", encode(key))).collect::<Vec<_>>().join(",")
+        }
+        "strict_durability" => config.strict_durability.to_string(),
+        "callback_allow_private" => config.callback_allow_private.to_string(),
+        "test_kinds" => config.test_kinds.to_string(),
+        other => panic!("add {other}"),
+    }
+}
+
+#[test]
+fn flag_beats_environment_beats_file_beats_default_for_every_setting() {
+    for setting in SETTINGS {
+        let name = setting.name;
+        let [flag, variable, line] = samples(name);
+        let (_dir, path) = file(&format!("# the first line\n{name} = \"{line}\"\n"));
+        let variable_name = setting.env("").unwrap();
+        let loaded = |flags: Flags, variables: &[(&str, &str)], file: Option<&Path>| {
+            let loaded =
+                Config::load(&flags, env(variables), file.map(Into::into)).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+            let origin = loaded.origins.get(name).unwrap().origin.clone();
+            (typed(&loaded.config, name), origin)
+        };
+        let environment: &[(&str, &str)] = &[(&variable_name, variable)];
+
+        let (value, origin) = loaded(Flags::default().with(name, flag), environment, Some(&path));
+        assert_eq!((value.as_str(), origin), (flag, Origin::Flag(setting.flag().unwrap())), "{name}");
+        let (value, origin) = loaded(Flags::default(), environment, Some(&path));
+        assert_eq!((value.as_str(), origin), (variable, Origin::Environment(variable_name.clone())), "{name}");
+        let (value, origin) = loaded(Flags::default(), &[(&variable_name, "")], Some(&path));
+        assert_eq!((value.as_str(), origin), (line, Origin::File { path: path.clone(), line: 2 }), "{name}");
+        let (value, origin) = loaded(Flags::default(), &[], None);
+        assert_eq!((value.as_str(), origin), (setting.default.unwrap_or(""), Origin::Default), "{name}");
+    }
+}
+
+#[test]
+fn the_file_is_named_by_flag_then_environment_then_the_caller() {
+    let (_a, flag) = file("workers = 1");
+    let (_b, variable) = file("workers = 2");
+    let (_c, usual) = file("workers = 3");
+    let named: &[(&str, &str)] = &[("TICKR_CONFIG", variable.to_str().unwrap())];
+    let workers = |flags: Flags, variables: &[(&str, &str)], file: Option<PathBuf>| {
+        Config::load(&flags, env(variables), file).unwrap().config.workers
+    };
+    assert_eq!(workers(Flags::default().with_config(&flag), named, Some(usual.clone())), 1);
+    assert_eq!(workers(Flags::default(), named, Some(usual.clone())), 2);
+    assert_eq!(workers(Flags::default(), &[], Some(usual)), 3);
+    assert_eq!(workers(Flags::default(), &[], None), 64);
+
+    let error = Config::load(&Flags::default().with_config("/nowhere/t.toml"), env(&[]), None).unwrap_err();
+    assert_eq!(error.0[0].origin, Origin::Flag("--config".to_owned()));
+}
+
+#[test]
+fn numbers_switches_and_lists_have_their_own_spelling_in_the_file() {
+    let loaded =
+        load_file("workers = 8\ntest_kinds = true\nqueues = [\"mail\", \"reports\"]\nbody_limit = 65536").unwrap();
+    let config = loaded.config;
+    assert_eq!((config.workers, config.test_kinds, config.body_limit_bytes), (8, true, 65_536));
+    assert_eq!(config.queues, ["mail", "reports"]);
+}
+
+#[test]
+fn a_file_with_six_mistakes_yields_six_messages() {
+    let (_dir, path) = file(
+        "workers = 0\nlease = 30\nqueues = [\"mail\", \"Mail!\"]\nworker = 4\nhttp_addr = \"0.0.0.0:7070\"\nmysql_url = \"mysql://u:canary\"\n",
+    );
+    let errors = Config::load(&Flags::default(), env(&[]), Some(path.clone())).unwrap_err();
+    let text = errors.to_string().replace(path.to_str().unwrap(), "tickr.toml");
+    let expected = [
+        "the configuration has 6 problems:",
+        "  mysql_url = \"mysql://***\" (tickr.toml line 6): the port is not a port number; percent-encode / ? # @ : % in a password, for example # as %23",
+        "  workers = \"0\" (tickr.toml line 1): out of range; write a number from 1 to 4096",
+        "  queues = \"mail,Mail!\" (tickr.toml line 3): entry 2: not a usable name; write 1 to 64 of a-z, 0-9, _, . and -, beginning with a letter or digit",
+        "  lease = \"30\" (tickr.toml line 2): the unit is missing, which is one of ms, s, m, h, d; write a duration from 2s to 1h, like 250ms, 30s, 15m, 24h or 7d",
+        "  worker (tickr.toml line 4): unknown key; did you mean workers?",
+        "  http_addr = \"0.0.0.0:7070\" (tickr.toml line 5): listens beyond this host without api_tokens, so that anybody could run jobs; set api_tokens or listen on a loopback address",
+    ];
+    assert_eq!(text, expected.join("\n"));
+}
+
+#[test]
+fn problems_of_all_layers_are_reported_together() {
+    let (_dir, path) = file("lease = \"1ms\"");
+    let flags = Flags::default().with("workers", "many").requiring(&["mysql_url", "redis_url"]);
+    let errors =
+        Config::load(&flags, env(&[("TICKR_HORIZON", "5s"), ("TICKR_MYSQL_URL", "")]), Some(path)).unwrap_err();
+    let text = errors.to_string();
+    for part in [
+        "workers = \"many\" (flag --workers)",
+        "horizon = \"5s\" (environment TICKR_HORIZON): out of range; write a duration from 10s to 1d",
+        "lease = \"1ms\"",
+        "mysql_url (default): required but not set; give --mysql-url, TICKR_MYSQL_URL or mysql_url in the file",
+        "redis_url (default): required but not set",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
+#[test]
+fn a_broken_file_hides_nothing_of_the_other_layers_and_causes_no_guesses() {
+    let (_dir, path) = file("mysql_url = \"mysql://h/d\nready_low_water = [");
+    let flags = Flags::default().with("workers", "many").requiring(&["mysql_url"]);
+    let errors = Config::load(&flags, env(&[("TICKR_READY_LOW_WATER", "20000")]), Some(path)).unwrap_err();
+    assert!(errors.0.iter().any(|error| error.wrong.starts_with("not valid TOML")), "{errors}");
+    let others: Vec<&str> = errors.0.iter().map(|e| e.setting.as_str()).filter(|name| *name != "config").collect();
+    assert_eq!(others, ["workers"]);
+}
+
+#[test]
+fn a_required_setting_that_is_broken_is_reported_once() {
+    let flags = Flags::default().with("mysql_url", "nonsense").requiring(&["mysql_url"]);
+    assert_eq!(at_fault(Config::load(&flags, env(&[]), None)), ["mysql_url"]);
+}
+
+#[test]
+fn checks_across_settings_wait_for_both_to_be_right_alone() {
+    assert_eq!(at_fault(load_file("ready_low_water = 10000")), ["ready_low_water"]);
+    assert_eq!(at_fault(load_file("ready_low_water = 20000\nready_high_water = \"x\"")), ["ready_high_water"]);
+    assert!(load_file("ready_low_water = 20000\nready_high_water = 20001").is_ok());
+    assert_eq!(at_fault(load_file("http_addr = \"[::]:7070\"")), ["http_addr"]);
+    assert!(load_file("http_addr = \"[::]:7070\"\napi_tokens = [\"t\"]").is_ok());
+    assert!(load_file("http_addr = \"[::1]:7070\"").is_ok());
+}
+
+#[test]
+fn unknown_variables_warn_and_known_others_do_not() {
+    let known = [("TICKR_CONFIG", ""), ("TICKR_MYSQLD", "/x"), ("TICKR_SERVERS", "x"), ("TICKR_TEST_MYSQL_URL", "x")];
+    let odd = [("TICKR_WORKER", "8"), ("TICKR_ZEBRA", "1"), ("HOME", "/"), ("TICKR_SMTP_PASSWORD", "canary")];
+    let loaded = Config::load(&Flags::default(), env(&[&known[..], &odd[..]].concat()), None).unwrap();
+    let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "TICKR_WORKER: no setting has this environment variable; did you mean TICKR_WORKERS?",
+            "TICKR_ZEBRA: no setting has this environment variable; remove it",
+            "TICKR_SMTP_PASSWORD: has no effect without [smtp] in the file",
+        ]
+    );
+}
+
+const CANARIES: &str = r#"
+mysql_url = "mysql://app:canary1@db/tickr?ssl-key=canary2"
+redis_url = "rediss://:canary3@cache/0"
+api_tokens = ["canary4", "canary5"]
+callback_secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5"
+
+[smtp]
+host = "mail.example.com"
+username = "app"
+password = "canary6"
+
+[reports]
+mysql_url = "mysql://reader:canary7@db/tickr"
+"#;
+
+fn assert_no_canary(text: &str) {
+    assert!(!text.contains("canary") && !text.contains("Y2FuYXJ5") && !text.contains("99, 97, 110"), "{text}");
+}
+
+#[test]
+fn secrets_never_show_in_what_was_loaded() {
+    let loaded = load_file(CANARIES).unwrap();
+    assert_no_canary(&format!("{loaded:?} {:#?} {}", loaded.config, loaded.origins));
+    assert_eq!(loaded.origins.get("smtp.password").unwrap().value.as_deref(), Some("***"));
+    let shown = loaded.origins.get("mysql_url").unwrap().value.clone().unwrap();
+    assert_eq!(shown, "mysql://app:***@db/tickr?ssl-key=***");
+    assert_eq!(loaded.config.mysql_url().unwrap().expose(), "mysql://app:canary1@db/tickr?ssl-key=canary2");
+    assert_eq!(loaded.config.callback_secret[0].expose(), b"canarycanarycanarycanary");
+}
+
+#[test]
+fn secrets_never_show_in_errors() {
+    let broken = CANARIES
+        .replace("mysql://app:canary1", "mysql://app:can/canary1")
+        .replace("rediss://:", "redis:/")
+        .replace("canary4", "canary 4")
+        .replace("whsec_", "")
+        .replace("canary6", "canary\\u00006")
+        .replace("mysql://reader", "http://reader");
+    let errors = load_file(&broken).unwrap_err();
+    assert_eq!(errors.0.len(), 6, "{errors}");
+    assert_no_canary(&format!("{errors} {errors:?}"));
+    // A misspelt name must not cost the value its mask, nor a value in the wrong place.
+    let errors =
+        load_file("mysql_ulr = \"mysql://u:canary@h/d\"\nsmtp = \"canary\"\nlog = [\"canary\", \"b\"]").unwrap_err();
+    assert_eq!(errors.0.len(), 3, "{errors}");
+    assert_no_canary(&format!("{errors} {errors:?}"));
+}
+
+#[test]
+fn smtp_has_usual_ports_and_its_password_may_come_from_the_environment() {
+    let (_dir, path) =
+        file("[smtp]\nhost = \"mail\"\nusername = \"app\"\ntls = \"tls\"\nfrom = \"Jobs <jobs@example.com>\"\n");
+    let loaded = Config::load(&Flags::default(), env(&[("TICKR_SMTP_PASSWORD", "secret")]), Some(path)).unwrap();
+    let smtp = loaded.config.smtp.unwrap();
+    assert_eq!((smtp.port, smtp.tls, smtp.connections), (465, SmtpTls::Tls, 4));
+    assert!(smtp.password.is_some() && loaded.warnings.is_empty());
+    assert_eq!(smtp.timeout, Duration::from_secs(30));
+    assert_eq!(load_file("[smtp]\nhost = \"mail\"").unwrap().config.smtp.unwrap().port, 587);
+    assert!(load_file("").unwrap().config.smtp.is_none());
+}
+
+#[test]
+fn smtp_mistakes_are_named() {
+    assert_eq!(at_fault(load_file("[smtp]\nport = 25")), ["smtp.host"]);
+    assert_eq!(at_fault(load_file("[smtp]\nhost = \"mail\"\nusername = \"app\"")), ["smtp.password"]);
+    assert_eq!(
+        at_fault(load_file("[smtp]\nhost = \"mail:25\\n\"\ntls = \"ssl\"\nuser = \"x\"")),
+        ["smtp.tls", "smtp.user"]
+    );
+    let clear = "[smtp]\nhost = \"mail\"\nusername = \"a\"\npassword = \"b\"\ntls = \"none\"";
+    assert_eq!(load_file(clear).unwrap().warnings[0].setting, "smtp.tls");
+}
+
+#[test]
+fn kinds_override_what_they_name() {
+    let config =
+        load_file("[kinds.email]\nmax_attempts = 8\nretry_base = \"2s\"\nretry_factor = 1.5\n").unwrap().config;
+    let email = &config.kinds["email"];
+    assert_eq!((email.max_attempts, email.retry_base), (Some(8), Some(Duration::from_secs(2))));
+    assert_eq!((email.retry_factor, email.timeout), (Some(1.5), None));
+    let mistakes = "[kinds]\nx = 1\n[kinds.Bad]\n[kinds.http]\nretry_base = \"2m\"\nretry_cap = \"1m\"\nretries = 4\n";
+    assert_eq!(at_fault(load_file(mistakes)), ["kinds.Bad", "kinds.x", "kinds.http.retries", "kinds.http"]);
+}
+
+const REPORT: &str = r#"
+[reports]
+max_rows = 5000
+
+[reports.queries.by_state]
+title = "Jobs by state"
+sql = """
+SELECT state, COUNT(*) FROM jobs -- since :when?
+WHERE created_at >= :since AND queue = :queue AND created_at >= :since
+GROUP BY state;
+"""
+params = [{ name = "queue", type = "enum", values = ["mail", "default"], default = "default" }]
+
+[[reports.queries.by_state.params]]
+"#;
+
+#[test]
+fn reports_come_translated_with_checked_parameters() {
+    let inline = REPORT.replace("\n[[reports.queries.by_state.params]]\n", "");
+    let text = inline.replace(
+        "default = \"default\" }]",
+        "default = \"default\" }, { name = \"since\", type = \"timestamp\", min = 2020-01-01T00:00:00Z }]",
+    );
+    let reports = load_file(&text).unwrap().config.reports;
+    assert_eq!((reports.max_rows, reports.connections, reports.max_bytes), (5_000, 2, 256 << 20));
+    let query = &reports.queries["by_state"];
+    assert_eq!(query.statement.params, ["since", "queue", "since"]);
+    assert!(query.statement.sql.contains("-- since :when?") && query.statement.sql.ends_with("GROUP BY state"));
+    assert_eq!(query.param("queue").unwrap().default, Some(ParamValue::String("default".to_owned())));
+    assert!(query.param("since").unwrap().required && query.param("since").unwrap().min.is_some());
+}
+
+#[test]
+fn parameters_may_be_written_as_tables() {
+    let text = "[reports.queries.q]\ntitle = \"Q\"\nsql = \"SELECT :n\"\n[[reports.queries.q.params]]\nname = \"n\"\ntype = \"integer\"\ndefault = 7\n";
+    let query = load_file(text).unwrap().config.reports.queries.remove("q").unwrap();
+    assert_eq!(query.param("n").unwrap().value(None), Ok(ParamValue::Integer(7)));
+}
+
+#[test]
+fn report_mistakes_are_named_with_their_key() {
+    for (text, expected) in [
+        ("", vec!["reports.queries.q.title", "reports.queries.q.sql"]),
+        ("title = \"Q\"\nsql = \"DELETE FROM jobs\"", vec!["reports.queries.q.sql"]),
+        ("title = \"Q\"\nsql = \"SELECT :a, :a, :b\"", vec!["reports.queries.q.sql", "reports.queries.q.sql"]),
+        (
+            "title = \"Q\"\nsql = \"SELECT 1\"\nparams = [{ name = \"n\", type = \"date\" }]",
+            vec!["reports.queries.q.params"],
+        ),
+        (
+            "title = \"Q\"\nsql = \"SELECT :n\"\nparams = [{ name = \"n\", type = \"data\" }]",
+            vec!["reports.queries.q.params[0].type"],
+        ),
+        (
+            "title = \"Q\"\nsql = \"SELECT :n\"\nparams = [{ name = \"n\", type = \"integer\", default = \"x\" }]",
+            vec!["reports.queries.q.params[0].default"],
+        ),
+        (
+            "title = \"Q\"\nsql = \"SELECT :n\"\nparam = [{ name = \"n\", type = \"date\" }]",
+            vec!["reports.queries.q.param", "reports.queries.q.sql"],
+        ),
+    ] {
+        assert_eq!(at_fault(load_file(&format!("[reports.queries.q]\n{text}\n"))), expected, "{text}");
+    }
+}
+
+#[test]
+fn defaults_and_test_values_hold_together() {
+    let defaults = Config::defaults();
+    assert_eq!((defaults.workers, defaults.lease, defaults.body_limit_bytes), (64, Duration::from_secs(30), 262_144));
+    assert_eq!(defaults.retention_failed, Duration::from_secs(90 * 86_400));
+    assert_eq!(defaults.reports.time_limit, Duration::from_secs(60));
+    assert_eq!(defaults.mysql_url().unwrap_err().0[0].setting, "mysql_url");
+    let config = Config::for_tests("mysql://root@localhost/t", "redis://localhost");
+    assert!(config.test_kinds && config.http_addr.port() == 0 && config.redis_url().is_ok());
+}
+
+#[test]
+fn effective_settings_are_listed_once_each_with_origin() {
+    let loaded = load_flags(&Flags::default().with("workers", "8"));
+    for setting in SETTINGS {
+        assert_eq!(loaded.origins.iter().filter(|effective| effective.setting == setting.name).count(), 1);
+    }
+    let listing = loaded.origins.to_string();
+    let line = |name: &str| {
+        listing.lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().collect::<Vec<_>>()
+    };
+    assert_eq!(line("workers"), ["workers", "8", "flag", "--workers"]);
+    assert_eq!(line("mysql_url"), ["mysql_url", "-", "default"]);
+}
+
+proptest::proptest! {
+    // No file of past failures: what was found becomes an example above, where its reason can be written down.
+    #![proptest_config(proptest::test_runner::Config { failure_persistence: None, ..Default::default() })]
+
+    /// Whatever stands in the file, loading answers; it never panics.
+    #[test]
+    fn any_file_is_answered(text in "([a-z_]{1,8}( = |=)?[\\[\\]\"'{}0-9a-z,.:\n -]{0,20}){0,8}") {
+        let _ = file::parse(Path::new("tickr.toml"), &text);
+    }
+
+    /// Whatever stands in a statement, translating answers; it never panics.
+    #[test]
+    fn any_statement_is_answered(text in "(SELECT|WITH)?[ ()'\"`:;?a-z\\\\#*/\n-]{0,40}\\PC{0,10}") {
+        let _ = Statement::parse(&text);
+        let _ = ServerUrl::mysql(&text).or_else(|_| ServerUrl::redis(&text));
+    }
+
+    /// A password is not in anything printed, wherever it breaks the URL. There is always a host behind it: without one
+    /// a password that begins with @ reads as a host, and nobody could tell.
+    #[test]
+    fn any_password_stays_hidden(before in "[!-~]{0,6}", after in "[!-~]{0,6}", tail in "@h(:33)?(/d)?(\\?a=b)?") {
+        let text = format!("mysql://u:{before}canary{after}{tail}");
+        let shown = match ServerUrl::mysql(&text) {
+            Ok(url) => format!("{url} {url:?}"),
+            Err(error) => format!("{error} {error:?} {}", url::masked(&text)),
+        };
+        proptest::prop_assert!(!shown.contains("canary"), "{}", shown);
+    }
+}

@@ -1,0 +1,287 @@
+//! The address of a server, which may carry a password and must never show it.
+
+use std::fmt;
+
+use secrecy::{ExposeSecret, SecretString};
+
+use super::error::Wrong;
+
+/// Where MySQL or Redis is. `Debug` and `Display` mask the password; only [`ServerUrl::expose`] gives it away.
+#[derive(Clone)]
+pub struct ServerUrl {
+    url: SecretString,
+    masked: String,
+}
+
+impl ServerUrl {
+    /// A MySQL URL: `mysql://user:password@host:port/database`. `mariadb://` is rewritten, since the driver knows one scheme.
+    pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
+        let parts = Parts::of(text.trim(), &["mysql", "mariadb"])?;
+        parts.check_host(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
+        match parts.path.strip_prefix('/') {
+            Some(database) if !database.is_empty() && !database.contains('/') => Ok(parts.rebuilt("mysql")),
+            _ => Err(UrlError::NoDatabase),
+        }
+    }
+
+    /// A Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
+    pub fn redis(text: &str) -> Result<ServerUrl, UrlError> {
+        let parts = Parts::of(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
+        if parts.scheme.ends_with("unix") {
+            if !parts.host.is_empty() || parts.path.len() < 2 {
+                return Err(UrlError::NoSocketPath);
+            }
+        } else {
+            parts.check_host(false)?;
+            let database = parts.path.trim_start_matches('/');
+            if !database.is_empty() && database.parse::<u32>().is_err() {
+                return Err(UrlError::BadRedisDatabase);
+            }
+        }
+        Ok(parts.rebuilt(parts.scheme))
+    }
+
+    /// The whole URL with its password, for the driver and nobody else.
+    pub fn expose(&self) -> &str {
+        self.url.expose_secret()
+    }
+
+    /// The URL with its password, and every query value that could be one, replaced by `***`.
+    pub fn masked(&self) -> &str {
+        &self.masked
+    }
+}
+
+impl fmt::Debug for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ServerUrl({})", self.masked)
+    }
+}
+
+impl fmt::Display for ServerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.masked)
+    }
+}
+
+/// Why a URL was refused. It never quotes the URL, as a broken one may have its password anywhere.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// There is no `://`, or something else in front of it.
+    #[error("the scheme is not one of {0}")]
+    Scheme(String),
+    /// A reserved character stands where none can be, most likely in a password.
+    #[error("a reserved or invalid character stands outside its place")]
+    Reserved,
+    /// No host and no socket.
+    #[error("the host is missing")]
+    NoHost,
+    /// The port is not a number up to 65535.
+    #[error("the port is not a port number")]
+    BadPort,
+    /// A MySQL URL without a database.
+    #[error("the database is missing")]
+    NoDatabase,
+    /// A unix socket URL without a path.
+    #[error("the socket path is missing")]
+    NoSocketPath,
+    /// A Redis database that is not a number.
+    #[error("the redis database is not a number")]
+    BadRedisDatabase,
+}
+
+impl From<UrlError> for Wrong {
+    fn from(error: UrlError) -> Wrong {
+        let right = match &error {
+            UrlError::Scheme(_) | UrlError::NoHost => "write it like scheme://user:password@host:port/database",
+            UrlError::Reserved | UrlError::BadPort => "percent-encode / ? # @ : % in a password, for example # as %23",
+            UrlError::NoDatabase => "name it at the end, like mysql://user@host:3306/tickr",
+            UrlError::NoSocketPath => "write it like redis+unix:///run/redis.sock",
+            UrlError::BadRedisDatabase => "write it like redis://host:6379/0",
+        };
+        Wrong::new(error.to_string(), right)
+    }
+}
+
+/// What may be shown of a text that was given as a URL: all but its secrets when it is one, else at most its scheme.
+pub(super) fn masked(text: &str) -> String {
+    match ServerUrl::mysql(text).or_else(|_| ServerUrl::redis(text)) {
+        Ok(url) => url.masked,
+        Err(_) => mask_unparsed(text),
+    }
+}
+
+fn mask_unparsed(text: &str) -> String {
+    match text.trim().split_once("://") {
+        Some((scheme, _)) if is_scheme(scheme) => format!("{scheme}://***"),
+        _ => "***".to_owned(),
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    (1..=12).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'+')
+}
+
+/// Query parameters whose values are worth seeing and cannot be secrets.
+const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
+
+struct Parts<'a> {
+    scheme: &'a str,
+    userinfo: Option<&'a str>,
+    host: &'a str,
+    port: Option<&'a str>,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(text: &'a str, schemes: &[&str]) -> Result<Parts<'a>, UrlError> {
+        let scheme_error =
+            || UrlError::Scheme(schemes.iter().map(|s| format!("{s}://")).collect::<Vec<_>>().join(", "));
+        let (scheme, rest) = text.split_once("://").ok_or_else(scheme_error)?;
+        if !schemes.contains(&scheme) {
+            return Err(scheme_error());
+        }
+        if !well_encoded(rest) || rest.contains('#') {
+            return Err(UrlError::Reserved);
+        }
+        let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = before_query.split_at(before_query.find('/').unwrap_or(before_query.len()));
+        // An @ after the authority means that a raw / or ? in the password cut it short, and that what looks like
+        // a path is the rest of a password.
+        if path.contains('@') || query.contains('@') || authority.matches('@').count() > 1 {
+            return Err(UrlError::Reserved);
+        }
+        let (userinfo, address) = match authority.split_once('@') {
+            Some((userinfo, address)) => (Some(userinfo), address),
+            None => (None, authority),
+        };
+        let (host, port) = match address.rfind(':') {
+            Some(colon) if !address.ends_with(']') => (&address[..colon], Some(&address[colon + 1..])),
+            _ => (address, None),
+        };
+        if userinfo.is_some_and(|userinfo| userinfo.matches(':').count() > 1) {
+            return Err(UrlError::Reserved);
+        }
+        Ok(Parts { scheme, userinfo, host, port, path, query })
+    }
+
+    fn check_host(&self, has_socket: bool) -> Result<(), UrlError> {
+        if self.host.is_empty() && !has_socket {
+            return Err(UrlError::NoHost);
+        }
+        let bracketed = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let valid = match bracketed {
+            Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => self.host.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._%".contains(&b)),
+        };
+        if !valid {
+            return Err(UrlError::Reserved);
+        }
+        match self.port {
+            Some(port) if port.parse::<u16>().is_err() => Err(UrlError::BadPort),
+            _ => Ok(()),
+        }
+    }
+
+    fn rebuilt(&self, scheme: &str) -> ServerUrl {
+        let port = self.port.map(|port| format!(":{port}")).unwrap_or_default();
+        let userinfo = self.userinfo.map(|userinfo| format!("{userinfo}@")).unwrap_or_default();
+        let query = if self.query.is_empty() { String::new() } else { format!("?{}", self.query) };
+        let url = format!("{scheme}://{userinfo}{}{port}{}{query}", self.host, self.path);
+
+        let masked_userinfo = match self.userinfo.map(|userinfo| userinfo.split_once(':').unwrap_or((userinfo, ""))) {
+            None => String::new(),
+            Some((user, "")) => format!("{user}@"),
+            Some((user, _)) => format!("{user}:***@"),
+        };
+        let masked_query = if self.query.is_empty() { String::new() } else { format!("?{}", masked_pairs(self.query)) };
+        let masked = format!("{scheme}://{masked_userinfo}{}{port}{}{masked_query}", self.host, self.path);
+        ServerUrl { url: SecretString::from(url), masked }
+    }
+}
+
+fn masked_pairs(query: &str) -> String {
+    let pair = |pair: &str| match pair.split_once('=') {
+        Some((key, _)) if SHOWN_PARAMETERS.contains(&key) => pair.to_owned(),
+        Some((key, _)) => format!("{key}=***"),
+        None => "***".to_owned(),
+    };
+    query.split('&').map(pair).collect::<Vec<_>>().join("&")
+}
+
+/// Visible ASCII with complete percent escapes.
+fn well_encoded(text: &str) -> bool {
+    let escape =
+        |at: usize| text.as_bytes().get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
+    text.bytes().enumerate().all(|(at, b)| b.is_ascii_graphic() && (b != b'%' || escape(at)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_urls_are_taken_as_they_are() {
+        for url in [
+            "mysql://root@localhost/tickr",
+            "mysql://u:p%40ss@db.example.com:3306/tickr?ssl-mode=REQUIRED",
+            "mysql://root@[::1]:3306/tickr",
+            "mysql://root@localhost/tickr?socket=%2Frun%2Fmysqld.sock",
+            "mysql:///tickr?socket=/run/mysqld.sock",
+        ] {
+            assert_eq!(ServerUrl::mysql(url).unwrap().expose(), url);
+        }
+        for url in [
+            "redis://localhost",
+            "redis://:secret@localhost:6379/1",
+            "rediss://u:p@cache:6380/0?protocol=resp3",
+            "redis+unix:///run/redis.sock?db=2",
+            "unix:///run/redis.sock",
+        ] {
+            assert_eq!(ServerUrl::redis(url).unwrap().expose(), url);
+        }
+    }
+
+    #[test]
+    fn mariadb_is_another_word_for_mysql() {
+        let url = ServerUrl::mysql("mariadb://u:p@h:3306/d").unwrap();
+        assert_eq!(url.expose(), "mysql://u:p@h:3306/d");
+    }
+
+    #[test]
+    fn passwords_are_masked_in_every_form() {
+        let url = ServerUrl::mysql("mysql://u:canary@h/d?ssl-mode=REQUIRED&ssl-key=canary").unwrap();
+        assert_eq!(url.to_string(), "mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***");
+        assert_eq!(format!("{url:?}"), "ServerUrl(mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***)");
+        let url = ServerUrl::redis("redis+unix:///run/r.sock?pass=canary&db=1").unwrap();
+        assert_eq!(url.masked(), "redis+unix:///run/r.sock?pass=***&db=1");
+    }
+
+    #[test]
+    fn broken_urls_are_refused_without_being_quoted() {
+        for (url, expected) in [
+            ("canary", None),
+            ("postgres://u:canary@h/d", None),
+            ("mysql://u:can/ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:12/canary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can?ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can#ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can@ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can:ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can%ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:can ary@h/d", Some(UrlError::Reserved)),
+            ("mysql://u:canary", Some(UrlError::BadPort)),
+            ("mysql://u:canary@/d", Some(UrlError::NoHost)),
+            ("mysql://u:canary@h:99999/d", Some(UrlError::BadPort)),
+            ("mysql://u:canary@h", Some(UrlError::NoDatabase)),
+        ] {
+            let error = ServerUrl::mysql(url).unwrap_err();
+            let said = format!("{error} {error:?} {:?} {}", Wrong::from(error.clone()), masked(url));
+            assert!(!said.contains("can") && !said.contains("ary"), "{said}");
+            assert!(expected.is_none_or(|expected| expected == error), "{url}: {error}");
+        }
+        assert_eq!(ServerUrl::redis("redis+unix://run").unwrap_err(), UrlError::NoSocketPath);
+        assert_eq!(ServerUrl::redis("redis://h/x").unwrap_err(), UrlError::BadRedisDatabase);
+    }
+}
