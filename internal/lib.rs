@@ -1,7 +1,11 @@
 //! tickr: a durable job runner for teams on MySQL.
 
+pub mod broker;
 pub mod config;
+pub mod engine;
+pub mod event;
 pub mod handlers;
 pub mod index;
 pub mod job;
 pub mod store;
+pub mod telemetry;

@@ -282,6 +282,19 @@ impl Index {
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
+    /// Did this line leave jobs out, and is its list below the low water now?
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn has_run_low(&self, line: &Line) -> Result<bool, IndexError> {
+        let keys = &self.shared.keys;
+        let mut pipe = redis::pipe();
+        pipe.hexists(&keys.overflow, line.as_str()).llen(keys.ready(line));
+        let read: Result<(bool, usize), _> = pipe.query_async(&mut self.conn.clone()).await;
+        let (left_out, length) = read.map_err(IndexError::driver("look at a ready list"))?;
+        Ok(left_out && length < self.shared.settings.low_water)
+    }
+
     /// Start refilling a line that left jobs out: where to begin, or nothing when there is no need or another runner
     /// is at it. From here on newcomers are listed again.
     ///

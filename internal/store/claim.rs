@@ -7,6 +7,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::due::{DueJob, due_job};
 use super::error::corrupt;
 use super::group_commit::Batch;
 use super::link::{Earlier, Step};
@@ -46,15 +47,9 @@ pub enum Claim {
     /// Ours.
     Won(Box<Claimed>),
     /// Not due yet by the store's clock: the index popped it too early and should have it back.
-    NotDue {
-        /// When it is due.
-        execute_at: Timestamp,
-    },
+    NotDue(DueJob),
     /// A kind that this runner does not have. It waits for one that does.
-    OtherKind {
-        /// The kind.
-        kind: Name,
-    },
+    OtherKind(DueJob),
     /// Executing already, or ended: the index delivered it twice. Drop it.
     Gone,
 }
@@ -164,7 +159,7 @@ impl Claims {
     /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
-            "SELECT id, kind, execute_at FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            "SELECT id, queue, priority, execute_at, kind FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);
@@ -175,11 +170,9 @@ impl Claims {
         found
             .iter()
             .map(|row| {
-                let id = JobId::from_uuid(row.try_get(0)?);
-                let kind: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?;
-                let execute_at = row.try_get(2)?;
-                let known = self.kinds.contains(&kind);
-                Ok((id, if known { Claim::NotDue { execute_at } } else { Claim::OtherKind { kind } }))
+                let job = due_job(row)?;
+                let known = self.kinds.iter().any(|kind| row.try_get(4).is_ok_and(|word: &str| word == kind.as_str()));
+                Ok((job.id, if known { Claim::NotDue(job) } else { Claim::OtherKind(job) }))
             })
             .collect()
     }

@@ -36,6 +36,12 @@ impl DueCursor {
         Self { execute_at: moment, id: JobId::from_uuid(uuid::Uuid::nil()) }
     }
 
+    /// After the job `id`, due at `moment`.
+    #[must_use]
+    pub const fn after(moment: Timestamp, id: JobId) -> Self {
+        Self { execute_at: moment, id }
+    }
+
     /// The due time of the place.
     #[must_use]
     pub const fn execute_at(&self) -> Timestamp {
@@ -126,7 +132,8 @@ impl Store {
     }
 }
 
-fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
+/// The first four columns of a row: id, queue, priority, execute_at.
+pub(super) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
     Ok(DueJob {
         id: JobId::from_uuid(row.try_get(0)?),
         queue: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?,

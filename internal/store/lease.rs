@@ -172,8 +172,8 @@ impl Store {
                 moves.sort_unstable_by_key(|step| step.item.id);
                 write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
                 let done = |step: &super::settle::Move<'_>| {
-                    let follow_ups = Vec::new();
-                    (step.item.id, Settled::Done { state: step.state, execute_at: step.execute_at, follow_ups })
+                    let (state, execute_at, line) = (step.state, step.execute_at, step.line());
+                    (step.item.id, Settled::Done { state, execute_at, line, follow_ups: Vec::new() })
                 };
                 Ok(moves.iter().map(done).collect())
             })

@@ -21,7 +21,7 @@ use super::insert::{Accepted, insert_owed, read_clock};
 use super::link::{Earlier, Step};
 use super::shape::{groups, pad, padded, places, rows, statement};
 use crate::job::{
-    AttemptToken, Event, JobId, Name, NewJob, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
+    AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
 };
 
 /// Executions that may burn nothing before further ones count: shutdowns and snoozes are bounded like everything else.
@@ -70,6 +70,8 @@ pub enum Settled {
         state: State,
         /// When it runs again, if it waits again.
         execute_at: Option<Timestamp>,
+        /// Its queue and priority, for the index.
+        line: Option<(Name, Priority)>,
         /// The follow-up jobs that were accepted with it.
         follow_ups: Vec<Accepted>,
     },
@@ -138,6 +140,7 @@ impl Batch for Settles {
                 answers[step.place] = Settled::Done {
                     state: step.state,
                     execute_at: step.execute_at,
+                    line: step.line(),
                     follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
                 };
             }
@@ -225,6 +228,14 @@ pub(super) struct Move<'a> {
     burned: u32,
     spared: u32,
     losses: u32,
+}
+
+impl Move<'_> {
+    /// Where the index lists the job, if it waits again.
+    pub(super) fn line(&self) -> Option<(Name, Priority)> {
+        let priority = self.owed.priority.try_into().ok()?;
+        self.execute_at.map(|_| (self.owed.queue.clone(), priority))
+    }
 }
 
 /// What the settlement makes of the row. Pure, but for the time it is given.
@@ -484,8 +495,8 @@ async fn recognise_own_work(
         .await?;
         if let Some(row) = ours {
             let state = State::from_word(row.try_get(0)?).ok_or_else(|| corrupt("state"))?;
-            // The hints for its follow-up jobs are the reconciler's now.
-            *answer = Settled::Done { state, execute_at: row.try_get(1)?, follow_ups: Vec::new() };
+            // Hints for it and its follow-up jobs are the reconciler's now.
+            *answer = Settled::Done { state, execute_at: row.try_get(1)?, line: None, follow_ups: Vec::new() };
         }
     }
     Ok(())

@@ -1,0 +1,160 @@
+//! Reading bodies and paths: whatever is wrong becomes a problem document that says where.
+
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use serde::de::DeserializeOwned;
+
+use super::problem::{Code, Problem};
+use crate::handlers;
+use crate::job::JobId;
+
+/// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
+const MOST_LEVELS: usize = 64;
+
+/// A JSON body of type `T`, in which unknown fields are errors.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+        let media = declared.split(';').next().unwrap_or("").trim();
+        let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
+        if !is_json {
+            let detail = "declare the body with Content-Type: application/json";
+            return Err(Problem::new(Code::UnsupportedMediaType, detail));
+        }
+        let bytes = Bytes::from_request(request, state).await.map_err(unreadable)?;
+        parse(&bytes).map(Self)
+    }
+}
+
+fn unreadable(rejection: BytesRejection) -> Problem {
+    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        Problem::new(Code::TooLarge, "the body is larger than the limit; TICKR_BODY_LIMIT sets it")
+    } else {
+        Problem::new(Code::InvalidJson, "the body ended before its time")
+    }
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // Before any parser that would recurse.
+    if deeper_than(bytes, MOST_LEVELS) {
+        return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let parsed: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let pointer = pointer(error.path());
+        let inner = error.into_inner();
+        match inner.classify() {
+            serde_json::error::Category::Data => Problem::new(Code::InvalidRequest, "the body is not what this call takes")
+                .at("", vec![handlers::Problem::at(pointer, inner.to_string())]),
+            _ => Problem::new(Code::InvalidJson, inner.to_string()),
+        }
+    })?;
+    reader.end().map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
+    Ok(parsed)
+}
+
+/// A serde path as a JSON pointer.
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let mut pointer = String::new();
+    for segment in path {
+        let word = match segment {
+            Segment::Seq { index } => index.to_string(),
+            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+            Segment::Enum { variant } => variant.clone(),
+            Segment::Unknown => break,
+        };
+        pointer.push('/');
+        pointer.push_str(&word);
+    }
+    pointer
+}
+
+/// Are brackets outside strings nested deeper than `most`?
+fn deeper_than(bytes: &[u8], most: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                if depth > most {
+                    return true;
+                }
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// The job id in the path.
+pub(super) struct IdPath(pub(super) JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for IdPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = || Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a");
+        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
+        text.parse().map(Self).map_err(|_| wrong())
+    }
+}
+
+/// The query string as `T`, in which unknown names are errors.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let query = Query::<T>::from_request_parts(parts, state).await;
+        query.map(|Query(asked)| Self(asked)).map_err(|e| Problem::new(Code::InvalidRequest, e.body_text()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Parcel {
+        #[expect(dead_code, reason = "only its parsing matters")]
+        to: Vec<u8>,
+    }
+
+    fn problem(body: &str) -> (Code, Vec<String>) {
+        let problem = parse::<Parcel>(body.as_bytes()).unwrap_err();
+        (problem.code, problem.errors.into_iter().map(|e| e.pointer).collect())
+    }
+
+    #[test]
+    fn problems_say_where() {
+        assert_eq!(problem(r#"{"to":[1,"x"]}"#), (Code::InvalidRequest, vec!["/to/1".into()]));
+        assert_eq!(problem(r#"{"to":[],"from":1}"#), (Code::InvalidRequest, vec!["/from".into()]));
+        assert_eq!(problem(r#"{"to":[]"#).0, Code::InvalidJson);
+        assert_eq!(problem(r#"{"to":[]} x"#).0, Code::InvalidJson);
+        assert_eq!(problem("").0, Code::InvalidJson);
+    }
+
+    #[test]
+    fn depth_is_counted_outside_strings() {
+        assert!(!deeper_than(r#"{"a":"[[[[[[\"[[[["}"#.as_bytes(), 2));
+        assert!(deeper_than("[[[".as_bytes(), 2));
+        assert!(!deeper_than("[][][][]".as_bytes(), 1));
+        assert_eq!(problem(&"[".repeat(5_000)).0, Code::TooDeep);
+    }
+}

@@ -1,0 +1,78 @@
+//! `/livez`, `/readyz`, `/metrics`.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::problem::Problem;
+use super::{Api, json};
+use crate::telemetry::metrics_page;
+
+/// Is the process alive?
+#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
+pub(super) async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// Whether this runner should get traffic, and why.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ReadyAnswer {
+    /// `ready`, `draining` or `store_unavailable`.
+    status: &'static str,
+    /// Does MySQL answer?
+    mysql: bool,
+    /// `fast`, `rebuilding` or `degraded`. Never makes the answer red: jobs run without Redis.
+    index: &'static str,
+    /// Do the MySQL server's settings make an acknowledged commit survive a power cut? Null when it does not answer.
+    durable: Option<bool>,
+    /// If not durable: which settings are to blame.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    weaknesses: Vec<String>,
+}
+
+/// Should this runner get traffic?
+///
+/// Red only when MySQL does not answer or the runner is stopping.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operations",
+    responses(
+        (status = 200, description = "Ready", body = ReadyAnswer),
+        (status = 503, description = "Draining, or MySQL does not answer", body = ReadyAnswer),
+    )
+)]
+pub(super) async fn readyz(State(api): State<Api>) -> Response {
+    let draining = *api.draining.borrow();
+    let asked = tokio::time::timeout(Duration::from_secs(2), api.broker.store().durability()).await;
+    let durability = asked.ok().and_then(Result::ok);
+    let status = match (draining, durability.is_some()) {
+        (true, _) => "draining",
+        (false, true) => "ready",
+        (false, false) => "store_unavailable",
+    };
+    let answer = ReadyAnswer {
+        status,
+        mysql: durability.is_some(),
+        index: api.index.health().now().as_str(),
+        durable: durability.as_ref().map(|d| d.durable),
+        weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
+    };
+    let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(code, answer)
+}
+
+/// Metrics of this runner for Prometheus
+#[utoipa::path(
+    get, path = "/metrics", tag = "operations",
+    responses(
+        (status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"),
+        (status = 401, description = "unauthorized", body = Problem),
+    )
+)]
+pub(super) async fn metrics() -> Response {
+    let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, plain)], metrics_page()).into_response()
+}

@@ -1,0 +1,52 @@
+//! `/v1/kinds`: what can be enqueued.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::view::RetryView;
+use super::{Api, Problem, json};
+
+/// The registered kinds.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KindsAnswer {
+    /// By name.
+    data: Vec<KindView>,
+}
+
+/// One registered kind.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KindView {
+    /// What to say as `kind`.
+    kind: String,
+    /// Attempts of a job that asks for nothing else.
+    max_attempts: u32,
+    /// Time limit of one attempt of a job that asks for nothing else.
+    timeout_ms: u64,
+    /// Backoff of a job that asks for nothing else.
+    retry: RetryView,
+    /// JSON Schema (2020-12) of the payload.
+    #[schema(value_type = Object)]
+    schema: serde_json::Value,
+}
+
+/// List the kinds with their payload schemas
+#[utoipa::path(
+    get, path = "/v1/kinds", tag = "kinds",
+    responses(
+        (status = 200, description = "The kinds this runner knows", body = KindsAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Response {
+    let view = |kind: &crate::handlers::Registered| KindView {
+        kind: kind.name().to_string(),
+        max_attempts: kind.defaults().max_attempts,
+        timeout_ms: u64::try_from(kind.defaults().timeout.as_millis()).unwrap_or(u64::MAX),
+        retry: kind.defaults().retry.into(),
+        schema: kind.schema().clone(),
+    };
+    json(StatusCode::OK, KindsAnswer { data: api.broker.registry().iter().map(view).collect() })
+}

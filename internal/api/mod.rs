@@ -1,0 +1,198 @@
+//! The HTTP API: a table of routes, one file per resource, errors as `application/problem+json`.
+//!
+//! Everything tickr can do is here first; the command line and the dashboard speak only this. The OpenAPI document is
+//! made from the same types and attributes as the routes.
+
+mod auth;
+mod body;
+mod health;
+mod jobs;
+mod kinds;
+mod problem;
+mod reports;
+mod results;
+mod stats;
+mod view;
+
+pub use auth::Tokens;
+pub use problem::{Code, Problem};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use tokio::sync::watch;
+use tower_http::catch_panic::CatchPanicLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::broker::Broker;
+use crate::index::Index;
+
+/// What the API needs.
+#[derive(Clone, Debug)]
+pub struct ApiParts {
+    /// The way in for jobs.
+    pub broker: Broker,
+    /// For its health.
+    pub index: Index,
+    /// Who may call; empty means everybody who can reach the address.
+    pub tokens: Tokens,
+    /// Largest request body, in bytes.
+    pub body_limit_bytes: usize,
+    /// Where finished reports lie.
+    pub reports_dir: PathBuf,
+    /// True once the process has begun to stop.
+    pub draining: watch::Receiver<bool>,
+}
+
+type Api = Arc<ApiParts>;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "tickr",
+        description = "A durable job runner for teams on MySQL. Errors are application/problem+json with a stable code.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
+    ),
+    tags(
+        (name = "jobs", description = "Enqueue, read and steer jobs"),
+        (name = "kinds", description = "What can be enqueued"),
+        (name = "operations", description = "How tickr is doing"),
+    ),
+)]
+struct Document;
+
+/// The routes, and the OpenAPI document that describes them.
+fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(jobs::enqueue, jobs::list))
+        .routes(routes!(jobs::enqueue_batch))
+        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::retry))
+        .routes(routes!(jobs::run_now))
+        .routes(routes!(results::result))
+        .routes(routes!(kinds::list))
+        .routes(routes!(stats::show))
+        .routes(routes!(stats::runners))
+        .routes(routes!(reports::download))
+        .routes(routes!(health::livez))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .split_for_parts()
+}
+
+/// The OpenAPI document, as served at `/openapi.json`.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    described().1
+}
+
+/// The whole API as one service.
+pub fn router(parts: ApiParts) -> Router {
+    let limit = parts.body_limit_bytes;
+    let api = Arc::new(parts);
+    let (routes, document) = described();
+    let document = Arc::new(document);
+    routes
+        .route("/openapi.json", get(move || async move { Json(document.as_ref().clone()) }))
+        .route("/docs", get(docs))
+        .route("/", get(docs))
+        .fallback(not_found)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
+        .layer(DefaultBodyLimit::max(limit))
+        .layer(middleware::from_fn(dress))
+        .layer(CatchPanicLayer::custom(|_| Problem::new(Code::Internal, "the request made tickr stumble").into_response()))
+        .with_state(api)
+}
+
+/// Headers that every answer carries.
+async fn dress(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+    ));
+    response
+}
+
+async fn not_found() -> Problem {
+    Problem::new(Code::NotFound, "there is nothing at this path; /openapi.json lists what there is")
+}
+
+async fn method_not_allowed() -> Problem {
+    Problem::new(Code::MethodNotAllowed, "this path does not take that method; the Allow header says which it takes")
+}
+
+/// A page about the API that needs no other host: the routes as a table, made from the document.
+async fn docs(State(_api): State<Api>) -> Html<String> {
+    let document = openapi();
+    let mut routes = Vec::new();
+    for (path, item) in &document.paths.paths {
+        for (method, operation) in
+            [("GET", &item.get), ("POST", &item.post), ("PATCH", &item.patch), ("PUT", &item.put), ("DELETE", &item.delete)]
+        {
+            if let Some(operation) = operation {
+                routes.push((method, path.clone(), operation.summary.clone().unwrap_or_default()));
+            }
+        }
+    }
+    let page = maud::html! {
+        (maud::DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                link rel="icon" href="data:,";
+                title { "tickr API" }
+                style { (maud::PreEscaped(
+                    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
+                     td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top}code{font-family:ui-monospace,monospace}"
+                )) }
+            }
+            body {
+                h1 { "tickr " (env!("CARGO_PKG_VERSION")) }
+                p { "Machine-readable: " a href="/openapi.json" { "/openapi.json" } ". Payload schemas: "
+                    a href="/v1/kinds" { "/v1/kinds" } ". Counts: " a href="/v1/stats" { "/v1/stats" } "." }
+                table {
+                    thead { tr { th { "Method" } th { "Path" } th { "What it does" } } }
+                    tbody {
+                        @for (method, path, summary) in &routes {
+                            tr { td { code { (method) } } td { code { (path) } } td { (summary) } }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    Html(page.into_string())
+}
+
+/// Parse a duration such as `30s`, `500ms` or `2m` from a query string.
+fn parse_wait(text: &str) -> Option<Duration> {
+    let split = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_secs(number.checked_mul(60)?)),
+        _ => None,
+    }
+}
+
+/// An answer with a status and a JSON body.
+fn json<T: serde::Serialize>(status: StatusCode, body: T) -> Response {
+    (status, Json(body)).into_response()
+}

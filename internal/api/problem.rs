@@ -1,0 +1,211 @@
+//! Errors as RFC 9457 problem documents. The `code` is stable: scripts may rely on it. Never SQL text.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::broker::Invalid;
+use crate::handlers;
+use crate::job::State;
+use crate::store::StoreError;
+
+/// The catalogue of things that can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// 400: the body is not JSON.
+    InvalidJson,
+    /// 400: the body is nested more than 64 levels deep.
+    TooDeep,
+    /// 401: a token is needed, or the one given is not known.
+    Unauthorized,
+    /// 404: no such path, job or report.
+    NotFound,
+    /// 405: the path does not take this method.
+    MethodNotAllowed,
+    /// 409: not possible in the state the job is in; `current_state` says which.
+    WrongState,
+    /// 409: an unfinished job has this unique key.
+    KeyTaken,
+    /// 413: the body is larger than the limit.
+    TooLarge,
+    /// 415: the body is not declared as `application/json`.
+    UnsupportedMediaType,
+    /// 422: the request is JSON, but not what this call takes; `errors` say where and why.
+    InvalidRequest,
+    /// 422: no handler of this kind is registered.
+    UnknownKind,
+    /// 422: the payload does not fit the kind's schema; `errors` say where and why.
+    InvalidPayload,
+    /// 422: the id in the path is not an id.
+    InvalidId,
+    /// 422: the cursor was not made by this listing.
+    InvalidCursor,
+    /// 429: more requests wait for the store than it takes; Retry-After says when to come back.
+    Overloaded,
+    /// 500: a defect in tickr or its set-up; the log has the details.
+    Internal,
+    /// 503: MySQL cannot be reached; Retry-After says when to come back. Nothing was accepted.
+    StoreUnavailable,
+}
+
+impl Code {
+    const fn status(self) -> StatusCode {
+        match self {
+            Self::InvalidJson | Self::TooDeep => StatusCode::BAD_REQUEST,
+            Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::WrongState | Self::KeyTaken => StatusCode::CONFLICT,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::InvalidRequest | Self::UnknownKind | Self::InvalidPayload | Self::InvalidId | Self::InvalidCursor => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
+            Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    const fn title(self) -> &'static str {
+        match self {
+            Self::InvalidJson => "The body is not JSON",
+            Self::TooDeep => "The body is nested too deeply",
+            Self::Unauthorized => "A valid token is needed",
+            Self::NotFound => "Not found",
+            Self::MethodNotAllowed => "Method not allowed",
+            Self::WrongState => "Not possible in the job's state",
+            Self::KeyTaken => "An unfinished job has this unique key",
+            Self::TooLarge => "The body is too large",
+            Self::UnsupportedMediaType => "The body must be application/json",
+            Self::InvalidRequest => "The request is not what this call takes",
+            Self::UnknownKind => "Unknown kind",
+            Self::InvalidPayload => "The payload does not fit the kind",
+            Self::InvalidId => "Not a job id",
+            Self::InvalidCursor => "Not a cursor of this listing",
+            Self::Overloaded => "Too many requests are waiting",
+            Self::Internal => "Internal error",
+            Self::StoreUnavailable => "MySQL cannot be reached",
+        }
+    }
+
+    fn word(self) -> String {
+        serde_json::to_value(self).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+}
+
+/// One thing that is wrong with the body.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct FieldError {
+    /// JSON pointer (RFC 6901) into the body; empty for the body as a whole.
+    pub pointer: String,
+    /// What is wrong and what would be right.
+    pub detail: String,
+}
+
+/// A problem document.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// `urn:tickr:problem:` and the code.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The code in words.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// Stable, for programs.
+    pub code: Code,
+    /// This occurrence in words, for people.
+    pub detail: String,
+    /// What exactly is wrong with the body.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldError>,
+    /// The state the job is in, with `wrong_state`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub current_state: Option<State>,
+    /// The job that has the key, with `key_taken`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
+}
+
+impl Problem {
+    /// A problem without particulars.
+    pub fn new(code: Code, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:tickr:problem:{}", code.word()),
+            title: code.title().to_owned(),
+            status: code.status().as_u16(),
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+            current_state: None,
+            job_id: None,
+        }
+    }
+
+    /// With what is wrong, each pointer below `prefix`.
+    pub(super) fn at(mut self, prefix: &str, problems: Vec<handlers::Problem>) -> Self {
+        self.errors = problems
+            .into_iter()
+            .map(|problem| FieldError { pointer: format!("{prefix}{}", problem.pointer), detail: problem.detail })
+            .collect();
+        self
+    }
+
+    pub(super) fn in_state(mut self, state: State) -> Self {
+        self.current_state = Some(state);
+        self
+    }
+
+    /// A draft was refused; `prefix` points at it in the body.
+    pub(super) fn invalid(prefix: &str, invalid: Invalid) -> Self {
+        let detail = invalid.to_string();
+        match invalid {
+            Invalid::UnknownKind { .. } => {
+                let here = handlers::Problem::at("/kind", "is not the name of a registered kind; see /v1/kinds");
+                Self::new(Code::UnknownKind, detail).at(prefix, vec![here])
+            }
+            Invalid::Payload { problems, .. } => {
+                Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), problems)
+            }
+            Invalid::Job { problems } => Self::new(Code::InvalidRequest, detail).at(prefix, problems),
+        }
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match &error {
+            StoreError::Unavailable { .. } => {
+                tracing::warn!(%error, "request refused");
+                Self::new(Code::StoreUnavailable, "the store cannot be reached; nothing was changed as far as tickr knows")
+            }
+            StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for the store"),
+            StoreError::Refused { .. } | StoreError::Corrupt { .. } => {
+                tracing::error!(%error, "request failed");
+                Self::new(Code::Internal, "the store refused; the log of this runner has the details")
+            }
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = self.code.status();
+        let code = self.code;
+        let mut response = (status, Json(self)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if matches!(code, Code::StoreUnavailable | Code::Overloaded) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if code == Code::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

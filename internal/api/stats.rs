@@ -1,0 +1,152 @@
+//! `/v1/stats` and `/v1/runners`: how tickr is doing.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::problem::Problem;
+use super::view::Moment;
+use super::{Api, json};
+use crate::job::State as JobState;
+
+/// Counts and figures.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct StatsAnswer {
+    /// The database's clock at the reading.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// Jobs by state. Ended states count everything that ever ended so, also what retention has deleted since.
+    states: BTreeMap<String, i64>,
+    /// Jobs by queue, then state.
+    queues: BTreeMap<String, BTreeMap<String, i64>>,
+    /// False when there are so many unfinished jobs that their counts are a floor.
+    exact: bool,
+    lateness: LatenessView,
+    rates: RatesView,
+    index: IndexView,
+}
+
+/// Lateness: start − execute_at.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LatenessView {
+    /// Median over the last minute on this runner, in milliseconds.
+    p50_ms: Option<f64>,
+    /// 99th percentile over the last minute on this runner, in milliseconds.
+    p99_ms: Option<f64>,
+    /// How long the oldest overdue job has been due, in milliseconds; 0 when none is.
+    oldest_due_ms: i64,
+    /// When the next job that is not due yet is due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_due_at: Option<Moment>,
+}
+
+/// Rates over the last minute on this runner.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RatesView {
+    /// Jobs accepted per second.
+    accepted_per_second: f64,
+    /// Attempts ended per second.
+    ended_per_second: f64,
+}
+
+/// The index, as this runner sees it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct IndexView {
+    /// `fast`, `rebuilding` or `degraded`.
+    health: &'static str,
+}
+
+/// Show counts by state and queue, lateness and rates
+#[utoipa::path(
+    get, path = "/v1/stats", tag = "operations",
+    responses(
+        (status = 200, description = "A reading", body = StatsAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
+    let stats = api.broker.store().stats().await?;
+    let mut states: BTreeMap<String, i64> = JobState::ALL.iter().map(|state| (state.to_string(), 0)).collect();
+    let mut queues: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
+    for count in stats.owed.iter().chain(&stats.ended) {
+        *states.entry(count.state.to_string()).or_default() += count.jobs;
+        *queues.entry(count.queue.to_string()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
+    }
+    let figures = api.broker.meters().read();
+    let answer = StatsAnswer {
+        at: Moment(stats.at),
+        states,
+        queues,
+        exact: stats.exact,
+        lateness: LatenessView {
+            p50_ms: figures.lateness_p50_ms,
+            p99_ms: figures.lateness_p99_ms,
+            oldest_due_ms: stats.oldest_due.map_or(0, |due| (stats.at - due).num_milliseconds().max(0)),
+            next_due_at: stats.next_due.map(Moment),
+        },
+        rates: RatesView {
+            accepted_per_second: figures.accepted_per_second,
+            ended_per_second: figures.ended_per_second,
+        },
+        index: IndexView { health: api.index.health().now().as_str() },
+    };
+    Ok(json(StatusCode::OK, answer))
+}
+
+/// The runners, living ones first.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RunnersAnswer {
+    /// At most 200.
+    data: Vec<RunnerView>,
+}
+
+/// One tickr process.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RunnerView {
+    /// As in the attempts.
+    id: String,
+    version: String,
+    kinds: Vec<String>,
+    queues: Vec<String>,
+    /// Worker slots.
+    slots: u32,
+    /// Busy slots at the last heartbeat.
+    busy: u32,
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    heartbeat_at: Moment,
+    /// When it stopped or was found dead; null while it lives.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    stopped_at: Option<Moment>,
+}
+
+/// List the runners
+#[utoipa::path(
+    get, path = "/v1/runners", tag = "operations",
+    responses(
+        (status = 200, description = "The runners", body = RunnersAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn runners(State(api): State<Api>) -> Result<Response, Problem> {
+    let view = |runner: crate::store::RunnerSeen| RunnerView {
+        id: runner.id.to_string(),
+        version: runner.version,
+        kinds: runner.kinds.iter().map(ToString::to_string).collect(),
+        queues: runner.queues.iter().map(ToString::to_string).collect(),
+        slots: runner.slots,
+        busy: runner.busy,
+        started_at: Moment(runner.started_at),
+        heartbeat_at: Moment(runner.heartbeat_at),
+        stopped_at: runner.stopped_at.map(Moment),
+    };
+    let data = api.broker.store().runners(200).await?.into_iter().map(view).collect();
+    Ok(json(StatusCode::OK, RunnersAnswer { data }))
+}

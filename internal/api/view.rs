@@ -1,0 +1,237 @@
+//! Jobs and attempts as the API shows them.
+
+use chrono::SecondsFormat;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::job::{Attempt, Job, NewJob, Progress, RetryPolicy, State, Timestamp, Verdict};
+use crate::store::Accepted;
+
+/// RFC 3339 in UTC with milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment(pub(super) Timestamp);
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_rfc3339_opts(SecondsFormat::Millis, true))
+    }
+}
+
+/// Backoff of a job: `min(base_ms × factor^(n−1), cap_ms)` after the n-th failure, ± `jitter`.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RetryView {
+    /// Delay after the first failure.
+    #[schema(example = 1000)]
+    pub(super) base_ms: u64,
+    /// Growth from one delay to the next.
+    #[serde(default = "two")]
+    pub(super) factor: f64,
+    /// Longest delay.
+    #[serde(default = "minute")]
+    pub(super) cap_ms: u64,
+    /// Share by which a delay varies in both directions.
+    #[serde(default = "tenth")]
+    pub(super) jitter: f64,
+}
+
+fn two() -> f64 {
+    RetryPolicy::default().factor
+}
+
+fn minute() -> u64 {
+    RetryPolicy::default().cap_ms
+}
+
+fn tenth() -> f64 {
+    RetryPolicy::default().jitter
+}
+
+impl From<RetryView> for RetryPolicy {
+    fn from(view: RetryView) -> Self {
+        Self { base_ms: view.base_ms, factor: view.factor, cap_ms: view.cap_ms, jitter: view.jitter }
+    }
+}
+
+impl From<RetryPolicy> for RetryView {
+    fn from(policy: RetryPolicy) -> Self {
+        Self { base_ms: policy.base_ms, factor: policy.factor, cap_ms: policy.cap_ms, jitter: policy.jitter }
+    }
+}
+
+/// A job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct JobView {
+    /// UUIDv7.
+    pub(super) id: String,
+    pub(super) kind: String,
+    pub(super) queue: String,
+    /// 0 runs first, 9 last.
+    pub(super) priority: u8,
+    #[schema(value_type = StateWord)]
+    pub(super) state: State,
+    /// The handler's input. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub(super) payload: Option<Box<RawValue>>,
+    /// Attempts that count against `max_attempts`, the running one included.
+    pub(super) attempt: u32,
+    pub(super) max_attempts: u32,
+    /// Time limit of one attempt, if the job has its own.
+    pub(super) timeout_ms: Option<u64>,
+    /// Backoff, if the job has its own.
+    pub(super) retry: Option<RetryView>,
+    pub(super) unique_key: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) created_at: Moment,
+    /// When it is, or last was, due.
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) execute_at: Moment,
+    /// Start of the open or last attempt.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(super) started_at: Option<Moment>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(super) finished_at: Option<Moment>,
+    /// When a stop of the running attempt was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(super) cancel_requested_at: Option<Moment>,
+    /// Why the last unsuccessful attempt ended; null once the job completed.
+    pub(super) last_error: Option<String>,
+    /// What the handler returned.
+    #[schema(value_type = Option<Object>)]
+    pub(super) result: Option<Box<RawValue>>,
+    /// How far the running attempt says it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) progress: Option<ProgressView>,
+    /// Every attempt in order, the open one last. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) attempts: Option<Vec<AttemptView>>,
+}
+
+/// How far a running attempt says it is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ProgressView {
+    /// 0 to 100.
+    pub(super) percent: f64,
+    /// A few words.
+    pub(super) note: Option<String>,
+}
+
+/// One execution of a job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AttemptView {
+    /// 1 for the first; every execution counts here.
+    pub(super) number: u32,
+    /// The process that ran it.
+    pub(super) runner: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) execute_at: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) started_at: Moment,
+    /// Null while it runs.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(super) finished_at: Option<Moment>,
+    /// Null while it runs.
+    #[schema(value_type = Option<VerdictWord>)]
+    pub(super) verdict: Option<Verdict>,
+    pub(super) error: Option<String>,
+}
+
+/// Where a job is in its life.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum StateWord {
+    Waiting,
+    Executing,
+    Retrying,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+/// What an attempt came to.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum VerdictWord {
+    Succeeded,
+    Failed,
+    Rejected,
+    TimedOut,
+    Panicked,
+    Cancelled,
+    Interrupted,
+    Lost,
+    Snoozed,
+}
+
+impl JobView {
+    /// A job that was accepted a moment ago.
+    pub(super) fn accepted(job: &NewJob, accepted: &Accepted) -> Self {
+        Self {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            priority: job.priority.level(),
+            state: State::Waiting,
+            payload: Some(job.payload.clone()),
+            attempt: 0,
+            max_attempts: job.max_attempts,
+            timeout_ms: job.options.timeout_ms,
+            retry: job.options.retry.map(Into::into),
+            unique_key: job.unique_key.clone(),
+            created_at: Moment(accepted.created_at),
+            execute_at: Moment(accepted.execute_at),
+            started_at: None,
+            finished_at: None,
+            cancel_requested_at: None,
+            last_error: None,
+            result: None,
+            progress: None,
+            attempts: Some(Vec::new()),
+        }
+    }
+
+    /// A job read from the store, with its attempts unless it is one of many.
+    pub(super) fn read(job: Job, attempts: Option<Vec<Attempt>>) -> Self {
+        Self {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            priority: job.priority.level(),
+            state: job.state,
+            payload: job.payload,
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            timeout_ms: job.options.timeout_ms,
+            retry: job.options.retry.map(Into::into),
+            unique_key: job.unique_key,
+            created_at: Moment(job.created_at),
+            execute_at: Moment(job.execute_at),
+            started_at: job.started_at.map(Moment),
+            finished_at: job.finished_at.map(Moment),
+            cancel_requested_at: job.cancel_requested_at.map(Moment),
+            last_error: job.last_error,
+            result: job.result,
+            progress: job.progress.map(|Progress { percent, note }| ProgressView { percent, note }),
+            attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
+        }
+    }
+}
+
+impl From<Attempt> for AttemptView {
+    fn from(attempt: Attempt) -> Self {
+        Self {
+            number: attempt.number,
+            runner: attempt.runner.to_string(),
+            execute_at: Moment(attempt.execute_at),
+            started_at: Moment(attempt.started_at),
+            finished_at: attempt.finished_at.map(Moment),
+            verdict: attempt.verdict,
+            error: attempt.error,
+        }
+    }
+}

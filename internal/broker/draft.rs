@@ -1,0 +1,149 @@
+//! A job as a caller words it, before it is checked.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use crate::handlers::{Problem, Registry};
+use crate::job::{Due, JobId, JobOptions, Name, NewJob, Priority, RetryPolicy, limits};
+
+/// What a caller asks for. Everything but kind and payload may be left open.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    /// The kind's name.
+    pub kind: String,
+    /// The handler's input.
+    pub payload: Box<RawValue>,
+    /// The queue's name; `default` when left open.
+    pub queue: Option<String>,
+    /// When it should start.
+    pub due: Due,
+    /// 0 (first) to 9 (last).
+    pub priority: Option<u8>,
+    /// 1 to 100; the kind's own when left open.
+    pub max_attempts: Option<u32>,
+    /// Time limit of one attempt; the kind's own when left open.
+    pub timeout_ms: Option<u64>,
+    /// Backoff; the kind's own when left open.
+    pub retry: Option<RetryPolicy>,
+    /// At most one unfinished job per (kind, key).
+    pub unique_key: Option<String>,
+}
+
+impl Draft {
+    /// A draft that leaves everything open.
+    #[must_use]
+    pub fn new(kind: impl Into<String>, payload: Box<RawValue>) -> Self {
+        Self {
+            kind: kind.into(),
+            payload,
+            queue: None,
+            due: Due::Now,
+            priority: None,
+            max_attempts: None,
+            timeout_ms: None,
+            retry: None,
+            unique_key: None,
+        }
+    }
+}
+
+/// Everything that is wrong with a draft.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Invalid {
+    /// No handler of that kind is registered.
+    #[error("no kind is called {kind:?}; known kinds: {known}")]
+    UnknownKind {
+        /// What was asked for.
+        kind: String,
+        /// What there is.
+        known: String,
+    },
+    /// The payload does not fit the kind. Pointers are relative to the payload.
+    #[error("the payload does not fit the kind {kind}")]
+    Payload {
+        /// The kind.
+        kind: Name,
+        /// What is wrong.
+        problems: Vec<Problem>,
+    },
+    /// Something beside the payload is wrong. Pointers are relative to the job.
+    #[error("the job asks for something it cannot have")]
+    Job {
+        /// What is wrong.
+        problems: Vec<Problem>,
+    },
+}
+
+impl Draft {
+    /// Check against the kind and fill in what was left open.
+    pub(super) fn prepare(self, registry: &Registry) -> Result<NewJob, Invalid> {
+        let Some(kind) = registry.get(&self.kind) else {
+            let known: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
+            let mut asked = self.kind;
+            asked.truncate((0..=80).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or(0));
+            return Err(Invalid::UnknownKind { kind: asked, known: known.join(", ") });
+        };
+        let mut problems = Vec::new();
+        let mut wrong = |pointer: &str, detail: String| problems.push(Problem::at(pointer, detail));
+
+        let queue = self.queue.as_deref().unwrap_or("default").parse::<Name>().inspect_err(|e| {
+            wrong("/queue", e.to_string());
+        });
+        let priority = self.priority.map_or(Ok(Priority::NORMAL), Priority::try_from).inspect_err(|e| {
+            wrong("/priority", (*e).to_owned());
+        });
+        let max_attempts = self.max_attempts.unwrap_or(kind.defaults().max_attempts);
+        if !(1..=limits::MAX_ATTEMPTS).contains(&max_attempts) {
+            wrong("/max_attempts", format!("must be 1 to {}", limits::MAX_ATTEMPTS));
+        }
+        let most_ms = limits::MAX_TIMEOUT.as_millis() as u64;
+        if self.timeout_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
+            wrong("/timeout_ms", format!("must be 1 to {most_ms}"));
+        }
+        if let Some((field, why)) = self.retry.as_ref().and_then(RetryPolicy::problem) {
+            wrong(&format!("/retry/{field}"), why.to_owned());
+        }
+        let key_fits = |key: &String| (1..=limits::MAX_KEY_BYTES).contains(&key.len());
+        if self.unique_key.as_ref().is_some_and(|key| !key_fits(key)) {
+            wrong("/unique_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
+        }
+        match self.due {
+            Due::Now => {}
+            Due::After(delay) if delay <= limits::MAX_AHEAD => {}
+            Due::After(_) => wrong("/delay_ms", format!("must be at most {}", limits::MAX_AHEAD.as_millis())),
+            Due::At(moment) => {
+                // A sanity check against this host's clock, with a day to spare; the store's clock decides what is due.
+                let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);
+                let earliest = chrono::DateTime::UNIX_EPOCH;
+                if moment > latest || moment < earliest {
+                    let days = limits::MAX_AHEAD.as_secs() / 86_400;
+                    wrong("/execute_at", format!("must lie between 1970 and {days} days from now"));
+                }
+            }
+        }
+        let (Ok(queue), Ok(priority), true) = (queue, priority, problems.is_empty()) else {
+            return Err(Invalid::Job { problems });
+        };
+
+        let payload: serde_json::Value = serde_json::from_str(self.payload.get()).map_err(|e| Invalid::Payload {
+            kind: kind.name().clone(),
+            problems: vec![Problem::at("", e.to_string())],
+        })?;
+        let problems = kind.check(&payload);
+        if !problems.is_empty() {
+            return Err(Invalid::Payload { kind: kind.name().clone(), problems });
+        }
+        Ok(NewJob {
+            id: JobId::new(),
+            kind: kind.name().clone(),
+            queue,
+            payload: self.payload,
+            due: self.due,
+            priority,
+            max_attempts,
+            unique_key: self.unique_key,
+            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry },
+        })
+    }
+}

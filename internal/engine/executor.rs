@@ -1,0 +1,239 @@
+//! The executor: one attempt from its committed claim to its settled verdict, in named steps.
+//!
+//! start → run → judge → settle → tell. The handler runs in a task of its own, so that its panic fails the attempt and
+//! not the worker, and so that it can be dropped when it does not stop.
+
+use std::time::Duration;
+
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use super::Shared;
+use super::live::{Stop, StopReason};
+use crate::broker::Draft;
+use crate::event::Event;
+use crate::handlers::{Context, ContextParts, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
+use crate::job::{NewJob, Verdict, limits};
+use crate::store::{Again, Claimed, Settled, Settlement};
+
+/// How long a handler that was told to stop may take before it is dropped.
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// How the handler's task ended.
+enum Ended {
+    /// It returned.
+    Returned(Outcome),
+    /// It panicked, with this message.
+    Panicked(String),
+    /// It did not stop when told to and was dropped.
+    Dropped,
+}
+
+pub(super) async fn execute(shared: &Shared, claimed: Claimed) {
+    let began = Instant::now();
+    let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
+    metrics::histogram!("tickr_lateness_seconds").record(lateness.as_secs_f64());
+    shared.broker.meters().started(lateness);
+    shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
+
+    let stop = Stop::default();
+    let progress = ProgressSlot::default();
+    shared.live.insert(claimed.id, claimed.token, stop.clone(), progress.clone());
+    let defaults = shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
+    let ended = run(shared, &claimed, &stop, progress, &defaults).await;
+    let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults);
+    let verdict = settlement.verdict;
+    let settled = settle(shared, settlement).await;
+    shared.live.remove(claimed.id, claimed.token);
+
+    metrics::counter!("tickr_attempts_total", "kind" => claimed.kind.to_string(), "verdict" => verdict.as_str())
+        .increment(1);
+    metrics::histogram!("tickr_run_seconds", "kind" => claimed.kind.to_string()).record(began.elapsed().as_secs_f64());
+    shared.broker.meters().ended();
+    tell(shared, &claimed, verdict, settled);
+}
+
+/// Run the handler until it returns, panics, or has to be dropped.
+async fn run(
+    shared: &Shared,
+    claimed: &Claimed,
+    stop: &Stop,
+    progress: ProgressSlot,
+    defaults: &KindDefaults,
+) -> Ended {
+    let Some(kind) = shared.registry.get(claimed.kind.as_str()) else {
+        // The claim asks only for kinds that are registered.
+        return Ended::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
+    };
+    let limit = claimed.options.timeout_ms.map_or(defaults.timeout, Duration::from_millis);
+    let deadline = Instant::now() + limit;
+    let context = Context::new(ContextParts {
+        job: claimed.id,
+        kind: claimed.kind.clone(),
+        queue: claimed.queue.clone(),
+        attempt: claimed.attempt,
+        max_attempts: claimed.max_attempts,
+        token: claimed.token,
+        deadline,
+        stop: stop.token().clone(),
+        progress,
+    });
+    let mut handler = tokio::spawn(kind.run(&claimed.payload, context));
+    let returned = tokio::select! {
+        returned = &mut handler => Some(returned),
+        () = stop.token().cancelled() => None,
+        () = tokio::time::sleep_until(deadline) => {
+            stop.now(StopReason::Deadline);
+            None
+        }
+    };
+    let returned = match returned {
+        Some(returned) => Some(returned),
+        // Told to stop: it may still finish, and what it returns then counts.
+        None => tokio::time::timeout(STOP_GRACE, &mut handler).await.ok(),
+    };
+    match returned {
+        Some(Ok(outcome)) => Ended::Returned(outcome),
+        Some(Err(error)) => Ended::Panicked(panic_message(error)),
+        None => {
+            // Takes effect at the handler's next await. A handler that blocks its thread keeps it until it returns;
+            // the verdict does not wait for that.
+            handler.abort();
+            Ended::Dropped
+        }
+    }
+}
+
+/// The verdict, and what follows from it. Pure but for the chance it draws.
+fn judge(
+    shared: &Shared,
+    claimed: &Claimed,
+    ended: Ended,
+    stopped: Option<StopReason>,
+    defaults: &KindDefaults,
+) -> Settlement {
+    let policy = claimed.options.retry.unwrap_or(defaults.retry);
+    let backoff = Again::Backoff(policy, rand::random());
+    let mut settlement = Settlement {
+        id: claimed.id,
+        token: claimed.token,
+        number: claimed.number,
+        verdict: Verdict::Succeeded,
+        error: None,
+        result: None,
+        follow_ups: Vec::new(),
+        again: backoff,
+    };
+    let failed = |mut settlement: Settlement, verdict: Verdict, error: String| {
+        settlement.verdict = verdict;
+        settlement.error = Some(cut(error));
+        settlement
+    };
+    match (ended, stopped) {
+        (Ended::Returned(Ok(output)), _) => {
+            let (result, follow_ups) = output.into_parts();
+            if result.as_ref().is_some_and(|raw| raw.get().len() > limits::MAX_RESULT_BYTES) {
+                let most = limits::MAX_RESULT_BYTES;
+                return failed(settlement, Verdict::Rejected, format!("the result is larger than {most} bytes"));
+            }
+            match follow_ups.into_iter().map(|job| prepare(shared, job)).collect() {
+                Ok(jobs) => settlement.follow_ups = jobs,
+                Err(error) => return failed(settlement, Verdict::Rejected, error),
+            }
+            settlement.result = result;
+            settlement
+        }
+        (Ended::Panicked(message), _) => failed(settlement, Verdict::Panicked, format!("panicked: {message}")),
+        (_, Some(StopReason::Cancel)) => failed(settlement, Verdict::Cancelled, "cancelled while it ran".into()),
+        (_, Some(StopReason::Deadline)) => {
+            let ms = claimed.options.timeout_ms.unwrap_or(defaults.timeout.as_millis() as u64);
+            failed(settlement, Verdict::TimedOut, format!("timed out after {ms} ms"))
+        }
+        (_, Some(StopReason::Shutdown | StopReason::LeaseLost)) => {
+            settlement.again = Again::Now;
+            failed(settlement, Verdict::Interrupted, "the runner shut down".into())
+        }
+        (Ended::Returned(Err(Failure::Retry { error })), None) => failed(settlement, Verdict::Failed, error),
+        (Ended::Returned(Err(Failure::Reject { error })), None) => failed(settlement, Verdict::Rejected, error),
+        (Ended::Returned(Err(Failure::Snooze { delay, reason })), None) => {
+            settlement.again = Again::After(delay.min(limits::MAX_AHEAD));
+            failed(settlement, Verdict::Snoozed, reason)
+        }
+        (Ended::Dropped, None) => failed(settlement, Verdict::Failed, "the handler was dropped".into()),
+    }
+}
+
+fn prepare(shared: &Shared, follow_up: FollowUp) -> Result<NewJob, String> {
+    let kind = follow_up.kind;
+    shared.broker.prepare(Draft::new(kind, follow_up.payload)).map_err(|invalid| {
+        let detail = match &invalid {
+            crate::broker::Invalid::Payload { problems, .. } | crate::broker::Invalid::Job { problems } => {
+                problems.iter().map(|p| format!("{} {}", p.pointer, p.detail)).collect::<Vec<_>>().join("; ")
+            }
+            crate::broker::Invalid::UnknownKind { .. } => String::new(),
+        };
+        format!("the follow-up {kind} job cannot be enqueued: {invalid} {detail}")
+    })
+}
+
+/// Write the verdict. MySQL may be out for a while; the work is done, so keep trying while the process lives.
+async fn settle(shared: &Shared, settlement: Settlement) -> Option<Settled> {
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match shared.store.settle(settlement.clone()).await {
+            Ok(settled) => return Some(settled),
+            Err(error) if error.is_transient() => {
+                tracing::warn!(job = %settlement.id, %error, "cannot settle yet");
+                shared.store_failed();
+            }
+            Err(error) => {
+                // The lease ends and the attempt counts as lost: late, but nothing is made up.
+                tracing::error!(job = %settlement.id, %error, "cannot settle");
+                return None;
+            }
+        }
+        tokio::select! {
+            () = shared.give_up.cancelled() => return None,
+            () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
+/// Tell the index and the listeners.
+fn tell(shared: &Shared, claimed: &Claimed, verdict: Verdict, settled: Option<Settled>) {
+    match settled {
+        Some(Settled::Done { state, execute_at, line, follow_ups }) => {
+            if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+                shared.broker.hint(claimed.id, &queue, priority, execute_at);
+            }
+            shared.broker.announce(&follow_ups);
+            if verdict != Verdict::Succeeded {
+                tracing::info!(job = %claimed.id, kind = %claimed.kind, attempt = claimed.attempt, %verdict, %state, "attempt ended");
+            }
+            shared.broker.events().emit(Event::Settled { id: claimed.id, verdict, state });
+        }
+        Some(Settled::NotOurs) => {
+            tracing::warn!(job = %claimed.id, number = claimed.number, %verdict, "lease was lost, verdict dropped");
+            metrics::counter!("tickr_leases_lost_total").increment(1);
+            shared.broker.events().emit(Event::LeaseLost { id: claimed.id });
+        }
+        None => {}
+    }
+}
+
+fn panic_message(error: JoinError) -> String {
+    let Ok(payload) = error.try_into_panic() else { return "the task was cancelled".into() };
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+/// Cut an error text to what is kept, at a character boundary.
+fn cut(mut text: String) -> String {
+    if text.len() > limits::MAX_ERROR_BYTES {
+        let end = (0..=limits::MAX_ERROR_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,144 @@
+//! The fetcher: the only one who takes ids, and only while workers are free to start them.
+//!
+//! Normally from Redis: everything there is for the free slots in one round trip, and when there is nothing, one
+//! blocking pop. While Redis is out it reads due work from the store by its index; the claims are the same.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rand::seq::SliceRandom;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use super::Shared;
+use crate::index::{Fetch, Health};
+use crate::job::JobId;
+
+/// A due job and the slot it will run in.
+pub(super) struct Ticket {
+    pub(super) id: JobId,
+    pub(super) slot: OwnedSemaphorePermit,
+}
+
+/// Most ids taken in one round trip.
+const MOST_AT_ONCE: usize = 256;
+/// How often the store is asked for due work while Redis is out and nothing wakes us.
+const STORE_POLL: Duration = Duration::from_millis(200);
+
+pub(super) async fn fetch_until_stopped(
+    shared: Arc<Shared>,
+    mut fetch: Fetch,
+    slots: Arc<Semaphore>,
+    entrance: mpsc::Sender<Ticket>,
+) {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        // Slots before ids: what is taken here can start at once.
+        let first = tokio::select! {
+            () = shared.stop_fetching.cancelled() => return,
+            slot = Arc::clone(&slots).acquire_owned() => slot,
+        };
+        let Ok(first) = first else { return };
+        if !store_answers(&shared).await {
+            continue;
+        }
+        let mut free = VecDeque::from([first]);
+        while free.len() < MOST_AT_ONCE {
+            let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { break };
+            free.push_back(slot);
+        }
+        let ids = match shared.index.health().now() {
+            Health::Degraded => from_store(&shared, free.len()).await,
+            Health::Fast | Health::Rebuilding => match from_index(&shared, &mut fetch, free.len()).await {
+                Ok(ids) => {
+                    pause = Duration::from_millis(50);
+                    ids
+                }
+                Err(error) => {
+                    shared.index.health().failed(&error);
+                    shared.reconcile.notify_one();
+                    // A dead master or a full Redis answers errors at once: never hammer it.
+                    tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                    Vec::new()
+                }
+            },
+        };
+        for id in ids {
+            let Some(slot) = free.pop_front() else { break };
+            if entrance.send(Ticket { id, slot }).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn from_index(
+    shared: &Shared,
+    fetch: &mut Fetch,
+    most: usize,
+) -> Result<Vec<JobId>, crate::index::IndexError> {
+    let taken = fetch.take(most).await?;
+    if taken.refill {
+        shared.refill.notify_one();
+    }
+    if !taken.ids.is_empty() {
+        return Ok(taken.ids);
+    }
+    // Not cancelled when the runner stops: it returns within a second, and what it took is run.
+    Ok(fetch.wait().await?.into_iter().collect())
+}
+
+/// Due work straight from the store. Reads more than is needed and shuffles, so that several runners rarely claim the
+/// same rows.
+async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
+    let now = shared.store.clock().now();
+    let page = match shared.store.due_page(None, now, most * 4 + shared.live.len()).await {
+        Ok(page) => page,
+        Err(error) => {
+            tracing::warn!(%error, "cannot read due jobs");
+            shared.store_failed();
+            return Vec::new();
+        }
+    };
+    let mut ids: Vec<JobId> = page
+        .jobs
+        .iter()
+        .filter(|job| shared.settings.queues.contains(&job.queue))
+        .map(|job| job.id)
+        .collect();
+    if ids.is_empty() {
+        tokio::select! {
+            () = shared.stop_fetching.cancelled() => {}
+            () = tokio::time::sleep(STORE_POLL) => {}
+            () = shared.broker.wake().fetcher() => {}
+        }
+        return ids;
+    }
+    ids.shuffle(&mut rand::rng());
+    ids.truncate(most);
+    ids
+}
+
+/// After a failed claim: wait here until MySQL answers, instead of taking ids that nobody can claim.
+async fn store_answers(shared: &Shared) -> bool {
+    let mut pause = Duration::from_millis(100);
+    while shared.store_trouble.load(Ordering::Relaxed) {
+        if shared.stop_fetching.is_cancelled() {
+            return false;
+        }
+        if shared.store.answers(Duration::from_secs(2)).await {
+            shared.store_trouble.store(false, Ordering::Relaxed);
+            // Ids that were taken and could not be claimed are missing from the index.
+            shared.reconcile.notify_one();
+            return true;
+        }
+        tokio::select! {
+            () = shared.stop_fetching.cancelled() => return false,
+            () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+    true
+}

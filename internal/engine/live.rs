@@ -1,0 +1,137 @@
+//! The attempts that run in this process right now: what the heartbeat renews and what can be told to stop.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use crate::event::Event;
+use crate::handlers::ProgressSlot;
+use crate::job::{AttemptToken, JobId};
+use crate::store::LiveAttempt;
+
+/// Why an attempt is told to stop. The first reason stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// Somebody cancelled the job.
+    Cancel,
+    /// The attempt outlived its time limit.
+    Deadline,
+    /// The runner shuts down.
+    Shutdown,
+    /// The lease is gone: whatever the handler does now, it may not write.
+    LeaseLost,
+}
+
+/// The switch that stops one attempt.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Stop {
+    token: CancellationToken,
+    reason: Arc<AtomicU8>,
+}
+
+impl Stop {
+    pub(super) fn token(&self) -> &CancellationToken {
+        &self.token
+    }
+
+    pub(super) fn now(&self, reason: StopReason) {
+        let code = match reason {
+            StopReason::Cancel => 1,
+            StopReason::Deadline => 2,
+            StopReason::Shutdown => 3,
+            StopReason::LeaseLost => 4,
+        };
+        // Whoever comes second changes nothing: the verdict follows what made the handler stop.
+        let _ = self.reason.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
+        self.token.cancel();
+    }
+
+    pub(super) fn reason(&self) -> Option<StopReason> {
+        match self.reason.load(Ordering::SeqCst) {
+            1 => Some(StopReason::Cancel),
+            2 => Some(StopReason::Deadline),
+            3 => Some(StopReason::Shutdown),
+            4 => Some(StopReason::LeaseLost),
+            _ => None,
+        }
+    }
+}
+
+struct Running {
+    token: AttemptToken,
+    stop: Stop,
+    progress: ProgressSlot,
+}
+
+/// All running attempts. A plain mutex: it is held for moments, also by the heartbeat's own thread.
+#[derive(Default)]
+pub(super) struct Live {
+    attempts: Mutex<HashMap<JobId, Running>>,
+}
+
+impl Live {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Running>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn insert(&self, id: JobId, token: AttemptToken, stop: Stop, progress: ProgressSlot) {
+        self.lock().insert(id, Running { token, stop, progress });
+    }
+
+    /// Forget an attempt, unless a newer one of the same job has taken its place.
+    pub(super) fn remove(&self, id: JobId, token: AttemptToken) {
+        let mut attempts = self.lock();
+        if attempts.get(&id).is_some_and(|running| running.token == token) {
+            attempts.remove(&id);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// What the heartbeat tells the store.
+    pub(super) fn for_the_heartbeat(&self) -> Vec<LiveAttempt> {
+        let attempts = self.lock();
+        attempts
+            .iter()
+            .map(|(id, running)| LiveAttempt { id: *id, token: running.token, progress: running.progress.take() })
+            .collect()
+    }
+
+    /// Tell one attempt to stop, if it runs here; with `token`, only if it is that attempt.
+    pub(super) fn stop(&self, id: JobId, token: Option<AttemptToken>, reason: StopReason) -> bool {
+        let attempts = self.lock();
+        let running = attempts.get(&id).filter(|running| token.is_none_or(|token| token == running.token));
+        running.map(|running| running.stop.now(reason)).is_some()
+    }
+
+    /// Tell every attempt to stop; how many were told.
+    pub(super) fn stop_all(&self, reason: StopReason) -> usize {
+        let attempts = self.lock();
+        for running in attempts.values() {
+            running.stop.now(reason);
+        }
+        attempts.len()
+    }
+}
+
+/// A cancel that came in through this process reaches its handler at once, without waiting for the heartbeat's look.
+pub(super) async fn pass_on_cancels(shared: Arc<Shared>) {
+    let mut events = shared.broker.events().listen();
+    loop {
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return,
+            event = events.recv() => match event {
+                Ok(Event::CancelRequested { id }) => {
+                    shared.live.stop(id, None, StopReason::Cancel);
+                }
+                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+            },
+        }
+    }
+}

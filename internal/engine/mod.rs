@@ -1,0 +1,221 @@
+//! The engine: one loop per file, started and stopped here.
+//!
+//! ```text
+//! scheduler ── moves due ids to ready lists ──▶ fetcher ── free slots only ──▶ workers ──▶ executor ──▶ settle
+//!     ▲                                            ▲                              │
+//!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
+//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners
+//! ```
+//!
+//! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
+
+mod executor;
+mod fetcher;
+mod heartbeat;
+mod live;
+mod reaper;
+mod reconciler;
+mod scheduler;
+mod worker;
+
+pub use live::StopReason;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::broker::Broker;
+use crate::event::Event;
+use crate::handlers::Registry;
+use crate::index::{Index, Line};
+use crate::job::{Name, RunnerId};
+use crate::store::{RunnerRow, Store};
+use heartbeat::Heartbeat;
+use live::Live;
+
+/// How this runner works.
+#[derive(Clone, Debug)]
+pub struct EngineSettings {
+    /// Worker slots.
+    pub workers: usize,
+    /// Queues to serve; their order breaks ties between equal priorities.
+    pub queues: Vec<Name>,
+    /// How long a claimed job stays ours without a heartbeat.
+    pub lease: Duration,
+}
+
+/// What all loops share.
+struct Shared {
+    store: Store,
+    index: Index,
+    broker: Broker,
+    registry: Arc<Registry>,
+    runner: RunnerId,
+    settings: EngineSettings,
+    live: Arc<Live>,
+    /// A claim failed: the fetcher asks the store before it takes more.
+    store_trouble: AtomicBool,
+    /// Something the reconciler should look at before its time.
+    reconcile: Notify,
+    /// Lines to refill.
+    refill: Notify,
+    /// Ends the fetcher.
+    stop_fetching: CancellationToken,
+    /// Ends the other loops, after the workers.
+    stop_loops: CancellationToken,
+    /// Ends the wait for a store that does not come back.
+    give_up: CancellationToken,
+}
+
+/// A running runner.
+pub struct Engine {
+    shared: Arc<Shared>,
+    fetching: TaskTracker,
+    working: TaskTracker,
+    looping: TaskTracker,
+    heartbeat: Heartbeat,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("runner", &self.shared.runner).finish_non_exhaustive()
+    }
+}
+
+/// How a stop went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Attempts that were running when the grace ended and were given back.
+    pub given_back: usize,
+    /// Attempts that could not be settled: their leases end by themselves.
+    pub abandoned: usize,
+}
+
+impl Engine {
+    /// Start all loops.
+    ///
+    /// # Errors
+    /// When the heartbeat's thread cannot be started.
+    pub fn start(broker: Broker, index: Index, registry: Arc<Registry>, settings: EngineSettings) -> std::io::Result<Self> {
+        let store = broker.store().clone();
+        let runner = RunnerId::of_process(&host_name());
+        let live = Arc::new(Live::default());
+        let row = RunnerRow {
+            id: runner.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            kinds: registry.names(),
+            queues: settings.queues.clone(),
+            slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
+            lease: settings.lease,
+        };
+        let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), broker.events().clone())?;
+        let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
+        let shared = Arc::new(Shared {
+            store,
+            index,
+            broker,
+            registry,
+            runner,
+            live,
+            store_trouble: AtomicBool::new(false),
+            reconcile: Notify::new(),
+            refill: Notify::new(),
+            stop_fetching: CancellationToken::new(),
+            stop_loops: CancellationToken::new(),
+            give_up: CancellationToken::new(),
+            settings,
+        });
+        let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
+        // A slot is free until the fetcher takes it for an id; the worker gives it back when the job is settled. So
+        // the channel never holds more than there are workers, and no id is fetched that nobody could start.
+        let slots = Arc::new(Semaphore::new(shared.settings.workers));
+        let (entrance, queue) = mpsc::channel(shared.settings.workers);
+        let queue = Arc::new(tokio::sync::Mutex::new(queue));
+        for _ in 0..shared.settings.workers {
+            working.spawn(worker::work_until_closed(Arc::clone(&shared), claimant.clone(), Arc::clone(&queue)));
+        }
+        drop(claimant);
+        let fetch = shared.index.fetch(Line::in_service_order(&shared.settings.queues));
+        fetching.spawn(fetcher::fetch_until_stopped(Arc::clone(&shared), fetch, slots, entrance));
+        looping.spawn(scheduler::run_until_stopped(Arc::clone(&shared)));
+        looping.spawn(reconciler::run_until_stopped(Arc::clone(&shared)));
+        looping.spawn(reconciler::refill_until_stopped(Arc::clone(&shared)));
+        looping.spawn(reaper::run_until_stopped(Arc::clone(&shared)));
+        looping.spawn(live::pass_on_cancels(Arc::clone(&shared)));
+        tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
+        Ok(Self { shared, fetching, working, looping, heartbeat })
+    }
+
+    /// This runner's identity, as it stands in its attempts.
+    #[must_use]
+    pub fn runner(&self) -> &RunnerId {
+        &self.shared.runner
+    }
+
+    /// Attempts running now.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.shared.live.len()
+    }
+
+    /// Stop in order: fetch nothing more; give what runs `grace` to finish, or until `hurry`; ask the rest to stop and
+    /// give it back without burning its attempt; then end the loops. (G10)
+    pub async fn stop(self, grace: Duration, hurry: CancellationToken) -> Stopped {
+        let Self { shared, fetching, working, looping, heartbeat } = self;
+        shared.broker.events().emit(Event::Draining);
+        shared.stop_fetching.cancel();
+        fetching.close();
+        fetching.wait().await;
+        // The fetcher dropped its end of the channel: workers finish what was handed to them and end.
+        working.close();
+        let unhurried = async {
+            tokio::select! {
+                () = tokio::time::sleep(grace) => {}
+                () = hurry.cancelled() => {}
+            }
+        };
+        let finished = tokio::select! {
+            () = working.wait() => true,
+            () = unhurried => false,
+        };
+        let given_back = if finished { 0 } else { shared.live.stop_all(StopReason::Shutdown) };
+        if given_back > 0 {
+            tracing::info!(jobs = given_back, "grace is over, giving back what still runs");
+        }
+        let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), working.wait()).await;
+        let abandoned = if in_time.is_ok() { 0 } else { shared.live.len() };
+        shared.give_up.cancel();
+        if abandoned > 0 {
+            tracing::warn!(jobs = abandoned, "some attempts could not be settled; their leases will end");
+        }
+        shared.stop_loops.cancel();
+        looping.close();
+        looping.wait().await;
+        if abandoned == 0 {
+            // Those that gave up waiting for the store end now.
+            let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
+        }
+        heartbeat.stop(abandoned == 0).await;
+        tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");
+        Stopped { given_back, abandoned }
+    }
+}
+
+impl Shared {
+    /// A call to the store failed for a reason that may pass.
+    fn store_failed(&self) {
+        self.store_trouble.store(true, Ordering::Relaxed);
+    }
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname")
+        .ok()
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .map(|name| name.trim().to_owned())
+        .unwrap_or_default()
+}

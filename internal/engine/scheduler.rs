@@ -1,0 +1,72 @@
+//! The scheduler: owns time. Sleeps until the next entry of the index is due, moves what is due to the ready lists, and
+//! sleeps again. Workers never sleep for time; they wait for work.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Shared;
+use crate::index::{Health, IndexError, MoveReport};
+
+/// Most entries moved by one script: bounds how long it holds Redis.
+const MOST_AT_ONCE: usize = 500;
+/// Longest sleep: bounds how long a flushed index, a stepped clock or another runner's earlier job goes unnoticed.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Pauses between tries while Redis does not answer.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+    let mut pause = FIRST_PAUSE;
+    let mut asleep_until = i64::MAX;
+    loop {
+        let wake = shared.broker.wake();
+        // Awake, until the look is over: a hint that lands meanwhile leaves a wake-up behind, which ends the next sleep
+        // at once.
+        wake.scheduler_sleeps_until(i64::MAX);
+        let sleep = match look(&shared).await {
+            Ok(report) => {
+                pause = FIRST_PAUSE;
+                if !report.refill.is_empty() {
+                    shared.refill.notify_one();
+                }
+                if report.moved == MOST_AT_ONCE {
+                    continue;
+                }
+                let now = shared.store.clock().now();
+                asleep_until = report.next.map_or(i64::MAX, |next| next.timestamp_millis());
+                let until_next = report.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO));
+                until_next.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
+            }
+            Err(error) => {
+                shared.index.health().failed(&error);
+                shared.reconcile.notify_one();
+                match error {
+                    IndexError::Lost { .. } => Duration::from_millis(20),
+                    IndexError::Unavailable { .. } | IndexError::Url => {
+                        let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+                        pause = (pause * 2).min(LONGEST_SLEEP);
+                        jittered
+                    }
+                }
+            }
+        };
+        wake.scheduler_sleeps_until(asleep_until);
+        let deadline = Instant::now() + sleep;
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return,
+            () = tokio::time::sleep_until(deadline) => {}
+            () = wake.scheduler() => {}
+        }
+    }
+}
+
+async fn look(shared: &Shared) -> Result<MoveReport, IndexError> {
+    let clock = shared.store.clock();
+    let report = shared.index.move_due(MOST_AT_ONCE, |when| clock.at(when)).await?;
+    if shared.index.health().now() == Health::Degraded {
+        shared.index.health().answered();
+        shared.reconcile.notify_one();
+    }
+    Ok(report)
+}

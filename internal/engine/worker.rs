@@ -1,0 +1,43 @@
+//! A worker: one of the runner's fixed slots. Takes a due id, claims it, has it executed, takes the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use tokio::sync::{Mutex, mpsc};
+
+use super::fetcher::Ticket;
+use super::{Shared, executor};
+use crate::store::{Claim, Claimant};
+
+/// How long the index forgets a job that this runner has no handler for, before it is offered again.
+const OTHER_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
+
+pub(super) async fn work_until_closed(
+    shared: Arc<Shared>,
+    claimant: Claimant,
+    queue: Arc<Mutex<mpsc::Receiver<Ticket>>>,
+) {
+    loop {
+        // The guard is dropped at the end of the statement: one worker waits on the channel, the others on the lock.
+        let ticket = queue.lock().await.recv().await;
+        let Some(Ticket { id, slot }) = ticket else { return };
+        match claimant.claim(id).await {
+            Ok(Claim::Won(claimed)) => executor::execute(&shared, *claimed).await,
+            Ok(Claim::NotDue(job)) => shared.broker.hint_due(&job),
+            Ok(Claim::OtherKind(mut job)) => {
+                // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
+                job.execute_at = shared.store.clock().now() + OTHER_KIND_PAUSE;
+                shared.broker.hint_due(&job);
+            }
+            Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+            Err(error) => {
+                tracing::warn!(job = %id, %error, "cannot claim");
+                shared.store_failed();
+                // The id is gone from the index and the job still waits in the store: the reconciler brings it back.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        drop(slot);
+    }
+}

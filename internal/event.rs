@@ -1,0 +1,91 @@
+//! The typed bus: what happened, told to whoever listens inside this process. Also the tests' signal: they wait for an
+//! event with a deadline, never for time to pass.
+
+use tokio::sync::broadcast;
+
+use crate::index::Health;
+use crate::job::{JobId, State, Verdict};
+
+/// Events that a slow listener may fall behind before it misses some. Nothing depends on every event being seen.
+const CAPACITY: usize = 4_096;
+
+/// Something that happened in this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A job was accepted and is durable.
+    Accepted {
+        /// The job.
+        id: JobId,
+    },
+    /// An attempt was committed; its handler starts.
+    Started {
+        /// The job.
+        id: JobId,
+        /// Number of the execution.
+        number: u32,
+    },
+    /// An attempt was settled by this process.
+    Settled {
+        /// The job.
+        id: JobId,
+        /// What the attempt came to.
+        verdict: Verdict,
+        /// The job's state now.
+        state: State,
+    },
+    /// An attempt could not be settled, because its lease had been taken away.
+    LeaseLost {
+        /// The job.
+        id: JobId,
+    },
+    /// A cancel was asked for while the job executes, here or elsewhere.
+    CancelRequested {
+        /// The job.
+        id: JobId,
+    },
+    /// A waiting job was cancelled by this process.
+    Cancelled {
+        /// The job.
+        id: JobId,
+    },
+    /// The reaper of this process ended attempts of a dead runner.
+    Reaped {
+        /// How many.
+        attempts: usize,
+    },
+    /// The reconciler fed the index from the store.
+    Rebuilt {
+        /// Jobs it told the index about.
+        jobs: usize,
+    },
+    /// The index changed its condition, as this process sees it.
+    IndexHealth(Health),
+    /// The process stops: nothing new is fetched from here on.
+    Draining,
+}
+
+/// The bus. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Events {
+    sender: broadcast::Sender<Event>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self { sender: broadcast::Sender::new(CAPACITY) }
+    }
+}
+
+impl Events {
+    /// Tell everybody who listens.
+    pub fn emit(&self, event: Event) {
+        // Nobody listening is fine.
+        let _ = self.sender.send(event);
+    }
+
+    /// Listen from now on.
+    #[must_use]
+    pub fn listen(&self) -> broadcast::Receiver<Event> {
+        self.sender.subscribe()
+    }
+}

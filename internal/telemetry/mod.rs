@@ -1,0 +1,9 @@
+//! What tickr tells about itself: logs, metrics, and the figures of the last minutes.
+
+mod logs;
+mod meters;
+mod prometheus;
+
+pub use logs::init_logs;
+pub use meters::{Figures, Meters};
+pub use prometheus::metrics_page;
