@@ -1,0 +1,209 @@
+//! What a receiver answered, and what that means for the attempt.
+
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDateTime, Utc};
+use reqwest::header::{CONTENT_TYPE, DATE, HeaderMap, RETRY_AFTER};
+use reqwest::{Response, StatusCode};
+use serde::Serialize;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Failure, Outcome, Output};
+
+/// How much of a body is read: enough to reuse the connection after ordinary answers, too little to hurt.
+const READ_BYTES: usize = 16 * 1024;
+/// How much of a body is kept with the job.
+const KEPT_BYTES: usize = 2_000;
+/// How long the body may take once the status, which alone decides, is there.
+const BODY_TIME: Duration = Duration::from_secs(5);
+/// How long a receiver may send us away.
+const RETRY_AFTER_SECONDS: (i64, i64) = (1, 24 * 60 * 60);
+
+/// An answer, as far as it matters.
+#[derive(Debug)]
+pub(super) struct Reply {
+    status: StatusCode,
+    content_type: Option<String>,
+    retry_after: Option<Duration>,
+    body_snippet: String,
+}
+
+/// The result of a callback that succeeded.
+#[derive(Debug, Serialize)]
+struct Success<'a> {
+    status: u16,
+    duration_ms: u64,
+    content_type: Option<&'a str>,
+    body_snippet: &'a str,
+}
+
+impl Reply {
+    /// Reads as much as is kept. A body that breaks off or comes too slowly ends there: the receiver has already said
+    /// what it did, and asking again would make it do it twice.
+    pub(super) async fn read(response: &mut Response, deadline: Instant) -> Self {
+        let deadline = deadline.min(Instant::now() + BODY_TIME);
+        let mut body = Vec::new();
+        while body.len() < READ_BYTES {
+            match timeout_at(deadline, response.chunk()).await {
+                Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk[..chunk.len().min(READ_BYTES - body.len())]),
+                Ok(Ok(None) | Err(_)) | Err(_) => break,
+            }
+        }
+        let headers = response.headers();
+        Self {
+            status: response.status(),
+            content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
+            retry_after: retry_after(headers, Utc::now()),
+            body_snippet: printable(&body, KEPT_BYTES),
+        }
+    }
+
+    /// The verdict.
+    pub(super) fn judge(&self, target: &str, took: Duration) -> Outcome {
+        let status = self.status;
+        if status.is_success() {
+            return Output::json(&Success {
+                status: status.as_u16(),
+                duration_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                content_type: self.content_type.as_deref(),
+                body_snippet: &self.body_snippet,
+            });
+        }
+        let answer = format!("{target} answered {status}");
+        if status.is_redirection() {
+            return Err(Failure::reject(format!("{answer}: redirects are not followed")));
+        }
+        let words = self.body_snippet.split_whitespace().collect::<Vec<_>>().join(" ");
+        let error = if words.is_empty() { answer } else { format!("{answer}: {words}") };
+        let may_pass =
+            status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS);
+        Err(match self.retry_after {
+            Some(delay) if may_pass => Failure::snooze(delay, error),
+            None if may_pass => Failure::retry(error),
+            Some(_) | None => Failure::reject(error),
+        })
+    }
+}
+
+/// `Retry-After` as a delay, in both of its forms, between a second and a day.
+fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
+    let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
+    let value = text(RETRY_AFTER)?;
+    let seconds = if value.bytes().all(|b| b.is_ascii_digit()) && !value.is_empty() {
+        value.parse().unwrap_or(i64::MAX)
+    } else {
+        // By the receiver's own clock when it tells it, so that the difference to ours does not matter.
+        let now = text(DATE).and_then(http_date).unwrap_or(now);
+        (http_date(value)? - now).num_seconds()
+    };
+    Some(Duration::from_secs(seconds.clamp(RETRY_AFTER_SECONDS.0, RETRY_AFTER_SECONDS.1).unsigned_abs()))
+}
+
+/// A date in the form of today or in one of the two that HTTP still has to accept.
+fn http_date(text: &str) -> Option<DateTime<Utc>> {
+    if let Ok(date) = DateTime::parse_from_rfc2822(text) {
+        return Some(date.to_utc());
+    }
+    ["%A, %d-%b-%y %H:%M:%S GMT", "%a %b %e %H:%M:%S %Y"]
+        .iter()
+        .find_map(|form| NaiveDateTime::parse_from_str(text, form).ok())
+        .map(|date| date.and_utc())
+}
+
+/// Bytes from outside as text that is safe to show: valid, short, without control or direction-changing characters.
+fn printable(bytes: &[u8], limit: usize) -> String {
+    let mut text = String::new();
+    for c in String::from_utf8_lossy(bytes).chars() {
+        let c = match c {
+            '\n' | '\t' => c,
+            '\r' => continue,
+            '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => char::REPLACEMENT_CHARACTER,
+            c if c.is_control() => char::REPLACEMENT_CHARACTER,
+            c => c,
+        };
+        if text.len() + c.len_utf8() > limit {
+            break;
+        }
+        text.push(c);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reply(status: u16, retry_after: Option<u64>, body: &str) -> Outcome {
+        let reply = Reply {
+            status: StatusCode::from_u16(status).unwrap(),
+            content_type: None,
+            retry_after: retry_after.map(Duration::from_secs),
+            body_snippet: body.to_owned(),
+        };
+        reply.judge("POST https://example.com", Duration::from_millis(5))
+    }
+
+    #[test]
+    fn the_status_decides() {
+        for status in [200, 201, 202, 204, 206, 226] {
+            assert!(reply(status, None, "").is_ok(), "{status}");
+        }
+        for status in [408, 429, 500, 501, 502, 503, 504, 507, 520, 599] {
+            assert!(matches!(reply(status, None, ""), Err(Failure::Retry { .. })), "{status}");
+            let snoozed = reply(status, Some(7), "");
+            assert!(matches!(snoozed, Err(Failure::Snooze { delay, .. }) if delay.as_secs() == 7), "{status}");
+        }
+        for status in [300, 301, 302, 303, 304, 307, 308, 400, 401, 403, 404, 405, 409, 410, 413, 422, 451, 600, 999] {
+            assert!(matches!(reply(status, None, ""), Err(Failure::Reject { .. })), "{status}");
+            assert!(matches!(reply(status, Some(7), ""), Err(Failure::Reject { .. })), "{status}");
+        }
+    }
+
+    #[test]
+    fn errors_quote_the_answer_on_one_line() {
+        let Err(Failure::Retry { error }) = reply(500, None, "oh\n\n  no\t!") else { panic!("a retry") };
+        assert_eq!(error, "POST https://example.com answered 500 Internal Server Error: oh no !");
+    }
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date_within_bounds() {
+        let now: DateTime<Utc> = "1994-11-06T08:49:00Z".parse().unwrap();
+        let of = |value: &str, date: Option<&str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, value.parse().unwrap());
+            if let Some(date) = date {
+                headers.insert(DATE, date.parse().unwrap());
+            }
+            retry_after(&headers, now).map(|delay| delay.as_secs())
+        };
+        for (value, expected) in [
+            ("120", Some(120)),
+            (" 120 ", Some(120)),
+            ("0", Some(1)),
+            ("99999999", Some(86_400)),
+            ("99999999999999999999999", Some(86_400)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(37)),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", Some(37)),
+            ("Sun Nov  6 08:49:37 1994", Some(37)),
+            ("Sun, 06 Nov 1994 08:40:00 GMT", Some(1)),
+            ("Sun, 06 Nov 2044 08:49:37 GMT", Some(86_400)),
+            ("-5", None),
+            ("1.5", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(of(value, None), expected, "{value}");
+        }
+        // The receiver's clock is an hour ahead of ours.
+        assert_eq!(of("Sun, 06 Nov 1994 09:49:37 GMT", Some("Sun, 06 Nov 1994 09:49:00 GMT")), Some(37));
+    }
+
+    #[test]
+    fn foreign_bytes_become_short_harmless_text() {
+        assert_eq!(printable(b"plain\ttext\r\nline", 100), "plain\ttext\nline");
+        assert_eq!(printable(b"\x1b[31mred\x00\x7f\xff", 100), "\u{fffd}[31mred\u{fffd}\u{fffd}\u{fffd}");
+        assert_eq!(printable("a\u{202e}b\u{85}c".as_bytes(), 100), "a\u{fffd}b\u{fffd}c");
+        assert_eq!(printable("äöü".as_bytes(), 5), "äö");
+        assert!(printable(&[0xff; 16_384], KEPT_BYTES).len() <= KEPT_BYTES);
+    }
+}

@@ -1,0 +1,346 @@
+//! The handler against real receivers on loopback.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap as Headers, Method as Verb, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, Mac};
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// One request as it arrived.
+#[derive(Clone, Debug)]
+struct Received {
+    method: Verb,
+    uri: Uri,
+    headers: Headers,
+    body: Bytes,
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Received>>>);
+
+impl Log {
+    fn all(&self) -> Vec<Received> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A receiver that records every request and answers as the path says.
+async fn receiver() -> (SocketAddr, Log) {
+    let log = Log::default();
+    let app = Router::new().fallback(answer).with_state(log.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    (address, log)
+}
+
+async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers, body: Bytes) -> Response {
+    let path = uri.path().to_owned();
+    log.0.lock().unwrap().push(Received { method, uri, headers, body });
+    match path.as_str() {
+        "/later" => (StatusCode::TOO_MANY_REQUESTS, [("retry-after", "33")], "slow down").into_response(),
+        "/date" => {
+            let date = (Utc::now() + chrono::TimeDelta::seconds(90)).format("%a, %d %b %Y %H:%M:%S GMT").to_string();
+            (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", date)]).into_response()
+        }
+        "/away" => (StatusCode::FOUND, [("location", "/ok")]).into_response(),
+        "/dirty" => (StatusCode::OK, [("content-type", "text/html")], "\u{1b}[2J<b>\0").into_response(),
+        "/endless" => {
+            let chunks = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; 8_192])));
+            Body::from_stream(chunks).into_response()
+        }
+        path => match path.trim_start_matches('/').parse() {
+            Ok(status) => (StatusCode::from_u16(status).unwrap(), "because").into_response(),
+            Err(_) => "thanks".into_response(),
+        },
+    }
+}
+
+fn handler(secrets: Vec<SigningSecret>) -> HttpHandler {
+    HttpHandler::new(CallbackSettings { secrets, allow_private: true }).unwrap()
+}
+
+async fn call(handler: &HttpHandler, payload: Value) -> Outcome {
+    handler.run(serde_json::from_value(payload).unwrap(), Context::detached("http")).await
+}
+
+fn result(outcome: Outcome) -> Value {
+    serde_json::from_str(outcome.unwrap().into_parts().0.unwrap().get()).unwrap()
+}
+
+fn text(failure: &Failure) -> &str {
+    match failure {
+        Failure::Retry { error } | Failure::Reject { error } => error,
+        Failure::Snooze { reason, .. } => reason,
+    }
+}
+
+#[tokio::test]
+async fn a_callback_arrives_signed_and_named() {
+    let (address, log) = receiver().await;
+    let keys = [vec![1_u8; 32], vec![2_u8; 24]];
+    let handler = handler(keys.iter().map(|key| SigningSecret::new(key)).collect());
+    let raw = format!(
+        r#"{{"url":"http://{address}/in?a=1","headers":{{"X-Mine":"yes"}},"body":{{"n": 12345678901234567890123,  "s":"ü"}}}}"#
+    );
+    let ctx = Context::detached("http");
+    let (id, token) = (ctx.job_id().to_string(), ctx.token().to_string());
+    let result = result(handler.run(serde_json::from_str(&raw).unwrap(), ctx).await);
+    assert_eq!((&result["status"], &result["body_snippet"]), (&json!(200), &json!("thanks")));
+    assert!(result["duration_ms"].is_u64() && result["content_type"].as_str().unwrap().starts_with("text/plain"));
+
+    let received = log.all().pop().unwrap();
+    let header = |name: &str| received.headers[name].to_str().unwrap().to_owned();
+    assert_eq!((received.method.as_str(), received.uri.to_string().as_str()), ("POST", "/in?a=1"));
+    assert_eq!(header("content-type"), "application/json");
+    assert_eq!(header("user-agent"), format!("tickr/{}", env!("CARGO_PKG_VERSION")));
+    assert_eq!(header("x-mine"), "yes");
+    assert_eq!((header("tickr-job-id"), header("webhook-id")), (id.clone(), id.clone()));
+    assert_eq!((header("tickr-attempt"), header("tickr-attempt-token")), ("1".to_owned(), token));
+    // Byte for byte: no number is rounded and no space is lost on the way.
+    assert_eq!(received.body, r#"{"n": 12345678901234567890123,  "s":"ü"}"#);
+
+    let timestamp = header("webhook-timestamp");
+    assert!((Utc::now().timestamp() - timestamp.parse::<i64>().unwrap()).abs() < 30);
+    let signatures: Vec<String> = header("webhook-signature").split(' ').map(str::to_owned).collect();
+    let expected = keys.map(|key| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).unwrap();
+        mac.update(&[format!("{id}.{timestamp}.").as_bytes(), &received.body].concat());
+        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+    });
+    assert_eq!(signatures, expected);
+}
+
+#[tokio::test]
+async fn without_secrets_and_body_nothing_is_claimed() {
+    let (address, log) = receiver().await;
+    for method in ["GET", "HEAD", "DELETE", "PUT", "PATCH"] {
+        let url = format!("http://{address}/");
+        call(&handler(Vec::new()), json!({"url": url, "method": method, "headers": {"user-agent": "mine"}}))
+            .await
+            .unwrap();
+        let received = log.all().pop().unwrap();
+        assert_eq!(received.method.as_str(), method);
+        assert_eq!(received.headers["user-agent"], "mine");
+        for absent in ["content-type", "webhook-id", "webhook-signature", "webhook-timestamp"] {
+            assert!(!received.headers.contains_key(absent), "{absent}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn statuses_become_verdicts() {
+    let (address, log) = receiver().await;
+    let handler = handler(Vec::new());
+    let url = |path: &str| json!({"url": format!("http://{address}{path}?token=canary"), "body": 1});
+    for path in ["/408", "/429", "/500", "/502", "/503"] {
+        let failure = call(&handler, url(path)).await.unwrap_err();
+        assert!(matches!(failure, Failure::Retry { .. }), "{path}: {failure:?}");
+        assert!(text(&failure).contains(&path[1..]) && text(&failure).contains("because"));
+        assert!(!text(&failure).contains("canary") && !text(&failure).contains("token"));
+    }
+    for path in ["/400", "/401", "/404", "/410", "/422"] {
+        let failure = call(&handler, url(path)).await.unwrap_err();
+        assert!(matches!(failure, Failure::Reject { .. }), "{path}: {failure:?}");
+        assert!(!text(&failure).contains("canary"));
+    }
+    let later = call(&handler, url("/later")).await.unwrap_err();
+    assert!(matches!(&later, Failure::Snooze { delay, .. } if delay.as_secs() == 33), "{later:?}");
+    let date = call(&handler, url("/date")).await.unwrap_err();
+    assert!(matches!(&date, Failure::Snooze { delay, .. } if (88..=90).contains(&delay.as_secs())), "{date:?}");
+
+    let before = log.all().len();
+    let away = call(&handler, url("/away")).await.unwrap_err();
+    assert!(matches!(&away, Failure::Reject { error } if error.contains("redirects are not followed")), "{away:?}");
+    assert_eq!(log.all().len(), before + 1);
+}
+
+#[tokio::test]
+async fn of_a_large_or_dirty_body_a_short_clean_piece_is_kept() {
+    let (address, _log) = receiver().await;
+    let handler = handler(Vec::new());
+    let endless = timeout(Duration::from_secs(10), call(&handler, json!({"url": format!("http://{address}/endless")})));
+    assert_eq!(result(endless.await.unwrap())["body_snippet"], "x".repeat(2_000));
+    let dirty = result(call(&handler, json!({"url": format!("http://{address}/dirty")})).await);
+    assert_eq!(dirty["body_snippet"], "\u{fffd}[2J<b>\u{fffd}");
+    assert_eq!(dirty["content_type"], "text/html");
+}
+
+/// A receiver that speaks bytes: answers each connection with `first`, then a byte each 20 ms.
+async fn dripping(first: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let _ = socket.read(&mut [0; 4_096]).await;
+                let _ = socket.write_all(first.as_bytes()).await;
+                while socket.write_all(b"a").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_answer_that_drips_ends_at_the_limit() {
+    let handler = handler(Vec::new());
+    let started = Instant::now();
+    let silent = dripping("HTTP/1.1 200 OK\r\nx-slow: ").await;
+    let failure = call(&handler, json!({"url": format!("http://{silent}/"), "timeout_ms": 300})).await.unwrap_err();
+    assert!(
+        matches!(&failure, Failure::Retry { error } if error.contains("did not answer within 300 ms")),
+        "{failure:?}"
+    );
+
+    // The status is known: waiting for the rest of the body cannot change the verdict.
+    let slow = dripping("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n").await;
+    let result = result(call(&handler, json!({"url": format!("http://{slow}/"), "timeout_ms": 300})).await);
+    assert!(result["body_snippet"].as_str().unwrap().starts_with("aaa"));
+    let failing = dripping("HTTP/1.1 500 Oh\r\ncontent-length: 9999\r\n\r\n").await;
+    let failure = call(&handler, json!({"url": format!("http://{failing}/"), "timeout_ms": 300})).await.unwrap_err();
+    assert!(matches!(failure, Failure::Retry { .. }));
+    assert!(started.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn a_stop_aborts_the_request() {
+    let address = dripping("HTTP/1.1 200 OK\r\nx-slow: ").await;
+    let ctx = Context::detached("http");
+    let stop = ctx.stop_token();
+    let payload = serde_json::from_value(json!({"url": format!("http://{address}/")})).unwrap();
+    let handler = handler(Vec::new());
+    let (outcome, ()) = tokio::join!(handler.run(payload, ctx), async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stop.cancel();
+    });
+    assert!(matches!(outcome.unwrap_err(), Failure::Retry { error } if error.contains("stopped")));
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_not_there_or_not_trusted_is_retried() {
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let handler = handler(Vec::new());
+    let failure = call(&handler, json!({"url": format!("http://{closed}/?token=canary")})).await.unwrap_err();
+    assert!(matches!(&failure, Failure::Retry { error } if error.contains("refused") && !error.contains("canary")));
+
+    // Shows that https works up to the certificate without any provider installed in the process.
+    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let tls = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], key.signing_key.into())
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        while let Ok((socket, _)) = listener.accept().await {
+            let _ = acceptor.accept(socket).await;
+        }
+    });
+    let failure = call(&handler, json!({"url": format!("https://localhost:{}/", address.port())})).await.unwrap_err();
+    assert!(matches!(&failure, Failure::Retry { error } if error.contains("certificate")), "{failure:?}");
+}
+
+#[tokio::test]
+async fn private_targets_are_rejected_before_anything_is_sent() {
+    let (address, log) = receiver().await;
+    let handler = HttpHandler::new(CallbackSettings::default()).unwrap();
+    for url in [format!("http://{address}/"), format!("http://localhost:{}/", address.port())] {
+        let failure = call(&handler, json!({"url": url})).await.unwrap_err();
+        assert!(matches!(&failure, Failure::Reject { error } if error.contains("not allowed")), "{failure:?}");
+    }
+    assert!(log.all().is_empty());
+}
+
+/// Answers each lookup of a name with the next of its lists.
+struct Rebinding {
+    answers: HashMap<&'static str, Vec<Vec<IpAddr>>>,
+    asked: AtomicUsize,
+}
+
+impl Lookup for Rebinding {
+    fn lookup(&self, host: String) -> std::pin::Pin<Box<dyn Future<Output = std::io::Result<Vec<SocketAddr>>> + Send>> {
+        let turn = self.asked.fetch_add(1, Ordering::SeqCst);
+        let lists = &self.answers[host.as_str()];
+        let list = &lists[turn % lists.len()];
+        Box::pin(std::future::ready(Ok(list.iter().map(|ip| SocketAddr::new(*ip, 0)).collect())))
+    }
+}
+
+/// Stands in for the public internet: 127.0.0.2 is outside, everything else is inside.
+fn outside_is_two(address: IpAddr) -> Result<(), &'static str> {
+    if address.to_string() == "127.0.0.2" { Ok(()) } else { Err("inner") }
+}
+
+/// Counts connections, answers 204 and closes.
+async fn counting(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind(address).await.unwrap();
+    let (address, count) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let _ = socket.read(&mut [0; 4_096]).await;
+            let _ = socket.write_all(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n").await;
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test]
+async fn a_name_that_changes_its_address_reaches_only_checked_ones() {
+    let (trap, trapped) = counting("127.0.0.1:0".parse().unwrap()).await;
+    let (_, outside) = counting(SocketAddr::new("127.0.0.2".parse().unwrap(), trap.port())).await;
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    let answers = vec![
+        vec![ip("127.0.0.2")],
+        vec![ip("127.0.0.1")],
+        vec![ip("127.0.0.1"), ip("127.0.0.2"), ip("::ffff:127.0.0.1")],
+        vec![ip("::1"), ip("127.0.0.1")],
+    ];
+    let lookup = Rebinding { answers: HashMap::from([("rebind.example", answers)]), asked: AtomicUsize::new(0) };
+    let handler = HttpHandler::with_guard(Vec::new(), outside_is_two, Arc::new(lookup)).unwrap();
+    let mut verdicts = Vec::new();
+    for _ in 0..4 {
+        verdicts.push(call(&handler, json!({"url": format!("http://rebind.example:{}/", trap.port())})).await);
+    }
+    assert!(verdicts[0].is_ok() && verdicts[2].is_ok(), "{verdicts:?}");
+    for refused in [&verdicts[1], &verdicts[3]] {
+        let Err(Failure::Reject { error }) = refused else { panic!("{refused:?}") };
+        assert!(error.contains("inner") && !error.contains("127."), "{error}");
+    }
+    assert_eq!((trapped.load(Ordering::SeqCst), outside.load(Ordering::SeqCst)), (0, 2));
+}
+
+#[test]
+fn the_schema_describes_the_payload() {
+    let mut registry = super::super::Registry::new();
+    registry.register_handler(handler(Vec::new()));
+    let kind = registry.get("http").unwrap();
+    let pointers = |payload: Value| kind.check(&payload).into_iter().map(|p| p.pointer).collect::<Vec<_>>();
+    let full = json!({"method": "PUT", "url": "https://example.com/", "headers": {"a": "b"}, "body": [1, null], "timeout_ms": 5});
+    assert!(pointers(full).is_empty());
+    assert!(pointers(json!({"url": "https://example.com/", "body": null})).is_empty());
+    assert_eq!(pointers(json!({"url": "https://example.com/", "method": "TRACE"})), ["/method"]);
+    assert_eq!(pointers(json!({"url": "https://example.com/", "timeout_ms": 30_001})), ["/timeout_ms"]);
+    assert_eq!(pointers(json!({"url": "https://example.com/", "uri": 1})), [""]);
+}
