@@ -30,8 +30,9 @@
 //! - [`Context`]: what a running handler may ask and say
 //! - [`Output`], [`Failure`], [`Outcome`]: how it ends
 //! - [`Registry`]: kinds by name, with the JSON Schemas that guard enqueue
-//! - [`http`]: the kinds that ship, one folder each
+//! - [`email`], [`http`]: the kinds that ship, one folder each
 
+pub mod email;
 pub mod http;
 
 mod context;

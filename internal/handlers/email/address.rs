@@ -1,0 +1,152 @@
+//! Who writes and who reads: the addresses of a mail.
+
+use lettre::message::Mailbox;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One mailbox or a list of them: `"ann@example.com"`, `["Ann Müller <ann@example.com>", "bob@example.com"]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum Addresses {
+    /// A single one.
+    One(String),
+    /// Any number.
+    Many(Vec<String>),
+}
+
+impl Addresses {
+    /// Are there none?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.as_slice().is_empty()
+    }
+
+    pub(super) fn as_slice(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    /// The pointer to the address at `index`, below the pointer to the whole.
+    pub(super) fn pointer(&self, whole: &str, index: usize) -> String {
+        match self {
+            Self::One(_) => whole.to_owned(),
+            Self::Many(_) => format!("{whole}/{index}"),
+        }
+    }
+
+    /// All of them as mailboxes, or the first that is none.
+    pub(super) fn mailboxes(&self) -> Result<Vec<Mailbox>, InvalidMailbox> {
+        self.as_slice().iter().map(|text| mailbox(text)).collect()
+    }
+}
+
+impl Default for Addresses {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
+impl From<&str> for Addresses {
+    fn from(one: &str) -> Self {
+        Self::One(one.to_owned())
+    }
+}
+
+/// Why a text is not a mailbox that we write to or from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidMailbox {
+    /// A line break or another control character: an attempt to smuggle in a header or a command, or an accident.
+    #[error("must not contain line breaks or other control characters")]
+    ControlCharacter,
+    /// Too long for any server.
+    #[error("must be at most 320 bytes long")]
+    TooLong,
+    /// Not a mailbox.
+    #[error("must be a mailbox like ann@example.com or Ann <ann@example.com>")]
+    Malformed,
+    /// An address that only servers with SMTPUTF8 would take.
+    #[error("must be an ASCII address; write an international domain in its xn-- form")]
+    NotAscii,
+}
+
+/// Longest text of a mailbox, name included.
+const MAILBOX_BYTES: usize = 320;
+
+/// Reads one mailbox. Stricter than the standards where leniency has cost others injections: no control characters,
+/// no quoted local parts, ASCII addresses. Names may be written in any script.
+pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
+    if text.chars().any(char::is_control) {
+        return Err(InvalidMailbox::ControlCharacter);
+    }
+    if text.len() > MAILBOX_BYTES {
+        return Err(InvalidMailbox::TooLong);
+    }
+    let mailbox: Mailbox = text.parse().map_err(|_| InvalidMailbox::Malformed)?;
+    let address: &str = mailbox.email.as_ref();
+    if !address.is_ascii() {
+        return Err(InvalidMailbox::NotAscii);
+    }
+    if address.bytes().any(|b| !b.is_ascii_graphic() || br#"<>()[]\,;:""#.contains(&b)) {
+        return Err(InvalidMailbox::Malformed);
+    }
+    // The message builder reads headers back that it has written, and drops what it cannot read.
+    if mailbox.to_string().parse::<Mailbox>().as_ref().map(|read| &read.email) != Ok(&mailbox.email) {
+        return Err(InvalidMailbox::Malformed);
+    }
+    Ok(mailbox)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mailboxes_are_read_with_and_without_a_name() {
+        for (text, name, address) in [
+            ("ann@example.com", None, "ann@example.com"),
+            (" ann+tag@mail.example.com ", None, "ann+tag@mail.example.com"),
+            ("<ann@example.com>", None, "ann@example.com"),
+            ("Ann Müller <ann@example.com>", Some("Ann Müller"), "ann@example.com"),
+            ("\"Müller, Ann\" <ann@example.com>", Some("Müller, Ann"), "ann@example.com"),
+            ("\"a \\\"quoted\\\" name\" <a@example.com>", Some("a \"quoted\" name"), "a@example.com"),
+            ("日本 <jp@xn--wgv71a.example>", Some("日本"), "jp@xn--wgv71a.example"),
+            ("root@localhost", None, "root@localhost"),
+        ] {
+            let mailbox = mailbox(text).unwrap();
+            assert_eq!((mailbox.name.as_deref(), mailbox.email.as_ref()), (name, address), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_could_become_a_second_header_or_command_passes() {
+        use InvalidMailbox::{ControlCharacter, Malformed, NotAscii, TooLong};
+        let long = format!("{}@example.com", "a".repeat(320));
+        for (text, expected) in [
+            ("", Malformed),
+            ("ann", Malformed),
+            ("ann@", Malformed),
+            ("@example.com", Malformed),
+            ("ann@example.com, bob@example.com", Malformed),
+            ("ann@example.com>", Malformed),
+            ("<ann@example.com", Malformed),
+            ("<ann@example.com> bob", Malformed),
+            ("\"a b\"@example.com", Malformed),
+            ("\"a>\"@example.com", Malformed),
+            ("ann@exa mple.com", Malformed),
+            ("ann@[127.0.0.1]", Malformed),
+            ("ann@example.com\r\nBcc: eve@example.com", ControlCharacter),
+            ("ann@example.com\nRCPT TO:<eve@example.com>", ControlCharacter),
+            ("Ann\r\nBcc: eve@example.com <ann@example.com>", ControlCharacter),
+            ("ann@example.com\0", ControlCharacter),
+            ("Ann\u{85}X <ann@example.com>", ControlCharacter),
+            ("Ann\u{7f} <ann@example.com>", ControlCharacter),
+            ("äöü@example.com", NotAscii),
+            ("ann@bücher.example", NotAscii),
+            (&long, TooLong),
+        ] {
+            assert_eq!(mailbox(text).unwrap_err(), expected, "{text:?}");
+        }
+    }
+}

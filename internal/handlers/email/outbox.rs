@@ -1,0 +1,87 @@
+//! Mail as files: for development, and for whoever picks mails up from a folder.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use tokio::task::spawn_blocking;
+
+use crate::job::{AttemptToken, JobId};
+
+/// A folder of `<job id>.eml` files.
+#[derive(Clone, Debug)]
+pub(super) struct Outbox {
+    dir: PathBuf,
+}
+
+/// Why a mail could not be laid into the outbox.
+#[derive(Debug, thiserror::Error)]
+#[error("write the mail to {}: {source}", path.display())]
+pub(super) struct OutboxError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+impl Outbox {
+    pub(super) fn new(dir: PathBuf) -> Self {
+        Self { dir }
+    }
+
+    /// Writes the mail of a job, whole or not at all; a repetition replaces what an earlier attempt wrote.
+    pub(super) async fn put(&self, job: JobId, attempt: AttemptToken, bytes: Vec<u8>) -> Result<PathBuf, OutboxError> {
+        let path = self.dir.join(format!("{job}.eml"));
+        // Named after the attempt, so that a late one and its successor do not write into each other's file.
+        let aside = self.dir.join(format!(".{job}.{attempt}.part"));
+        let target = path.clone();
+        let written = spawn_blocking(move || write(&aside, &target, &bytes)).await.unwrap_or_else(|e| Err(e.into()));
+        match written {
+            Ok(()) => Ok(path),
+            Err(source) => Err(OutboxError { path, source }),
+        }
+    }
+}
+
+fn write(aside: &Path, target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let dir = target.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let finished = (|| {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(aside)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(aside, target)
+    })();
+    if finished.is_err() {
+        // What is left over helps nobody; that it may not be there is fine.
+        let _ = fs::remove_file(aside);
+        return finished;
+    }
+    // The name is in the folder, which has to be on disk as well.
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_repetition_replaces_the_file_and_leaves_nothing_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let outbox = Outbox::new(dir.path().join("deep/outbox"));
+        let job = JobId::new();
+        let path = outbox.put(job, AttemptToken::new(), b"one".to_vec()).await.unwrap();
+        assert_eq!(outbox.put(job, AttemptToken::new(), b"two".to_vec()).await.unwrap(), path);
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, [format!("{job}.eml").as_str()]);
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_cannot_be_is_an_error_that_names_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "").unwrap();
+        let outbox = Outbox::new(dir.path().join("file"));
+        let error = outbox.put(JobId::new(), AttemptToken::new(), Vec::new()).await.unwrap_err();
+        assert!(error.to_string().contains(".eml"), "{error}");
+    }
+}
