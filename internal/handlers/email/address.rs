@@ -60,6 +60,9 @@ pub enum InvalidMailbox {
     /// A line break or another control character: an attempt to smuggle in a header or a command, or an accident.
     #[error("must not contain line breaks or other control characters")]
     ControlCharacter,
+    /// Text that readers would decode into something else than what was checked.
+    #[error("must not contain encoded words (=?…?=): write the text itself")]
+    EncodedWord,
     /// Too long for any server.
     #[error("must be at most 320 bytes long")]
     TooLong,
@@ -80,6 +83,9 @@ pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
     if text.chars().any(char::is_control) {
         return Err(InvalidMailbox::ControlCharacter);
     }
+    if has_encoded_word(text) {
+        return Err(InvalidMailbox::EncodedWord);
+    }
     if text.len() > MAILBOX_BYTES {
         return Err(InvalidMailbox::TooLong);
     }
@@ -96,6 +102,12 @@ pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
         return Err(InvalidMailbox::Malformed);
     }
     Ok(mailbox)
+}
+
+/// Does the text look encoded already? The message builder passes such text on as it is, and readers would decode it,
+/// control characters and all. Who writes text in any script has no need for it.
+pub(super) fn has_encoded_word(text: &str) -> bool {
+    text.split_once("=?").is_some_and(|(_, rest)| rest.contains("?="))
 }
 
 #[cfg(test)]
@@ -121,7 +133,7 @@ mod tests {
 
     #[test]
     fn nothing_that_could_become_a_second_header_or_command_passes() {
-        use InvalidMailbox::{ControlCharacter, Malformed, NotAscii, TooLong};
+        use InvalidMailbox::{ControlCharacter, EncodedWord, Malformed, NotAscii, TooLong};
         let long = format!("{}@example.com", "a".repeat(320));
         for (text, expected) in [
             ("", Malformed),
@@ -142,6 +154,8 @@ mod tests {
             ("ann@example.com\0", ControlCharacter),
             ("Ann\u{85}X <ann@example.com>", ControlCharacter),
             ("Ann\u{7f} <ann@example.com>", ControlCharacter),
+            ("=?utf-8?q?=0D=0ABcc:?= <ann@example.com>", EncodedWord),
+            ("\"=?utf-8?b?DQo=?=\" <ann@example.com>", EncodedWord),
             ("äöü@example.com", NotAscii),
             ("ann@bücher.example", NotAscii),
             (&long, TooLong),

@@ -1,6 +1,6 @@
 //! What is wrong with a mail that its schema cannot see.
 
-use super::address::mailbox;
+use super::address::{has_encoded_word, mailbox};
 use super::attachment::{MAX_COUNT, MAX_INLINE_BASE64_BYTES};
 use super::{Email, Problem};
 
@@ -42,6 +42,9 @@ pub(super) fn problems(email: &Email, has_default_sender: bool, has_reports_dir:
     if email.subject.chars().any(char::is_control) {
         wrong("/subject".to_owned(), "must not contain line breaks or other control characters".to_owned());
     }
+    if has_encoded_word(&email.subject) {
+        wrong("/subject".to_owned(), "must not contain encoded words (=?…?=): write the text itself".to_owned());
+    }
     if email.text.is_none() && email.html.is_none() {
         wrong("/text".to_owned(), "must be given unless html is".to_owned());
     }
@@ -72,8 +75,8 @@ fn header(name: &str, value: &str) -> Result<(), String> {
         return Err("is not among the headers that may be set: List-Unsubscribe, List-Unsubscribe-Post, X-*".to_owned());
     }
     let printable = value.bytes().all(|b| b == b' ' || b.is_ascii_graphic());
-    if value.trim().is_empty() || !printable || value.len() > HEADER_VALUE_BYTES {
-        return Err(format!("must be 1 to {HEADER_VALUE_BYTES} printable ASCII characters"));
+    if value.trim().is_empty() || !printable || has_encoded_word(value) || value.len() > HEADER_VALUE_BYTES {
+        return Err(format!("must be 1 to {HEADER_VALUE_BYTES} printable ASCII characters without encoded words"));
     }
     Ok(())
 }
@@ -105,6 +108,8 @@ mod tests {
         assert_eq!(pointers(&json!({"subject": evil})), ["/subject"]);
         assert_eq!(pointers(&json!({"subject": "a\0b"})), ["/subject"]);
         assert_eq!(pointers(&json!({"subject": "a\u{85}b"})), ["/subject"]);
+        assert_eq!(pointers(&json!({"subject": "hi =?utf-8?q?=0D=0ABcc:?="})), ["/subject"]);
+        assert!(pointers(&json!({"subject": "a =? b"})).is_empty());
         assert_eq!(pointers(&json!({"headers": {"X-A": evil}})), ["/headers/X-A"]);
         assert_eq!(pointers(&json!({"headers": {"X-A\r\nBcc": "x"}})), ["/headers/X-A\r\nBcc"]);
         let files = json!([{"filename": "a", "content_base64": ""}, {"filename": evil, "content_base64": ""}]);

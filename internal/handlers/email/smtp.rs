@@ -216,9 +216,11 @@ impl SmtpPool {
         let result = self.exchange(&mut connection, mail, ctx, first_deadline, deadline).await;
         let ready = match &result {
             Ok(_) => true,
-            // The server has answered in full and waits; the half-told envelope is taken back.
+            // The server has answered in full and waits; the half-told envelope is taken back, if that is quick.
             Err(SmtpError::Refused { .. }) => {
-                timeout_at(deadline, connection.command(Rset)).await.is_ok_and(|r| r.is_ok())
+                timeout_at(deadline.min(Instant::now() + FIRST_ANSWER), connection.command(Rset))
+                    .await
+                    .is_ok_and(|r| r.is_ok())
             }
             Err(SmtpError::Failed { .. } | SmtpError::TimedOut { .. } | SmtpError::Stopped { .. }) => false,
         };
@@ -381,11 +383,13 @@ fn host(settings: &SmtpSettings) -> &str {
 /// How we greet: by host name if it is one that strict servers accept.
 fn hello() -> ClientId {
     match ClientId::default() {
-        ClientId::Domain(name) if name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-')) => {
-            ClientId::Domain(name)
-        }
+        ClientId::Domain(name) if is_host_name(&name) => ClientId::Domain(name),
         _ => ClientId::Ipv4(std::net::Ipv4Addr::LOCALHOST),
     }
+}
+
+fn is_host_name(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-'))
 }
 
 fn starttls(host: &str, authorities: Option<&[u8]>) -> Result<TlsParameters, SmtpSetupError> {

@@ -1,8 +1,8 @@
 //! Kind `http`: a signed callback to another service.
 //!
-//! One request, no redirects, no proxy, to the public internet unless the operator allows more ([`guard`]). The
+//! One request, no redirects, no proxy, to the public internet unless the operator allows more (`guard.rs`). The
 //! receiver recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`; with
-//! secrets configured it can check that the body is ours ([`signature`]).
+//! secrets configured it can check that the body is ours (`signature.rs`).
 //!
 //! The status alone decides: 2xx succeeded, 408, 429 and 5xx are retried (or snoozed, when the receiver says
 //! `Retry-After`), everything else is rejected. Of the body a little is kept for people to read.
