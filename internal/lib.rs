@@ -1,5 +1,6 @@
 //! tickr: a durable job runner for teams on MySQL.
 
+pub mod api;
 pub mod broker;
 pub mod config;
 pub mod engine;
@@ -7,5 +8,6 @@ pub mod event;
 pub mod handlers;
 pub mod index;
 pub mod job;
+pub mod services;
 pub mod store;
 pub mod telemetry;

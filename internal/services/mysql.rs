@@ -1,0 +1,226 @@
+//! The private MySQL, of either flavour: how its data folder comes to be and which flags it runs with.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::address::{Address, Password};
+use super::folder::{Folder, lock_within};
+use super::guard;
+use super::programs::{Flavour, Programs};
+use super::server::{Connection, Plan, last_lines};
+use super::{Options, ServicesError};
+
+/// Two initialisations in a row on a slow disk.
+const TEMPLATE_LIMIT: Duration = Duration::from_secs(120);
+
+/// The data folder of a flavour; the two cannot read each other's.
+fn data_dir(programs: &Programs, folder: &Folder) -> PathBuf {
+    folder.join(match programs.flavour {
+        Flavour::Mariadb => "mariadb",
+        Flavour::Mysql => "mysql",
+    })
+}
+
+/// Makes sure that there is an initialised data folder. It is made aside and renamed, so that one that exists is whole.
+pub(super) fn prepare(programs: &Programs, folder: &Folder, options: &Options) -> Result<(), ServicesError> {
+    let data = data_dir(programs, folder);
+    if data.exists() {
+        return Ok(());
+    }
+    let aside = data.with_extension("new");
+    remove_all(&aside)?;
+    match &options.template_dir {
+        Some(dir) => {
+            let template = template(programs, dir)?;
+            copy(&template, &aside)?;
+        }
+        None => initialise(programs, &aside, folder.lock())?,
+    }
+    fs::rename(&aside, &data).map_err(ServicesError::io("renaming", &aside))
+}
+
+/// The template of this exact server in `dir`, made at the first call.
+fn template(programs: &Programs, dir: &Path) -> Result<PathBuf, ServicesError> {
+    let dir = std::path::absolute(dir).map_err(ServicesError::io("finding", dir))?;
+    let template = dir.join(&programs.version);
+    if template.exists() {
+        return Ok(template);
+    }
+    fs::create_dir_all(&dir).map_err(ServicesError::io("making", &dir))?;
+    let path = dir.join("lock");
+    let lock = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(ServicesError::io("opening", &path))?;
+    if !lock_within(TEMPLATE_LIMIT, &lock, || true).map_err(ServicesError::io("locking", &path))? {
+        return Err(ServicesError::TemplateBusy { dir, seconds: TEMPLATE_LIMIT.as_secs() });
+    }
+    if !template.exists() {
+        let aside = dir.join(format!("{}.new", programs.version));
+        remove_all(&aside)?;
+        initialise(programs, &aside, &lock)?;
+        fs::rename(&aside, &template).map_err(ServicesError::io("renaming", &aside))?;
+    }
+    Ok(template)
+}
+
+/// Makes a data folder with no more in it than the server's own tables and a `root` that needs no password, which
+/// [`plan`] keeps behind a private socket.
+fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), ServicesError> {
+    DirBuilder::new().mode(0o700).create(data).map_err(ServicesError::io("making", data))?;
+    let program = programs.install_db.as_ref().unwrap_or(&programs.mysqld);
+    let mut command = Command::new(program);
+    command.arg("--no-defaults").arg(flag("--datadir=", data)).args(as_root());
+    match programs.flavour {
+        Flavour::Mariadb => command.args([
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=10M",
+            "--innodb-flush-log-at-trx-commit=0",
+        ]),
+        Flavour::Mysql => command.args(["--initialize-insecure", "--innodb-redo-log-capacity=16M"]),
+    };
+    // Standard input only carries the lock: should this process be killed, the next one waits for the initialiser.
+    let failed = |error| ServicesError::io("running", program)(error);
+    let lock = lock.try_clone().map_err(failed)?;
+    let output = command.stdin(Stdio::from(lock)).output().map_err(failed)?;
+    if !output.status.success() {
+        let text = [output.stdout, output.stderr].concat();
+        let tail = last_lines(&String::from_utf8_lossy(&text));
+        return Err(ServicesError::Initialise { program: program.clone(), status: output.status, tail });
+    }
+    // The server's identity, which copies must not share; it makes a new one.
+    match fs::remove_file(data.join("auto.cnf")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ServicesError::io("removing", data)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// How to run the server at `address`.
+pub(super) fn plan(
+    programs: &Programs,
+    folder: &Folder,
+    options: &Options,
+    address: &Address,
+    password: Option<&Password>,
+) -> Result<Plan, ServicesError> {
+    let mut args = vec![OsString::from("--no-defaults"), flag("--datadir=", &data_dir(programs, folder))];
+    args.extend(as_root());
+    args.extend(flags(programs.flavour, options).into_iter().map(OsString::from));
+    match address {
+        Address::Socket(path) => args.extend([flag("--socket=", path), "--skip-networking".into()]),
+        Address::Tcp(port) => {
+            // The server insists on a socket as well. A bare name puts it into the data folder, where nobody else can
+            // get at it and where no path is too long.
+            args.extend(["--socket=unused.sock", "--bind-address=127.0.0.1"].map(OsString::from));
+            args.push(format!("--port={port}").into());
+        }
+    }
+    if let Some(password) = password {
+        args.push(flag("--init-file=", &folder.write_private("mysql-init.sql", &set_password(password))?));
+    }
+    args.extend(options.mysql_flags.iter().map(OsString::from));
+    Ok(Plan {
+        command: guard::command(programs.mysqld.clone(), args),
+        probe: Box::new(probe),
+        listening: "ready for connections",
+    })
+}
+
+fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
+    let mut flags = vec![
+        "--pid-file=server.pid",
+        "--skip-name-resolve",
+        "--skip-log-bin",
+        "--max-connections=500",
+        "--character-set-server=utf8mb4",
+        "--collation-server=utf8mb4_bin",
+        "--default-time-zone=+00:00",
+    ];
+    if options.durable {
+        flags.extend(["--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=256M"]);
+    } else {
+        // Written at every commit but never synced: what is committed survives a killed server, as the chaos tests
+        // expect, and only a crash of the machine would lose it. The doublewrite buffer stays, because a page can be
+        // torn by SIGKILL as well.
+        flags.extend([
+            "--innodb-flush-log-at-trx-commit=2",
+            "--innodb-flush-method=nosync",
+            "--innodb-buffer-pool-size=64M",
+            "--innodb-buffer-pool-dump-at-shutdown=0",
+        ]);
+    }
+    flags.extend(match (flavour, options.durable) {
+        (Flavour::Mariadb, true) => &["--innodb-log-file-size=256M"][..],
+        (Flavour::Mariadb, false) => &["--innodb-log-file-size=10M", "--debug-no-sync"],
+        (Flavour::Mysql, true) => &["--innodb-redo-log-capacity=256M"],
+        (Flavour::Mysql, false) => &["--innodb-redo-log-capacity=16M"],
+    });
+    if flavour == Flavour::Mysql {
+        // Without these it wants a folder of the system's and a second fixed port, and 300 MB more memory.
+        flags.extend(["--secure-file-priv=NULL", "--mysqlx=OFF", "--performance-schema=OFF"]);
+    }
+    flags
+}
+
+/// Gives the one account that can come in through the port a password, at every start. With name resolution off,
+/// `root@localhost` and accounts of the host's name match sockets only.
+fn set_password(password: &Password) -> String {
+    let password = password.reveal();
+    format!(
+        "DROP USER IF EXISTS 'root'@'::1';\n\
+         CREATE USER IF NOT EXISTS 'root'@'127.0.0.1';\n\
+         ALTER USER 'root'@'127.0.0.1' IDENTIFIED BY '{password}';\n\
+         GRANT ALL PRIVILEGES ON *.* TO 'root'@'127.0.0.1' WITH GRANT OPTION;\n"
+    )
+}
+
+/// MySQL speaks first, and the fifth byte of its greeting is the protocol, 10; an error has 255 there.
+fn probe(stream: &mut dyn Connection) -> io::Result<bool> {
+    let mut greeting = [0; 5];
+    stream.read_exact(&mut greeting)?;
+    Ok(greeting[4] == 10)
+}
+
+/// The server refuses to run as root unless it is told to.
+fn as_root() -> Option<OsString> {
+    let output = Command::new("id").arg("-u").output().ok()?;
+    (output.stdout.trim_ascii() == b"0").then(|| "--user=root".into())
+}
+
+fn flag(name: &str, path: &Path) -> OsString {
+    let mut flag = OsString::from(name);
+    flag.push(path);
+    flag
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), ServicesError> {
+    DirBuilder::new().mode(0o700).create(to).map_err(ServicesError::io("making", to))?;
+    for entry in fs::read_dir(from).map_err(ServicesError::io("reading", from))? {
+        let entry = entry.map_err(ServicesError::io("reading", from))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(ServicesError::io("copying", &source))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_all(path: &Path) -> Result<(), ServicesError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ServicesError::io("removing", path)(error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,71 @@
+//! The private Redis. It keeps nothing on disk, not even in a folder that stays: the index is disposable, and starting
+//! without one is what the reconciler is for.
+
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use super::ServicesError;
+use super::address::{Address, Password};
+use super::folder::{Folder, remove};
+use super::guard;
+use super::programs::Programs;
+use super::server::{Connection, Plan};
+
+/// How to run Redis at `address`.
+pub(super) fn plan(
+    programs: &Programs,
+    folder: &Folder,
+    address: &Address,
+    password: Option<&Password>,
+) -> Result<Plan, ServicesError> {
+    // In a file rather than on the command line, where every user of the machine could read the password.
+    let config = folder.write_private("redis.conf", &config(folder.path(), address, password))?;
+    let hello = match password {
+        Some(password) => format!("AUTH {}\r\nPING\r\n", password.reveal()),
+        None => "PING\r\n".to_owned(),
+    };
+    Ok(Plan {
+        command: guard::command(program(programs, folder)?, vec![config.into_os_string()]),
+        probe: Box::new(move |stream| probe(stream, &hello)),
+        listening: "Ready to accept connections",
+    })
+}
+
+/// The binary under a name that makes it a server.
+fn program(programs: &Programs, folder: &Folder) -> Result<PathBuf, ServicesError> {
+    if !programs.redis.ends_with("redis-check-rdb") {
+        return Ok(programs.redis.clone());
+    }
+    let link = folder.join("redis-server");
+    remove(&link)?;
+    symlink(&programs.redis, &link).map_err(ServicesError::io("linking", &link))?;
+    Ok(link)
+}
+
+fn config(dir: &Path, address: &Address, password: Option<&Password>) -> String {
+    let listen = match address {
+        Address::Socket(path) => format!("port 0\nunixsocket {}\nunixsocketperm 700\n", quote(path)),
+        Address::Tcp(port) => format!("port {port}\nbind 127.0.0.1\n"),
+    };
+    let protect = password.map(|password| format!("requirepass {}\n", password.reveal())).unwrap_or_default();
+    format!("{listen}{protect}dir {}\nsave \"\"\nappendonly no\ndaemonize no\n", quote(dir))
+}
+
+fn quote(path: &Path) -> String {
+    format!("\"{}\"", path.display().to_string().replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// Redis answers `+PONG`, after an `+OK` for the password, and `-LOADING` or worse while it is not ready.
+fn probe(stream: &mut dyn Connection, hello: &str) -> io::Result<bool> {
+    stream.write_all(hello.as_bytes())?;
+    let mut answer = String::new();
+    let mut bytes = [0; 64];
+    while answer.matches("\r\n").count() < hello.matches("\r\n").count() {
+        match stream.read(&mut bytes)? {
+            0 => return Ok(false),
+            count => answer.push_str(&String::from_utf8_lossy(&bytes[..count])),
+        }
+    }
+    Ok(answer.ends_with("+PONG\r\n"))
+}
