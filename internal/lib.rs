@@ -10,4 +10,5 @@ pub mod index;
 pub mod job;
 pub mod services;
 pub mod store;
+pub mod table;
 pub mod telemetry;

@@ -38,6 +38,7 @@ pub mod http;
 mod context;
 mod outcome;
 mod registry;
+pub mod report;
 
 pub use context::{Context, ContextParts, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};

@@ -20,6 +20,7 @@ mod lease;
 mod link;
 mod operate;
 mod read;
+mod report_query;
 mod settle;
 mod shape;
 mod stats;
@@ -33,6 +34,7 @@ pub use insert::{Accepted, Unique};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use operate::Moved;
 pub use read::{Filter, JobPage};
+pub use report_query::{InvalidUrl, ReportQueries};
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use stats::{StateCount, Stats};
 

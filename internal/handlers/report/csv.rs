@@ -1,0 +1,150 @@
+//! CSV after RFC 4180: UTF-8, CRLF, a header line, fields quoted where they must be.
+//!
+//! Without a byte order mark: programs read it as part of the first column's name. Excel that opens the file with a
+//! double click then guesses another encoding; `xlsx` is the format for Excel.
+//!
+//! Texts that a spreadsheet would execute get an apostrophe in front (CSV injection, CVE-2021-41270). Values that the
+//! database knows to be numbers, such as -5, are left alone. For programs that need every byte as it is, there is
+//! `json`.
+
+use std::borrow::Cow;
+use std::io::BufWriter;
+
+use super::file::PartFile;
+use super::rows::{TableWriter, WriteError, names};
+use crate::table::{Cell, Column};
+
+/// A CSV file in the making.
+pub(super) struct Writer {
+    csv: ::csv::Writer<BufWriter<PartFile>>,
+}
+
+impl Writer {
+    pub(super) fn begin(file: PartFile, columns: &[Column]) -> Result<Self, WriteError> {
+        let mut csv = ::csv::WriterBuilder::new()
+            .terminator(::csv::Terminator::CRLF)
+            // A lone empty field is quoted, a row of NULLs stays a row.
+            .quote_style(::csv::QuoteStyle::Necessary)
+            .from_writer(BufWriter::new(file));
+        csv.write_record(names(columns).map(|name| harmless(name.into()).into_owned())).map_err(io)?;
+        Ok(Self { csv })
+    }
+}
+
+impl TableWriter for Writer {
+    fn row(&mut self, row: &[Cell]) -> Result<(), WriteError> {
+        for cell in row {
+            let text = cell.text();
+            let text = match cell {
+                Cell::Text(_) | Cell::Json(_) => harmless(text),
+                Cell::Null
+                | Cell::Bool(_)
+                | Cell::Integer(_)
+                | Cell::Unsigned(_)
+                | Cell::Float(_)
+                | Cell::Decimal(_)
+                | Cell::Bytes(_)
+                | Cell::Date(_)
+                | Cell::Time(_)
+                | Cell::DateTime(_)
+                | Cell::Timestamp(_) => text,
+            };
+            self.csv.write_field(text.as_bytes()).map_err(io)?;
+        }
+        self.csv.write_record(None::<&[u8]>).map_err(io)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.csv.get_ref().get_ref().bytes()
+    }
+
+    fn finish(self: Box<Self>) -> Result<(PartFile, u64), WriteError> {
+        let buffer = self.csv.into_inner().map_err(|error| WriteError::Io(error.into_error()))?;
+        let file = buffer.into_inner().map_err(|error| WriteError::Io(error.into_error()))?;
+        Ok((file, 0))
+    }
+}
+
+fn io(error: ::csv::Error) -> WriteError {
+    WriteError::Io(error.into())
+}
+
+/// `text` with an apostrophe before every line that a spreadsheet could take for a formula.
+fn harmless(text: Cow<'_, str>) -> Cow<'_, str> {
+    if !text.split(['\n', '\r']).any(is_formula) && !text.starts_with(['\r', '\n', '\t']) {
+        return text;
+    }
+    let mut safe = String::with_capacity(text.len() + 4);
+    if text.starts_with(['\r', '\n', '\t']) {
+        safe.push('\'');
+    }
+    for line in text.split_inclusive(['\n', '\r']) {
+        if is_formula(line) && !safe.ends_with('\'') {
+            safe.push('\'');
+        }
+        safe.push_str(line);
+    }
+    Cow::Owned(safe)
+}
+
+/// Spreadsheets skip spaces of every kind in front, and know the full-width forms too.
+fn is_formula(line: &str) -> bool {
+    let skipped = |c: char| c.is_whitespace() || matches!(c, '\u{200b}' | '\u{feff}' | '\u{0}');
+    line.trim_start_matches(skipped).starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{column, written};
+    use super::super::Format;
+    use super::*;
+    use crate::table::ColumnKind;
+
+    fn text(text: &str) -> Cell {
+        Cell::Text(text.into())
+    }
+
+    #[test]
+    fn odd_texts_come_back_as_they_were() {
+        let odd = ["a,b", "say \"hi\"", "two\r\nlines", "ünïcödé 表 🦀", "", " spaced ", "semi;colon"];
+        let columns = [column("n", ColumnKind::Integer), column("odd, \"name\"", ColumnKind::Text)];
+        let rows = odd.iter().enumerate().map(|(n, odd)| vec![Cell::Integer(n as i64), text(odd)]).collect();
+        let bytes = written(Format::Csv, &columns, rows);
+
+        let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
+        assert_eq!(reader.headers().unwrap(), vec!["n", "odd, \"name\""]);
+        let back: Vec<_> = reader.records().map(|record| record.unwrap()[1].to_owned()).collect();
+        assert_eq!(back, odd);
+        assert!(bytes.ends_with(b"\r\n") && bytes.starts_with(b"n,"));
+    }
+
+    #[test]
+    fn formulas_are_disarmed_and_numbers_are_not() {
+        for (cell, expected) in [
+            (text("=1+1"), "'=1+1"),
+            (text("+49 30 1234"), "'+49 30 1234"),
+            (text("-5"), "'-5"),
+            (text("@SUM(A1)"), "'@SUM(A1)"),
+            (text("\t=1"), "'\t=1"),
+            (text("\r=1"), "'\r'=1"),
+            (text("\t"), "'\t"),
+            (text(" \u{a0}\u{3000}=1"), "' \u{a0}\u{3000}=1"),
+            (text("\u{feff}=1"), "'\u{feff}=1"),
+            (text("＝1"), "'＝1"),
+            (text("fine\n=1\nfine"), "fine\n'=1\nfine"),
+            (text("a=1"), "a=1"),
+            (text("2-1"), "2-1"),
+            (Cell::Json("-1".into()), "'-1"),
+            (Cell::Integer(-5), "-5"),
+            (Cell::Decimal("-0.50".into()), "-0.50"),
+            (Cell::Float(-1.5), "-1.5"),
+            (Cell::Time("-01:00:00".into()), "-01:00:00"),
+            (Cell::Null, ""),
+        ] {
+            let bytes = written(Format::Csv, &[column("=x", ColumnKind::Text)], vec![vec![cell.clone()]]);
+            let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
+            assert_eq!(&reader.headers().unwrap()[0], "'=x");
+            assert_eq!(&reader.records().next().unwrap().unwrap()[0], expected, "{cell:?}");
+        }
+    }
+}

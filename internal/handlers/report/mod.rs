@@ -1,0 +1,388 @@
+//! Kind `report`: a named query from the configuration becomes a file, and the file, if asked, an email.
+//!
+//! A job names a query and gives its parameters; it never brings SQL. Rows are streamed from their source into the file
+//! on a blocking thread, so that memory does not grow with the table, and the file appears under its name only when it
+//! is whole. A job that runs again replaces its own file.
+//!
+//! - [`Report`]: the payload; [`Reports`]: the handler, made from [`ReportSettings`] and a
+//!   [`RowSource`](crate::table::RowSource)
+//! - [`Query`], [`Parameter`]: what the configuration says about a query
+//! - [`open`], [`sweep`]: finished files, for the download route, for attachments and for the janitor
+//! - one writer for each [`Format`]: what becomes of NULL, decimals, times and bytes is said at its top
+
+mod csv;
+mod file;
+mod html;
+mod json;
+mod pdf;
+mod query;
+mod rows;
+mod xlsx;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{SubsecRound, Utc};
+use lettre::message::Mailbox;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use file::{ReportFile, open, sweep};
+pub use query::{Absent, Parameter, ParameterKind, Query};
+
+use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use crate::table::{Cell, RowSource, Select, SourceError};
+use file::PartFile;
+use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
+
+/// What a report job asks for.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// The name of a configured query.
+    #[schemars(length(min = 1, max = 64))]
+    pub query: String,
+    /// Its parameters by name.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub params: Map<String, Value>,
+    /// The format of the file.
+    #[serde(default)]
+    pub format: Format,
+    /// A title instead of the query's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 200))]
+    pub title: Option<String>,
+    /// How the file's name begins, instead of with the query's name: letters, digits, `_ . -`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 100))]
+    pub file_name: Option<String>,
+    /// Send the file to somebody when it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub email: Option<Email>,
+}
+
+impl Kind for Report {
+    const NAME: &'static str = "report";
+}
+
+/// Who gets the file by mail.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Email {
+    /// Addresses.
+    #[schemars(length(min = 1, max = 50))]
+    pub to: Vec<String>,
+    /// Addresses that get a copy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 50))]
+    pub cc: Vec<String>,
+    /// The subject, instead of the report's title.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 200))]
+    pub subject: Option<String>,
+    /// The text, instead of a line that says what is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 20_000))]
+    pub text: Option<String>,
+}
+
+/// A file format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Comma-separated values, safe to open in a spreadsheet.
+    #[default]
+    Csv,
+    /// An array of objects, exact.
+    Json,
+    /// A page for a browser or a printer.
+    Html,
+    /// A workbook, up to 1,048,575 rows.
+    Xlsx,
+    /// Pages to read or print, up to 50,000 rows.
+    Pdf,
+}
+
+impl Format {
+    const ALL: [Self; 5] = [Self::Csv, Self::Json, Self::Html, Self::Xlsx, Self::Pdf];
+
+    /// The extension of its files, which is also its name.
+    #[must_use]
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Csv => "csv",
+            Self::Json => "json",
+            Self::Html => "html",
+            Self::Xlsx => "xlsx",
+            Self::Pdf => "pdf",
+        }
+    }
+
+    /// The format of files with this extension.
+    #[must_use]
+    pub fn of_extension(extension: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.extension() == extension)
+    }
+
+    /// The media type of its files.
+    #[must_use]
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Self::Csv => "text/csv; charset=utf-8",
+            Self::Json => "application/json",
+            Self::Html => "text/html; charset=utf-8",
+            Self::Xlsx => "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+            Self::Pdf => "application/pdf",
+        }
+    }
+
+    /// The most rows that the format can hold or should.
+    #[must_use]
+    pub fn max_rows(self) -> u64 {
+        match self {
+            Self::Csv | Self::Json | Self::Html => u64::MAX,
+            Self::Xlsx => xlsx::MAX_ROWS,
+            Self::Pdf => pdf::MAX_ROWS,
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.extension())
+    }
+}
+
+/// What the configuration says about reports.
+#[derive(Clone, Debug)]
+pub struct ReportSettings {
+    /// The folder of the files; made when it is missing.
+    pub dir: PathBuf,
+    /// How long a query may take, from the start to its last row.
+    pub time_limit: Duration,
+    /// Most rows of one report.
+    pub max_rows: u64,
+    /// Most bytes of one file.
+    pub max_bytes: u64,
+    /// The queries by name.
+    pub queries: BTreeMap<String, Query>,
+}
+
+/// The handler of [`Report`].
+pub struct Reports {
+    settings: ReportSettings,
+    source: Arc<dyn RowSource>,
+}
+
+impl fmt::Debug for Reports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reports").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+/// The result kept with the job.
+#[derive(Debug, Serialize)]
+struct Written {
+    file: String,
+    format: Format,
+    rows: u64,
+    bytes: u64,
+    query: String,
+    /// Where to download it, below the API's address.
+    url: String,
+    /// Cells of an xlsx or pdf that were too long and end in `…`.
+    #[serde(skip_serializing_if = "is_zero")]
+    cut_cells: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// The part of the email kind's payload that a report fills in. The file goes by name: it may be larger than a payload.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct ReportMail {
+    to: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    cc: Vec<String>,
+    subject: String,
+    text: String,
+    attachments: Vec<Attachment>,
+}
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Attachment {
+    report: String,
+}
+
+impl Kind for ReportMail {
+    const NAME: &'static str = "email";
+}
+
+impl Reports {
+    /// Reports of these queries, their rows from `source`.
+    #[must_use]
+    pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
+        Self { settings, source }
+    }
+
+    /// The query that `report` names and the values for it, or what is wrong with either.
+    fn resolve(&self, report: &Report) -> Result<(&Query, Vec<Cell>), Vec<Problem>> {
+        let Some(query) = self.settings.queries.get(&report.query) else {
+            let known = query::listed(self.settings.queries.keys());
+            return Err(vec![Problem::at("/query", format!("there is no such query; configured are: {known}"))]);
+        };
+        Ok((query, query.bind(&report.params)?))
+    }
+
+    /// Write the file; it is whole and durable then, but not visible yet.
+    async fn write(&self, report: &Report, name: &str, select: Select, title: &str, ctx: &Context) -> Result<Poured, Failure> {
+        let stream = self.source.open(select);
+        let stop = stream.stop_token();
+        // Also when this future is dropped: the thread below cannot be, but it ends when its rows do.
+        let _stop_on_drop = stop.clone().drop_guard();
+
+        let heading =
+            Heading { title: title.to_owned(), query: report.query.clone(), made_at: Utc::now().trunc_subsecs(0) };
+        let limits = Limits { max_rows: self.settings.max_rows, max_bytes: self.settings.max_bytes };
+        let (dir, name, format, token) = (self.settings.dir.clone(), name.to_owned(), report.format, ctx.token());
+        let progress = {
+            let ctx = ctx.clone();
+            // How many rows will come is not known, so there is no percentage of them.
+            move |rows, bytes| ctx.progress(0.0, format!("{rows} rows, {bytes} bytes"))
+        };
+        let mut writing = tokio::task::spawn_blocking(move || {
+            let file = PartFile::create(&dir, &name, token).map_err(WriteError::from)?;
+            pour(stream, file, format, heading, limits, progress)
+        });
+
+        let written = tokio::select! {
+            written = &mut writing => written,
+            () = ctx.stopped() => {
+                stop.cancel();
+                writing.await
+            }
+        };
+        match written {
+            // A file that was finished while the attempt ended belongs to nobody; dropping it removes it.
+            Ok(Ok(_)) | Ok(Err(_)) if ctx.should_stop() => Err(Failure::retry("stopped before the report was complete")),
+            Ok(Ok(poured)) => Ok(poured),
+            Ok(Err(error)) => Err(failure(&report.query, &error)),
+            // A mistake in a writer: the attempt shall end as a panic does.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => Err(Failure::retry(format!("write the report: {error}"))),
+            },
+        }
+    }
+}
+
+impl Handler for Reports {
+    type Payload = Report;
+
+    fn check(&self, report: &Report) -> Vec<Problem> {
+        let mut problems = self.resolve(report).err().unwrap_or_default();
+        if report.file_name.as_deref().is_some_and(|stem| !file::is_plain(stem)) {
+            let right = "may hold letters, digits, _ . and -, and begins with a letter or digit";
+            problems.push(Problem::at("/file_name", right));
+        }
+        if report.title.as_deref().is_some_and(has_control_characters) {
+            problems.push(Problem::at("/title", "must be one line without control characters"));
+        }
+        if let Some(email) = &report.email {
+            problems.extend(email.check());
+        }
+        problems
+    }
+
+    fn defaults(&self) -> KindDefaults {
+        // The query, and then time to finish a large file.
+        KindDefaults { timeout: self.settings.time_limit + Duration::from_secs(120), ..KindDefaults::default() }
+    }
+
+    async fn run(&self, report: Report, ctx: Context) -> Outcome {
+        // The configuration may have changed since the job was accepted.
+        let (query, values) = self.resolve(&report).map_err(|problems| rejected(&report.query, &problems))?;
+        let stem = report.file_name.as_deref().filter(|stem| file::is_plain(stem)).unwrap_or(&report.query);
+        let name = file::name(stem, ctx.job_id(), report.format);
+        let title = report.title.as_deref().unwrap_or(&query.title);
+        let select = Select {
+            name: report.query.clone(),
+            sql: Arc::clone(&query.sql),
+            values,
+            time_limit: self.settings.time_limit,
+        };
+
+        let Poured { file, rows, cut_cells } = self.write(&report, &name, select, title, &ctx).await?;
+        let bytes = file.bytes();
+        tokio::task::spawn_blocking(move || file.publish())
+            .await
+            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?
+            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?;
+        ctx.progress(100.0, format!("{rows} rows, {bytes} bytes"));
+
+        let url = format!("/v1/reports/{name}");
+        let written = Written { file: name.clone(), format: report.format, rows, bytes, query: report.query, url, cut_cells };
+        let output = Output::json(&written)?;
+        match report.email {
+            Some(email) => output.then(&email.with(name, title)),
+            None => Ok(output),
+        }
+    }
+}
+
+impl Email {
+    fn check(&self) -> Vec<Problem> {
+        let recipients = [("to", &self.to), ("cc", &self.cc)];
+        let mut problems: Vec<Problem> = recipients
+            .into_iter()
+            .flat_map(|(field, addresses)| addresses.iter().enumerate().map(move |(at, address)| (field, at, address)))
+            .filter(|(_, _, address)| has_control_characters(address) || address.parse::<Mailbox>().is_err())
+            .map(|(field, at, _)| Problem::at(format!("/email/{field}/{at}"), "is no email address"))
+            .collect();
+        if self.to.len() + self.cc.len() > 50 {
+            problems.push(Problem::at("/email", "has more than 50 recipients"));
+        }
+        if self.subject.as_deref().is_some_and(has_control_characters) {
+            problems.push(Problem::at("/email/subject", "must be one line without control characters"));
+        }
+        problems
+    }
+
+    fn with(self, file: String, title: &str) -> ReportMail {
+        ReportMail {
+            to: self.to,
+            cc: self.cc,
+            subject: self.subject.unwrap_or_else(|| title.to_owned()),
+            text: self.text.unwrap_or_else(|| format!("The report \"{title}\" is attached as {file}.\n")),
+            attachments: vec![Attachment { report: file }],
+        }
+    }
+}
+
+fn has_control_characters(text: &str) -> bool {
+    text.chars().any(char::is_control)
+}
+
+fn rejected(query: &str, problems: &[Problem]) -> Failure {
+    let problems: Vec<_> = problems.iter().map(|Problem { pointer, detail }| format!("{pointer} {detail}")).collect();
+    Failure::reject(format!("prepare report {query}: {}", problems.join("; ")))
+}
+
+/// Whether another attempt may do better.
+fn failure(query: &str, error: &PourError) -> Failure {
+    let text = format!("report {query}: {error}");
+    match error {
+        PourError::Source(SourceError::Busy) => Failure::snooze(Duration::from_secs(5), text),
+        PourError::Source(SourceError::TimedOut { .. } | SourceError::Unavailable(_) | SourceError::Stopped)
+        | PourError::Write(WriteError::Io(_)) => Failure::retry(text),
+        PourError::Source(SourceError::Refused { .. } | SourceError::Unreadable(_))
+        | PourError::Write(WriteError::Unfit(_) | WriteError::Library(_))
+        | PourError::TooLarge(_) => Failure::reject(text),
+    }
+}

@@ -1,0 +1,155 @@
+//! Rows from their source into a file: one loop for all formats, and the limits it keeps.
+
+use std::io;
+
+use super::file::PartFile;
+use super::{Format, csv, html, json, pdf, xlsx};
+use crate::job::Timestamp;
+use crate::table::{Cell, Column, ColumnKind, Part, RowStream, SourceError};
+
+/// Writes one table in one format. Blocks; the loop runs on a thread that may.
+pub(super) trait TableWriter {
+    /// Write the next row: a cell for each column.
+    fn row(&mut self, row: &[Cell]) -> Result<(), WriteError>;
+
+    /// Bytes in the file so far, if the format writes as it goes.
+    fn bytes(&self) -> u64 {
+        0
+    }
+
+    /// Write what belongs behind the rows and give the file back, with the number of cells that were cut to fit.
+    fn finish(self: Box<Self>) -> Result<(PartFile, u64), WriteError>;
+}
+
+/// What stands around the rows.
+#[derive(Clone, Debug)]
+pub(super) struct Heading {
+    /// The title of the report.
+    pub(super) title: String,
+    /// The name of its query.
+    pub(super) query: String,
+    /// When it was made.
+    pub(super) made_at: Timestamp,
+}
+
+/// What a report may grow to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) max_rows: u64,
+    pub(super) max_bytes: u64,
+}
+
+/// A written file that nobody can see yet.
+#[derive(Debug)]
+pub(super) struct Poured {
+    pub(super) file: PartFile,
+    pub(super) rows: u64,
+    pub(super) cut_cells: u64,
+}
+
+/// Why a format could not write a table.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// The disk.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The format cannot hold this table.
+    #[error("{0}")]
+    Unfit(String),
+    /// The library that writes the format gave up.
+    #[error("{0}")]
+    Library(String),
+}
+
+/// Why a report was not written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PourError {
+    #[error("run the query: {0}")]
+    Source(#[from] SourceError),
+    #[error("write the file: {0}")]
+    Write(#[from] WriteError),
+    #[error("{0}")]
+    TooLarge(String),
+}
+
+/// Write every row of `stream` into `file`; `progress` hears of rows and bytes now and then.
+pub(super) fn pour(
+    mut stream: RowStream,
+    file: PartFile,
+    format: Format,
+    heading: Heading,
+    limits: Limits,
+    progress: impl Fn(u64, u64),
+) -> Result<Poured, PourError> {
+    let Some(Part::Columns(columns)) = stream.blocking_next()? else {
+        return Err(WriteError::Unfit("the query gives no table".into()).into());
+    };
+    if columns.is_empty() {
+        return Err(WriteError::Unfit("the query gives no columns".into()).into());
+    }
+    let mut writer = open(format, file, &columns, heading)?;
+
+    let max_rows = limits.max_rows.min(format.max_rows());
+    let (mut rows, mut cell_bytes) = (0, 0);
+    while let Some(part) = stream.blocking_next()? {
+        let Part::Rows(batch) = part else { continue };
+        for row in batch {
+            if rows == max_rows {
+                return Err(PourError::TooLarge(too_many_rows(format, limits)));
+            }
+            writer.row(&row)?;
+            rows += 1;
+            // Formats that write at the end are held to the size of what they were given.
+            cell_bytes += row.iter().map(Cell::size_bytes).sum::<usize>() as u64;
+            if cell_bytes.max(writer.bytes()) > limits.max_bytes {
+                return Err(PourError::TooLarge(too_many_bytes(limits)));
+            }
+        }
+        progress(rows, cell_bytes.max(writer.bytes()));
+    }
+
+    let (file, cut_cells) = writer.finish()?;
+    if file.bytes() > limits.max_bytes {
+        return Err(PourError::TooLarge(too_many_bytes(limits)));
+    }
+    file.sync().map_err(WriteError::from)?;
+    Ok(Poured { file, rows, cut_cells })
+}
+
+fn open(
+    format: Format,
+    file: PartFile,
+    columns: &[Column],
+    heading: Heading,
+) -> Result<Box<dyn TableWriter>, WriteError> {
+    Ok(match format {
+        Format::Csv => Box::new(csv::Writer::begin(file, columns)?),
+        Format::Json => Box::new(json::Writer::begin(file, columns)?),
+        Format::Html => Box::new(html::Writer::begin(file, columns, heading)?),
+        Format::Xlsx => Box::new(xlsx::Writer::begin(file, columns, &heading)?),
+        Format::Pdf => Box::new(pdf::Writer::begin(file, columns, heading)?),
+    })
+}
+
+fn too_many_rows(format: Format, limits: Limits) -> String {
+    if format.max_rows() < limits.max_rows {
+        format!("more than {} rows, which is all that {} holds; csv and json hold more", format.max_rows(), format)
+    } else {
+        format!("more than {} rows, the limit of reports", limits.max_rows)
+    }
+}
+
+fn too_many_bytes(limits: Limits) -> String {
+    format!("larger than {} bytes, the limit of reports", limits.max_bytes)
+}
+
+/// The names of `columns`, in order.
+pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &str> {
+    columns.iter().map(|column| column.name.as_str())
+}
+
+/// Do people expect this cell at the right edge of its column?
+pub(super) fn is_number(column: ColumnKind, cell: &Cell) -> bool {
+    column.is_number()
+        || matches!(cell, Cell::Integer(_) | Cell::Unsigned(_) | Cell::Float(_) | Cell::Decimal(_))
+}

@@ -1,0 +1,424 @@
+//! The reading side of reports: named statements, run read-only on connections of their own, streamed row by row.
+//!
+//! What keeps a report from doing harm, outermost first: an account that can only read (the operator's part), a
+//! session and a transaction that are read only, the prepared protocol (one statement, bound values), a time limit kept
+//! by the server, and the same limit kept here for a server that does not answer. Reports never share a pool with jobs
+//! or the API, so a slow one costs nobody else a connection.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
+use futures_util::TryStreamExt;
+use sqlx::mysql::types::{MySqlTime, MySqlTimeSign};
+use sqlx::mysql::{
+    MySql, MySqlColumn, MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlPool, MySqlPoolOptions, MySqlRow,
+    MySqlTypeInfo, MySqlValueRef,
+};
+use sqlx::pool::PoolConnection;
+use sqlx::{
+    AssertSqlSafe, Column as _, ConnectOptions, Decode, Executor, Row as _, SqlSafeStr, Statement as _, Type, TypeInfo,
+    ValueRef,
+};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
+
+/// Rows go to the reader in batches of at most this many…
+const BATCH_ROWS: usize = 256;
+/// …or about this many bytes, so that a few wide rows do not pile up to much.
+const BATCH_BYTES: usize = 256 << 10;
+/// How long a report waits for one of its connections, and for the session to be set up.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The server's own time limit fires first and leaves the better error; this much later we stop waiting for it.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A [`RowSource`] over MySQL or MariaDB.
+#[derive(Debug)]
+pub struct ReportQueries {
+    pool: MySqlPool,
+    tasks: TaskTracker,
+}
+
+/// The URL for reports cannot be read. It may hold a password, so it is not repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the mysql url for reports cannot be read; it looks like mysql://user:password@host:3306/database")]
+pub struct InvalidUrl;
+
+impl ReportQueries {
+    /// A pool of at most `connections`, opened when they are needed: a start-up does not depend on it.
+    ///
+    /// # Errors
+    /// [`InvalidUrl`].
+    pub fn connect_lazy(url: &str, connections: u32) -> Result<Self, InvalidUrl> {
+        let options = MySqlConnectOptions::from_str(url)
+            .map_err(|_| InvalidUrl)?
+            // The driver would log slow statements with their text.
+            .disable_statement_logging();
+        let pool = MySqlPoolOptions::new()
+            .max_connections(connections.max(1))
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .idle_timeout(Duration::from_secs(60))
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    connection.execute("SET SESSION TRANSACTION READ ONLY").await?;
+                    // The default would keep one read view, and so the undo log of everybody's changes, until the end.
+                    connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+                    Ok(())
+                })
+            })
+            .connect_lazy_with(options);
+        Ok(Self { pool, tasks: TaskTracker::new() })
+    }
+
+    /// Wait until nothing is read any more, then close the connections. Call it when the handlers have ended: their
+    /// streams are dropped then, and what still reads stops.
+    pub async fn close(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        self.pool.close().await;
+    }
+}
+
+impl RowSource for ReportQueries {
+    fn open(&self, select: Select) -> RowStream {
+        let (sender, stream) = table::channel();
+        let pool = self.pool.clone();
+        // A task of its own, because a driver future that is dropped half-way may leave its connection with an open
+        // transaction. Here the connection is either known to be clean or is closed, whatever becomes of the reader.
+        self.tasks.spawn(async move {
+            let last = match answer(&pool, &select, &sender).await {
+                Ok(()) => Ok(Part::End),
+                Err(error) => Err(error),
+            };
+            // Nobody may be left to hear it.
+            let _ = sender.send(last).await;
+        });
+        stream
+    }
+}
+
+/// Send everything `select` gives, and leave no connection in doubt behind.
+async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result<(), SourceError> {
+    let started = Instant::now();
+    let deadline = started + select.time_limit + GRACE;
+    let mut connection = unless_stopped(sender, select, deadline, acquire(pool)).await?;
+
+    let thread = match unless_stopped(sender, select, started + ACQUIRE_TIMEOUT, begin(&mut connection, select)).await {
+        Ok(thread) => thread,
+        Err(error) => {
+            drop(connection.detach());
+            return Err(error);
+        }
+    };
+
+    match unless_stopped(sender, select, deadline, read(&mut connection, select, sender, started)).await {
+        Ok(()) => {
+            end(connection).await;
+            Ok(())
+        }
+        Err(error) => {
+            drop(connection.detach());
+            if matches!(error, SourceError::Stopped | SourceError::TimedOut { .. }) {
+                kill(pool, thread).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// `work`, but no longer than the reader wants it and time allows.
+async fn unless_stopped<T>(
+    sender: &RowSender,
+    select: &Select,
+    deadline: Instant,
+    work: impl Future<Output = Result<T, SourceError>>,
+) -> Result<T, SourceError> {
+    tokio::select! {
+        biased;
+        () = sender.stopped() => Err(SourceError::Stopped),
+        answer = tokio::time::timeout_at(deadline, work) => {
+            answer.unwrap_or(Err(SourceError::TimedOut { limit: select.time_limit }))
+        }
+    }
+}
+
+async fn acquire(pool: &MySqlPool) -> Result<PoolConnection<MySql>, SourceError> {
+    pool.acquire().await.map_err(|error| match error {
+        // The driver also reports a server that refuses connections as a pool that gave none in time.
+        sqlx::Error::PoolTimedOut if pool.size() >= pool.options().get_max_connections() => SourceError::Busy,
+        sqlx::Error::PoolTimedOut => SourceError::Unavailable("no connection within 5 s".into()),
+        error => source_error(&error, Duration::ZERO),
+    })
+}
+
+/// Start a read-only transaction with a time limit. Gives the server's name for the connection, to stop it by.
+async fn begin(connection: &mut MySqlConnection, select: &Select) -> Result<u64, SourceError> {
+    let failed = |error| source_error(&error, select.time_limit);
+    let who = connection.fetch_one("SELECT VERSION(), CONNECTION_ID()").await.map_err(failed)?;
+    let version: String = who.try_get_unchecked(0).map_err(failed)?;
+    let thread: u64 = who.try_get_unchecked(1).map_err(failed)?;
+    // Both count the whole statement; MySQL only knows it for SELECT, which is all that a read-only session runs.
+    let limit = if version.contains("MariaDB") {
+        sqlx::query("SET SESSION max_statement_time = ?").bind(select.time_limit.as_secs_f64().max(0.001))
+    } else {
+        let limit_ms = u64::try_from(select.time_limit.as_millis()).unwrap_or(u64::MAX);
+        // 0 would mean no limit.
+        sqlx::query("SET SESSION max_execution_time = ?").bind(limit_ms.clamp(1, u64::from(u32::MAX)))
+    };
+    limit.execute(&mut *connection).await.map_err(failed)?;
+    // Not preparable on every server. The session is read only already; this holds against a statement that undid it.
+    connection.execute(sqlx::raw_sql("START TRANSACTION READ ONLY")).await.map_err(failed)?;
+    Ok(thread)
+}
+
+/// Back to the pool without the transaction, or not at all. The rows are complete either way.
+async fn end(mut connection: PoolConnection<MySql>) {
+    let rollback = connection.execute(sqlx::raw_sql("ROLLBACK"));
+    if !matches!(tokio::time::timeout(GRACE, rollback).await, Ok(Ok(_))) {
+        drop(connection.detach());
+    }
+}
+
+/// A closed socket ends a statement only when the server writes to it next, which one that sorts or sleeps does not.
+/// Best effort: the server's own limit ends it too.
+async fn kill(pool: &MySqlPool, thread: u64) {
+    let kill = async {
+        let mut connection = pool.acquire().await?;
+        connection.execute(sqlx::raw_sql(AssertSqlSafe(format!("KILL CONNECTION {thread}")))).await
+    };
+    if !matches!(tokio::time::timeout(GRACE, kill).await, Ok(Ok(_))) {
+        tracing::debug!(thread, "a stopped report could not be killed on the server; its time limit will end it");
+    }
+}
+
+/// Run the statement and send its columns and rows.
+async fn read(
+    connection: &mut MySqlConnection,
+    select: &Select,
+    sender: &RowSender,
+    started: Instant,
+) -> Result<(), SourceError> {
+    let failed = |error| source_error(&error, select.time_limit);
+    // The statement comes from the operator's configuration, never from a job.
+    let sql = AssertSqlSafe(Arc::clone(&select.sql)).into_sql_str();
+    // Preparing tells the columns even when no row comes.
+    let statement = connection.prepare(sql).await.map_err(failed)?;
+    let announced = readings(statement.columns());
+
+    let query = select.values.iter().fold(statement.query(), bind);
+    let mut rows = query.fetch(connection);
+    let mut row = rows.try_next().await.map_err(failed)?;
+    // What executing tells is better: a parameter's value can decide a column's type.
+    let readings = row.as_ref().map_or(announced, |row| readings(row.columns()));
+    let columns = readings.iter().map(|reading| reading.column.clone()).collect();
+    sender.send(Ok(Part::Columns(columns))).await?;
+
+    let mut batch = Vec::with_capacity(BATCH_ROWS);
+    let mut batch_bytes = 0;
+    while let Some(current) = row {
+        let cells = cells(&current, &readings)?;
+        batch_bytes += cells.iter().map(Cell::size_bytes).sum::<usize>();
+        batch.push(cells);
+        if batch.len() >= BATCH_ROWS || batch_bytes >= BATCH_BYTES {
+            let full = std::mem::replace(&mut batch, Vec::with_capacity(BATCH_ROWS));
+            sender.send(Ok(Part::Rows(full))).await?;
+            batch_bytes = 0;
+        }
+        row = rows.try_next().await.map_err(failed)?;
+    }
+    // MySQL ends a SLEEP or a long function at the time limit without an error, and its value is not the answer.
+    if started.elapsed() >= select.time_limit {
+        return Err(SourceError::TimedOut { limit: select.time_limit });
+    }
+    if !batch.is_empty() {
+        sender.send(Ok(Part::Rows(batch))).await?;
+    }
+    Ok(())
+}
+
+type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
+
+fn bind<'q>(query: Query<'q>, value: &Cell) -> Query<'q> {
+    match value {
+        Cell::Null => query.bind(None::<String>),
+        Cell::Bool(value) => query.bind(*value),
+        Cell::Integer(value) => query.bind(*value),
+        Cell::Unsigned(value) => query.bind(*value),
+        Cell::Float(value) => query.bind(*value),
+        Cell::Decimal(text) | Cell::Text(text) | Cell::Json(text) | Cell::Time(text) => query.bind(text.clone()),
+        Cell::Bytes(bytes) => query.bind(bytes.clone()),
+        Cell::Date(date) => query.bind(*date),
+        Cell::DateTime(at) => query.bind(*at),
+        Cell::Timestamp(at) => query.bind(*at),
+    }
+}
+
+/// A column and how its values are decoded: found once, used for every row.
+struct Reading {
+    column: Column,
+    wire: Wire,
+}
+
+/// How the driver hands a value over, where that is more than its [`ColumnKind`] tells.
+#[derive(Clone, Copy)]
+enum Wire {
+    Plain,
+    Unsigned,
+    SingleFloat,
+}
+
+fn readings(columns: &[MySqlColumn]) -> Vec<Reading> {
+    columns
+        .iter()
+        .map(|column| {
+            let (kind, wire) = kind_of(column.type_info());
+            Reading { column: Column { name: column.name().to_owned(), kind }, wire }
+        })
+        .collect()
+}
+
+fn kind_of(info: &MySqlTypeInfo) -> (ColumnKind, Wire) {
+    let kind = match info.name() {
+        "FLOAT" => return (ColumnKind::Float, Wire::SingleFloat),
+        "BOOLEAN" => ColumnKind::Bool,
+        "DOUBLE" => ColumnKind::Float,
+        "DECIMAL" => ColumnKind::Decimal,
+        "DATE" => ColumnKind::Date,
+        "TIME" => ColumnKind::Time,
+        "DATETIME" => ColumnKind::DateTime,
+        "TIMESTAMP" => ColumnKind::Timestamp,
+        "JSON" => ColumnKind::Json,
+        "NULL" | "SET" => ColumnKind::Text,
+        _ if <u64 as Type<MySql>>::compatible(info) => return (ColumnKind::Integer, Wire::Unsigned),
+        _ if <i64 as Type<MySql>>::compatible(info) => ColumnKind::Integer,
+        // Not by the type's name: it calls text with a `_bin` collation binary. The character set tells them apart.
+        _ if <str as Type<MySql>>::compatible(info) => ColumnKind::Text,
+        _ => ColumnKind::Bytes,
+    };
+    (kind, Wire::Plain)
+}
+
+fn cells(row: &MySqlRow, readings: &[Reading]) -> Result<Row, SourceError> {
+    readings
+        .iter()
+        .enumerate()
+        .map(|(at, reading)| {
+            row.try_get_raw(at)
+                .map_err(Into::into)
+                .and_then(|raw| if raw.is_null() { Ok(Cell::Null) } else { cell(raw, reading) })
+                .map_err(|_| {
+                    let Column { name, kind } = &reading.column;
+                    SourceError::Unreadable(format!("a value of column {name} cannot be read as {kind:?}"))
+                })
+        })
+        .collect()
+}
+
+fn cell(raw: MySqlValueRef<'_>, reading: &Reading) -> Result<Cell, sqlx::error::BoxDynError> {
+    let text = |raw| <&str as Decode<MySql>>::decode(raw).map(str::to_owned);
+    Ok(match (reading.column.kind, reading.wire) {
+        (ColumnKind::Integer, Wire::Unsigned) => Cell::Unsigned(Decode::<MySql>::decode(raw)?),
+        (ColumnKind::Integer, _) => Cell::Integer(Decode::<MySql>::decode(raw)?),
+        // TINYINT(1) is the only boolean there is, and some keep small numbers in it.
+        (ColumnKind::Bool, _) => match Decode::<MySql>::decode(raw)? {
+            0 => Cell::Bool(false),
+            1 => Cell::Bool(true),
+            number => Cell::Integer(number),
+        },
+        // By way of its digits: the f32 nearest to 0.1 is 0.10000000149011612 as an f64.
+        (ColumnKind::Float, Wire::SingleFloat) => {
+            let single: f32 = Decode::<MySql>::decode(raw)?;
+            Cell::Float(single.to_string().parse()?)
+        }
+        (ColumnKind::Float, _) => Cell::Float(Decode::<MySql>::decode(raw)?),
+        (ColumnKind::Decimal, _) => Cell::Decimal(text(raw)?),
+        (ColumnKind::Text, _) => Cell::Text(text(raw)?),
+        (ColumnKind::Json, _) => Cell::Json(text(raw)?),
+        (ColumnKind::Bytes, _) => Cell::Bytes(<&[u8] as Decode<MySql>>::decode(raw)?.to_vec()),
+        (ColumnKind::Time, _) => Cell::Time(time(&Decode::<MySql>::decode(raw)?)),
+        (ColumnKind::Date, _) => match <NaiveDate as Decode<MySql>>::decode(raw.clone()) {
+            Ok(date) => Cell::Date(date),
+            Err(error) => incomplete_date(raw).ok_or(error)?,
+        },
+        (ColumnKind::DateTime, _) => match <NaiveDateTime as Decode<MySql>>::decode(raw.clone()) {
+            Ok(at) => Cell::DateTime(at),
+            Err(error) => incomplete_date(raw).ok_or(error)?,
+        },
+        // The driver sets every session to UTC.
+        (ColumnKind::Timestamp, _) => match <DateTime<Utc> as Decode<MySql>>::decode(raw.clone()) {
+            Ok(at) => Cell::Timestamp(at),
+            Err(error) => incomplete_date(raw).ok_or(error)?,
+        },
+    })
+}
+
+fn time(time: &MySqlTime) -> String {
+    let sign = if time.sign() == MySqlTimeSign::Negative { "-" } else { "" };
+    let clock = format!("{sign}{:02}:{:02}:{:02}", time.hours(), time.minutes(), time.seconds());
+    match time.microseconds() {
+        0 => clock,
+        micros => format!("{clock}.{micros:06}"),
+    }
+}
+
+/// Old schemas hold days that no calendar has, such as `2024-00-00`. They are shown as they are.
+fn incomplete_date(raw: MySqlValueRef<'_>) -> Option<Cell> {
+    // A length, then year, month and day.
+    let [_, low, high, month, day, ..] = *<&[u8] as Decode<MySql>>::decode(raw).ok()? else { return None };
+    Some(Cell::Text(format!("{:04}-{month:02}-{day:02}", u16::from_le_bytes([low, high]))))
+}
+
+/// The server's own messages quote the statement, so they are replaced by what their numbers mean.
+fn source_error(error: &sqlx::Error, limit: Duration) -> SourceError {
+    let Some(number) = server_number(error) else {
+        return match error {
+            sqlx::Error::Io(error) => SourceError::Unavailable(format!("the connection failed: {}", error.kind())),
+            sqlx::Error::Protocol(_) => SourceError::Unavailable("the server said something unexpected".into()),
+            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => {
+                SourceError::Unreadable("a value cannot be read or written".into())
+            }
+            _ => SourceError::Unavailable("no usable connection".into()),
+        };
+    };
+    let refused = |reason| SourceError::Refused { number, reason };
+    let unavailable = |reason: &str| SourceError::Unavailable(format!("{reason} (error {number})"));
+    match number {
+        1969 | 3024 => SourceError::TimedOut { limit },
+
+        1021 | 1037 | 1038 | 1041 | 1114 => unavailable("it is out of disk or memory"),
+        1020 | 1205 | 1213 => unavailable("others were changing the same rows"),
+        1040 | 1203 | 1226 => unavailable("it has too many connections or users of this account"),
+        1045 | 1129 | 1130 => unavailable("it does not let the account for reports in"),
+        1047 | 1053 | 1152..=1161 | 1180 | 1317 | 1836 | 1927 | 2006 | 2013 | 3169 => {
+            unavailable("it broke off or is not ready")
+        }
+
+        1064 | 1149 => refused("a syntax error"),
+        1054 | 1305 => refused("an unknown column or function"),
+        1049 | 1051 | 1146 => refused("an unknown table or database"),
+        1044 | 1142 | 1143 | 1227 | 1290 | 1370 => refused("the account for reports may not do that"),
+        1207 | 1792 => refused("it writes, and reports only read"),
+        1210 | 1295 => refused("it cannot be run with bound values"),
+        1292 | 1366 | 1367 | 1690 => refused("a value does not fit its type"),
+        _ => refused("an error"),
+    }
+}
+
+fn server_number(error: &sqlx::Error) -> Option<u16> {
+    let sqlx::Error::Database(error) = error else { return None };
+    Some(error.try_downcast_ref::<MySqlDatabaseError>()?.number())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_url_is_not_repeated() {
+        let error = ReportQueries::connect_lazy("mysql://root:hunter2@host:port/db", 2).unwrap_err();
+        assert!(!error.to_string().contains("hunter2"));
+    }
+}
