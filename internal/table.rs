@@ -298,7 +298,6 @@ impl RowSender {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use chrono::DateTime;

@@ -13,8 +13,8 @@ use chrono::{DateTime, NaiveDate, NaiveDateTime, Utc};
 use futures_util::TryStreamExt;
 use sqlx::mysql::types::{MySqlTime, MySqlTimeSign};
 use sqlx::mysql::{
-    MySql, MySqlColumn, MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlPool, MySqlPoolOptions, MySqlRow,
-    MySqlTypeInfo, MySqlValueRef,
+    MySql, MySqlColumn, MySqlConnectOptions, MySqlConnection, MySqlDatabaseError, MySqlPool, MySqlPoolOptions,
+    MySqlRow, MySqlTypeInfo, MySqlValueRef,
 };
 use sqlx::pool::PoolConnection;
 use sqlx::{

@@ -95,8 +95,8 @@ fn is_formula(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{column, written};
     use super::super::Format;
+    use super::super::testing::{column, written};
     use super::*;
     use crate::table::ColumnKind;
 

@@ -110,7 +110,9 @@ mod tests {
         let (columns, row) = every_cell();
         let page = String::from_utf8(written(Format::Html, &columns, vec![row])).unwrap();
         assert!(page.starts_with("<!DOCTYPE html><html"), "{page}");
-        assert!(page.contains("<td class=\"null\">NULL</td>") && page.contains("<td class=\"n\">18446744073709551615</td>"));
+        assert!(
+            page.contains("<td class=\"null\">NULL</td>") && page.contains("<td class=\"n\">18446744073709551615</td>")
+        );
         assert!(page.contains("<p>1 row</p>") && page.trim_end().ends_with("</html>"));
     }
 }

@@ -17,6 +17,8 @@ mod json;
 mod pdf;
 mod query;
 mod rows;
+#[cfg(test)]
+mod testing;
 mod xlsx;
 
 use std::collections::BTreeMap;
@@ -62,6 +64,8 @@ pub struct Report {
     pub file_name: Option<String>,
     /// Send the file to somebody when it is done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    // Its schema without "or null", so that problems point into it and not at it.
+    #[schemars(with = "Email")]
     pub email: Option<Email>,
 }
 
@@ -241,7 +245,14 @@ impl Reports {
     }
 
     /// Write the file; it is whole and durable then, but not visible yet.
-    async fn write(&self, report: &Report, name: &str, select: Select, title: &str, ctx: &Context) -> Result<Poured, Failure> {
+    async fn write(
+        &self,
+        report: &Report,
+        name: &str,
+        select: Select,
+        title: &str,
+        ctx: &Context,
+    ) -> Result<Poured, Failure> {
         let stream = self.source.open(select);
         let stop = stream.stop_token();
         // Also when this future is dropped: the thread below cannot be, but it ends when its rows do.
@@ -270,7 +281,9 @@ impl Reports {
         };
         match written {
             // A file that was finished while the attempt ended belongs to nobody; dropping it removes it.
-            Ok(Ok(_)) | Ok(Err(_)) if ctx.should_stop() => Err(Failure::retry("stopped before the report was complete")),
+            Ok(Ok(_)) | Ok(Err(_)) if ctx.should_stop() => {
+                Err(Failure::retry("stopped before the report was complete"))
+            }
             Ok(Ok(poured)) => Ok(poured),
             Ok(Err(error)) => Err(failure(&report.query, &error)),
             // A mistake in a writer: the attempt shall end as a panic does.
@@ -327,7 +340,8 @@ impl Handler for Reports {
         ctx.progress(100.0, format!("{rows} rows, {bytes} bytes"));
 
         let url = format!("/v1/reports/{name}");
-        let written = Written { file: name.clone(), format: report.format, rows, bytes, query: report.query, url, cut_cells };
+        let written =
+            Written { file: name.clone(), format: report.format, rows, bytes, query: report.query, url, cut_cells };
         let output = Output::json(&written)?;
         match report.email {
             Some(email) => output.then(&email.with(name, title)),
@@ -384,5 +398,228 @@ fn failure(query: &str, error: &PourError) -> Failure {
         PourError::Source(SourceError::Refused { .. } | SourceError::Unreadable(_))
         | PourError::Write(WriteError::Unfit(_) | WriteError::Library(_))
         | PourError::TooLarge(_) => Failure::reject(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use serde_json::json;
+    use serde_json::value::to_raw_value;
+
+    use super::testing::{Memory, column};
+    use super::*;
+    use crate::handlers::{ContextParts, ProgressSlot, Registry};
+    use crate::job::{AttemptToken, JobId};
+    use crate::table::ColumnKind;
+
+    fn memory(rows: usize) -> Memory {
+        let columns = vec![column("n", ColumnKind::Integer), column("text", ColumnKind::Text)];
+        let rows = (0..rows as i64).map(|n| vec![Cell::Integer(n), Cell::Text("x".repeat(10))]).collect();
+        Memory { columns, rows, end: Ok(()), hangs: false }
+    }
+
+    fn reports(dir: &Path, source: Memory) -> Reports {
+        let query = Query {
+            title: "All orders".into(),
+            sql: "SELECT …".into(),
+            binds: vec!["since".into()],
+            parameters: [(
+                "since".to_owned(),
+                Parameter { kind: ParameterKind::Date { min: None, max: None }, absent: Absent::Bind(Cell::Null) },
+            )]
+            .into(),
+        };
+        let settings = ReportSettings {
+            dir: dir.into(),
+            time_limit: Duration::from_secs(60),
+            max_rows: 1_000,
+            max_bytes: 50_000,
+            queries: [("orders".to_owned(), query.clone()), ("items".to_owned(), query)].into(),
+        };
+        Reports::new(settings, Arc::new(source))
+    }
+
+    fn payload(payload: Value) -> Report {
+        serde_json::from_value(payload).unwrap()
+    }
+
+    fn files(dir: &Path) -> Vec<String> {
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_payload_is_checked_at_enqueue() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut registry = Registry::new();
+        registry.register_handler(reports(dir.path(), memory(0)));
+        let problems = |payload: Value| {
+            let problems = registry.get("report").unwrap().check(&payload);
+            problems.into_iter().map(|problem| (problem.pointer, problem.detail)).collect::<Vec<_>>()
+        };
+        let pointers = |payload: Value| problems(payload).into_iter().map(|(pointer, _)| pointer).collect::<Vec<_>>();
+
+        assert!(problems(json!({"query": "orders"})).is_empty());
+        assert!(problems(json!({"query": "orders", "format": "pdf", "params": {"since": "2026-01-01"}})).is_empty());
+        let unknown = problems(json!({"query": "passwords"}));
+        assert_eq!(unknown[0].0, "/query");
+        assert!(unknown[0].1.ends_with("configured are: items, orders"), "{unknown:?}");
+        assert_eq!(pointers(json!({"query": "orders", "params": {"since": "yesterday"}})), ["/params/since"]);
+        assert_eq!(pointers(json!({"query": "orders", "params": {"until": 1}})), ["/params/until"]);
+        assert_eq!(pointers(json!({"query": "orders", "format": "doc"})), ["/format"]);
+        assert_eq!(pointers(json!({"query": "orders", "sql": "DROP"})), [""]);
+        for file_name in ["../x", ".x", "a/b", "ä", "a b"] {
+            assert_eq!(pointers(json!({"query": "orders", "file_name": file_name})), ["/file_name"]);
+        }
+        assert_eq!(
+            pointers(json!({"query": "orders", "title": "a\nb",
+                            "email": {"to": ["a@example.com", "nobody"], "cc": ["a@b\r\nBcc: x@y"], "subject": "a\rb"}})),
+            ["/title", "/email/to/1", "/email/cc/0", "/email/subject"]
+        );
+        assert_eq!(pointers(json!({"query": "orders", "email": {"to": []}})), ["/email/to"]);
+    }
+
+    #[tokio::test]
+    async fn a_finished_report_has_a_name_a_result_and_a_mail() {
+        let dir = tempfile::tempdir().unwrap();
+        let ctx = Context::detached("report");
+        let report = payload(json!({
+            "query": "orders", "file_name": "october", "email": {"to": ["a@example.com"], "cc": ["b@example.com"]},
+        }));
+        let output = reports(dir.path(), memory(3)).run(report.clone(), ctx.clone()).await.unwrap();
+        let (result, follow_ups) = output.into_parts();
+
+        let file = format!("october-{}.csv", ctx.job_id());
+        let bytes = fs::metadata(dir.path().join(&file)).unwrap().len();
+        let result: Value = serde_json::from_str(result.unwrap().get()).unwrap();
+        assert_eq!(
+            result,
+            json!({"file": file, "format": "csv", "rows": 3, "bytes": bytes, "query": "orders",
+                   "url": format!("/v1/reports/{file}")})
+        );
+        assert_eq!(follow_ups.len(), 1);
+        assert_eq!(follow_ups[0].kind, "email");
+        let mail: Value = serde_json::from_str(follow_ups[0].payload.get()).unwrap();
+        assert_eq!(
+            mail,
+            json!({"to": ["a@example.com"], "cc": ["b@example.com"], "subject": "All orders",
+                   "text": format!("The report \"All orders\" is attached as {file}.\n"),
+                   "attachments": [{"report": file}]})
+        );
+
+        reports(dir.path(), memory(5)).run(report, ctx).await.unwrap();
+        assert_eq!(files(dir.path()), [file], "another attempt replaces");
+    }
+
+    #[tokio::test]
+    async fn every_format_can_be_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        for format in Format::ALL {
+            let ctx = Context::detached("report");
+            let report = payload(json!({"query": "orders", "format": format}));
+            reports(dir.path(), memory(10)).run(report, ctx.clone()).await.unwrap();
+            let name = file::name("orders", ctx.job_id(), format);
+            assert_eq!(open(dir.path(), &name).unwrap().content_type, format.content_type());
+        }
+    }
+
+    #[tokio::test]
+    async fn limits_reject_and_leave_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let wide = Memory {
+            columns: vec![column("text", ColumnKind::Text)],
+            rows: vec![vec![Cell::Text("x".repeat(60_000))]],
+            end: Ok(()),
+            hangs: false,
+        };
+        for format in Format::ALL {
+            for (source, words) in [
+                (memory(1_001), "more than 1000 rows"),
+                (memory(1_000), ""),
+                (wide_of(&wide), "larger than 50000 bytes"),
+            ] {
+                let report = payload(json!({"query": "orders", "format": format}));
+                let outcome = reports(dir.path(), source).run(report, Context::detached("report")).await;
+                if words.is_empty() {
+                    for file in files(dir.path()) {
+                        fs::remove_file(dir.path().join(file)).unwrap();
+                    }
+                    continue;
+                }
+                let Err(Failure::Reject { error }) = outcome else { panic!("{format}: {outcome:?}") };
+                assert!(error.starts_with("report orders: ") && error.contains(words), "{format}: {error}");
+                assert!(files(dir.path()).is_empty());
+            }
+        }
+    }
+
+    fn wide_of(source: &Memory) -> Memory {
+        Memory { columns: source.columns.clone(), rows: source.rows.clone(), end: Ok(()), hangs: false }
+    }
+
+    #[tokio::test]
+    async fn what_goes_wrong_decides_what_happens_next() {
+        let dir = tempfile::tempdir().unwrap();
+        for (error, expected) in [
+            (SourceError::Refused { number: 1064, reason: "a syntax error" }, "reject"),
+            (SourceError::Unreadable("a value".into()), "reject"),
+            (SourceError::TimedOut { limit: Duration::from_secs(60) }, "retry"),
+            (SourceError::Unavailable("gone".into()), "retry"),
+            (SourceError::Busy, "snooze"),
+        ] {
+            let source = Memory { end: Err(error.clone()), ..memory(10) };
+            let outcome =
+                reports(dir.path(), source).run(payload(json!({"query": "orders"})), Context::detached("report")).await;
+            let (found, text) = match outcome.unwrap_err() {
+                Failure::Retry { error } => ("retry", error),
+                Failure::Reject { error } => ("reject", error),
+                Failure::Snooze { reason, .. } => ("snooze", reason),
+            };
+            assert_eq!(found, expected);
+            assert_eq!(text, format!("report orders: run the query: {error}"));
+            assert!(!text.contains("SELECT"));
+            assert!(files(dir.path()).is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_stopped_report_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let stop = tokio_util::sync::CancellationToken::new();
+        let ctx = Context::new(ContextParts {
+            job: JobId::new(),
+            kind: "report".parse().unwrap(),
+            queue: "default".parse().unwrap(),
+            attempt: 1,
+            max_attempts: 5,
+            token: AttemptToken::new(),
+            deadline: tokio::time::Instant::now() + Duration::from_secs(60),
+            stop: stop.clone(),
+            progress: ProgressSlot::default(),
+        });
+        let source = Memory { hangs: true, ..memory(500) };
+        let running = tokio::spawn({
+            let reports = reports(dir.path(), source);
+            async move { reports.run(payload(json!({"query": "orders"})), ctx).await }
+        });
+        while fs::read_dir(dir.path()).unwrap().next().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        stop.cancel();
+        assert!(matches!(running.await.unwrap(), Err(Failure::Retry { .. })));
+        assert!(files(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn the_mail_of_a_report_can_be_a_payload() {
+        let mail =
+            Email { to: vec!["a@example.com".into()], cc: vec![], subject: Some("S".into()), text: Some("T".into()) };
+        let mail = to_raw_value(&mail.with("f.csv".into(), "title")).unwrap();
+        assert_eq!(
+            mail.get(),
+            r#"{"to":["a@example.com"],"subject":"S","text":"T","attachments":[{"report":"f.csv"}]}"#
+        );
     }
 }

@@ -440,7 +440,7 @@ impl TypeCase {
                 if lines.len() == most {
                     // Another paragraph, and no line left for it.
                     if let Some(last) = lines.pop() {
-                        lines.push(self.with_ellipsis(&format!("{last} …"), size, width));
+                        lines.push(self.with_ellipsis(&last, size, width));
                     }
                     return (lines, true);
                 }
@@ -490,4 +490,84 @@ impl TypeCase {
 /// Tabs and control characters have no glyph.
 fn printable(c: char) -> char {
     if c.is_control() { ' ' } else { c }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Format;
+    use super::super::testing::{NO_LIMITS, column, every_cell, refused, try_written, written};
+    use super::*;
+    use crate::table::ColumnKind;
+
+    fn type_case() -> TypeCase {
+        TypeCase::new().unwrap()
+    }
+
+    fn pages(bytes: &[u8]) -> usize {
+        String::from_utf8_lossy(bytes).matches("/Type/Page/").count()
+    }
+
+    #[test]
+    fn a_document_is_whole_and_has_its_pages() {
+        let (columns, row) = every_cell();
+        let bytes = written(Format::Pdf, &columns, vec![row]);
+        assert!(bytes.starts_with(b"%PDF-") && bytes.trim_ascii_end().ends_with(b"%%EOF"));
+        assert_eq!(pages(&bytes), 1);
+
+        let columns = [column("n", ColumnKind::Integer), column("text", ColumnKind::Text)];
+        let rows = (0..1_000).map(|n| vec![Cell::Integer(n), Cell::Text(format!("row {n}"))]).collect();
+        let bytes = written(Format::Pdf, &columns, rows);
+        assert!((15..30).contains(&pages(&bytes)), "{}", pages(&bytes));
+        assert_eq!(pages(&written(Format::Pdf, &columns, vec![])), 1, "also without rows");
+    }
+
+    #[test]
+    fn a_long_cell_wraps_and_then_ends_in_an_ellipsis() {
+        let mut type_case = type_case();
+        let text = "the quick brown fox jumps over the lazy dog ".repeat(20);
+        let (lines, is_cut) = type_case.wrapped(&text, 8.0, 100.0);
+        assert!(is_cut && lines.len() == LINES_PER_CELL && lines[3].ends_with('…'), "{lines:?}");
+        assert!(lines[0].starts_with("the quick"), "{lines:?}");
+        for line in &lines {
+            assert!(type_case.width(line, 8.0) <= 100.0, "{line}");
+        }
+
+        let (lines, is_cut) = type_case.wrapped(&"W".repeat(50), 8.0, 100.0);
+        assert!(is_cut && lines.iter().all(|line| type_case.width(line, 8.0) <= 100.0), "{lines:?}");
+        assert_eq!(type_case.wrapped("one\ntwo\tthree", 8.0, 100.0), (vec!["one".into(), "two three".into()], false));
+        let (lines, is_cut) = type_case.wrapped("1\n2\n3\n4\n5", 8.0, 100.0);
+        assert!(is_cut && lines == ["1", "2", "3", "4…"], "{lines:?}");
+        assert_eq!(type_case.wrapped("", 8.0, 100.0), (vec![], false));
+        assert_eq!(type_case.wrapped("WWW", 8.0, 1.0).0.len(), 3, "always one letter at least");
+    }
+
+    #[test]
+    fn cut_cells_are_counted() {
+        let columns = [column("t", ColumnKind::Text)];
+        let rows = vec![vec![Cell::Text("long ".repeat(1_000))], vec![Cell::Text("short".into())]];
+        let (_, poured) = try_written("A title", Format::Pdf, &columns, rows, NO_LIMITS).unwrap();
+        assert_eq!((poured.rows, poured.cut_cells), (2, 1));
+    }
+
+    #[test]
+    fn wide_columns_give_way_first() {
+        assert_eq!(shared(&[10.0, 20.0], 100.0), [10.0, 20.0]);
+        assert_eq!(shared(&[10.0, 200.0, 300.0], 110.0), [10.0, 50.0, 50.0]);
+        assert_eq!(shared(&[90.0, 90.0], 100.0), [50.0, 50.0]);
+    }
+
+    #[test]
+    fn too_many_columns_are_refused() {
+        let columns: Vec<_> = (0..41).map(|n| column(&format!("c{n}"), ColumnKind::Text)).collect();
+        assert!(refused(Format::Pdf, &columns, vec![]).contains("41 columns do not fit"));
+    }
+
+    #[test]
+    fn letters_that_join_are_shaped() {
+        assert!("Größe — 5 € → Ωж".chars().all(stands_alone));
+        assert!(!"سلام".chars().all(stands_alone) && !"שלום".chars().all(stands_alone));
+        assert!(!"e\u{301}".chars().all(stands_alone));
+        let rows = ["سلام", "שלום", "e\u{301}", "表", "🦀"].map(|text| vec![Cell::Text(text.into())]).into();
+        assert!(written(Format::Pdf, &[column("t", ColumnKind::Text)], rows).starts_with(b"%PDF-"));
+    }
 }

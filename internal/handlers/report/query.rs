@@ -232,10 +232,7 @@ mod tests {
             sql: "SELECT … ? … ? … ? …".into(),
             binds: ["since", "state", "since", "limit", "note", "rate", "paid", "at"].map(String::from).into(),
             parameters: [
-                (
-                    "since",
-                    parameter(ParameterKind::Date { min: Some(day("2020-01-01")), max: None }, Absent::Refused),
-                ),
+                ("since", parameter(ParameterKind::Date { min: Some(day("2020-01-01")), max: None }, Absent::Refused)),
                 (
                     "state",
                     parameter(
@@ -245,10 +242,7 @@ mod tests {
                 ),
                 (
                     "limit",
-                    parameter(
-                        ParameterKind::Integer { min: Some(1), max: Some(100) },
-                        Absent::Bind(Cell::Integer(10)),
-                    ),
+                    parameter(ParameterKind::Integer { min: Some(1), max: Some(100) }, Absent::Bind(Cell::Integer(10))),
                 ),
                 ("note", parameter(ParameterKind::String { min: None, max: Some(3) }, Absent::Bind(Cell::Null))),
                 ("rate", parameter(ParameterKind::Number { min: Some(0.0), max: None }, Absent::Bind(Cell::Null))),

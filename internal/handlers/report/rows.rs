@@ -150,6 +150,5 @@ pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &str> {
 
 /// Do people expect this cell at the right edge of its column?
 pub(super) fn is_number(column: ColumnKind, cell: &Cell) -> bool {
-    column.is_number()
-        || matches!(cell, Cell::Integer(_) | Cell::Unsigned(_) | Cell::Float(_) | Cell::Decimal(_))
+    column.is_number() || matches!(cell, Cell::Integer(_) | Cell::Unsigned(_) | Cell::Float(_) | Cell::Decimal(_))
 }

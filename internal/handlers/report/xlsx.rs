@@ -9,7 +9,8 @@ use std::io::{BufWriter, Write};
 
 use chrono::{Datelike, NaiveDate, NaiveDateTime, NaiveTime, Timelike};
 use rust_xlsxwriter::{
-    Color, DocProperties, ExcelDateTime, Format as CellFormat, FormatAlign, FormatBorder, Workbook, Worksheet, XlsxError,
+    Color, DocProperties, ExcelDateTime, Format as CellFormat, FormatAlign, FormatBorder, Workbook, Worksheet,
+    XlsxError,
 };
 
 use super::file::PartFile;
@@ -131,10 +132,12 @@ fn write(sheet: &mut Worksheet, row: u32, column: u16, cell: &Cell, formats: &Fo
             Some(day) => sheet.write_datetime_with_format(row, column, &day, &formats.date).map(|_| ()),
             None => return text(sheet, row, column, &cell.text()),
         },
-        Cell::DateTime(_) | Cell::Timestamp(_) => match date_time(cell).and_then(|at| excel(at.date(), Some(at.time()))) {
-            Some(at) => sheet.write_datetime_with_format(row, column, &at, &formats.datetime).map(|_| ()),
-            None => return text(sheet, row, column, &cell.text()),
-        },
+        Cell::DateTime(_) | Cell::Timestamp(_) => {
+            match date_time(cell).and_then(|at| excel(at.date(), Some(at.time()))) {
+                Some(at) => sheet.write_datetime_with_format(row, column, &at, &formats.datetime).map(|_| ()),
+                None => return text(sheet, row, column, &cell.text()),
+            }
+        }
         Cell::Integer(_) | Cell::Unsigned(_) | Cell::Text(_) | Cell::Json(_) | Cell::Bytes(_) | Cell::Time(_) => {
             return text(sheet, row, column, &cell.text());
         }
@@ -224,16 +227,16 @@ mod tests {
         let xml = sheet(written(Format::Xlsx, &columns, vec![row]));
         assert!(!xml.contains("<f>"), "no formulas: {xml}");
         for part in [
-            "<t>null</t>",                            // a header
-            "t=\"b\"><v>1</v>",                       // a real boolean
-            "<t>-9223372036854775808</t>",            // too many digits
-            "<t>18446744073709551615</t>",            // too many digits
-            "<v>0.1</v>",                             // a real number
-            "<t>-12345678901234567890.10</t>",        // too many digits
+            "<t>null</t>",                     // a header
+            "t=\"b\"><v>1</v>",                // a real boolean
+            "<t>-9223372036854775808</t>",     // too many digits
+            "<t>18446744073709551615</t>",     // too many digits
+            "<v>0.1</v>",                      // a real number
+            "<t>-12345678901234567890.10</t>", // too many digits
             "&lt;script&gt;alert('=1+1')&lt;/script&gt; _x0001_ ünï \"q\"",
             "<t>00ff10</t>",
-            "<v>46347</v>",                           // 2026-11-21 as Excel counts days
-            "<v>46347.99999",                         // and a time on it
+            "<v>46347</v>",    // 2026-11-21 as Excel counts days
+            "<v>46347.999989", // and a time on it
             "<autoFilter ref=\"A1:M2\"/>",
             "state=\"frozen\"",
         ] {

@@ -1,0 +1,328 @@
+//! Reports against a real server: MariaDB or MySQL, whichever `TICKR_TEST_MYSQL_URL` names (an account that may create
+//! databases, without a database in the URL). Without it these tests say so and pass.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
+use tickr::handlers::report::{Absent, Parameter, ParameterKind, Query, Report, ReportSettings, Reports};
+use tickr::handlers::{Context, ContextParts, Failure, Handler, ProgressSlot};
+use tickr::job::{AttemptToken, JobId};
+use tickr::store::report_query::ReportQueries;
+use tickr::table::Cell;
+use tokio_util::sync::CancellationToken;
+
+/// 10^power rows with their number as `n`, on every server and without a table.
+fn many(power: u32) -> String {
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let tables: Vec<_> = (0..power).map(|at| format!("{digits} t{at}")).collect();
+    let number: Vec<_> = (0..power).map(|at| format!("t{at}.d * {}", 10_u64.pow(at))).collect();
+    format!("(SELECT {} AS n FROM {}) many", number.join(" + "), tables.join(" JOIN "))
+}
+
+/// A database, a folder and a source of one test's own.
+struct Bench {
+    admin: MySqlConnection,
+    database: String,
+    dir: tempfile::TempDir,
+    source: Arc<ReportQueries>,
+}
+
+impl Bench {
+    async fn new() -> Option<Self> {
+        let Ok(url) = std::env::var("TICKR_TEST_MYSQL_URL") else {
+            eprintln!("skipped: TICKR_TEST_MYSQL_URL names no server");
+            return None;
+        };
+        let url = url.trim_end_matches('/');
+        let database = format!("tickr_report_{}", JobId::new().uuid().simple());
+        let admin = MySqlConnection::connect(url).await.unwrap();
+        let source = ReportQueries::connect_lazy(&format!("{url}/{database}"), 2).unwrap();
+        let mut bench = Self { admin, database, dir: tempfile::tempdir().unwrap(), source: Arc::new(source) };
+        let create = format!("CREATE DATABASE {0}; USE {0}", bench.database);
+        bench.sql(&create).await;
+        Some(bench)
+    }
+
+    async fn sql(&mut self, sql: &str) {
+        self.admin.execute(sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))).await.unwrap();
+    }
+
+    fn reports(&self, sql: &str) -> Reports {
+        self.reports_with(sql, &[], Duration::from_secs(60))
+    }
+
+    /// A handler with one query called `q`, whose text parameters are bound in this order.
+    fn reports_with(&self, sql: &str, parameters: &[&str], time_limit: Duration) -> Reports {
+        let kind = ParameterKind::String { min: None, max: None };
+        let parameter = Parameter { kind, absent: Absent::Bind(Cell::Null) };
+        let query = Query {
+            title: "A query".into(),
+            sql: sql.into(),
+            binds: parameters.iter().map(|&name| name.to_owned()).collect(),
+            parameters: parameters.iter().map(|&name| (name.to_owned(), parameter.clone())).collect(),
+        };
+        let settings = ReportSettings {
+            dir: self.dir.path().into(),
+            time_limit,
+            max_rows: 2_000_000,
+            max_bytes: 1 << 30,
+            queries: [("q".to_owned(), query)].into(),
+        };
+        Reports::new(settings, Arc::clone(&self.source) as Arc<_>)
+    }
+
+    /// What a query gives as JSON.
+    async fn json(&self, sql: &str) -> Value {
+        let result = run(self.reports(sql), json!({"query": "q", "format": "json"})).await.unwrap();
+        serde_json::from_slice(&self.file(&result)).unwrap()
+    }
+
+    fn file(&self, result: &Value) -> Vec<u8> {
+        fs::read(self.dir.path().join(result["file"].as_str().unwrap())).unwrap()
+    }
+
+    /// How many statements the server runs for the reports of this test at the moment.
+    async fn running(&mut self) -> i64 {
+        let sql = "SELECT COUNT(*) FROM information_schema.processlist
+                   WHERE db = ? AND command = 'Execute' AND id <> CONNECTION_ID()";
+        sqlx::query_scalar(sql).bind(&self.database).fetch_one(&mut self.admin).await.unwrap()
+    }
+
+    async fn end(mut self) {
+        self.source.close().await;
+        let drop = format!("DROP DATABASE {}", self.database);
+        self.sql(&drop).await;
+    }
+}
+
+async fn run_in(ctx: Context, reports: Reports, payload: Value) -> Result<Value, Failure> {
+    let report: Report = serde_json::from_value(payload).unwrap();
+    let (result, _) = reports.run(report, ctx).await?.into_parts();
+    Ok(serde_json::from_str(result.unwrap().get()).unwrap())
+}
+
+async fn run(reports: Reports, payload: Value) -> Result<Value, Failure> {
+    run_in(Context::detached("report"), reports, payload).await
+}
+
+/// What a query that must fail for good says.
+async fn rejection(reports: Reports) -> String {
+    match run(reports, json!({"query": "q"})).await {
+        Err(Failure::Reject { error }) => error,
+        outcome => panic!("not rejected: {outcome:?}"),
+    }
+}
+
+fn stoppable() -> (Context, CancellationToken) {
+    let stop = CancellationToken::new();
+    let ctx = Context::new(ContextParts {
+        job: JobId::new(),
+        kind: "report".parse().unwrap(),
+        queue: "default".parse().unwrap(),
+        attempt: 1,
+        max_attempts: 5,
+        token: AttemptToken::new(),
+        deadline: tokio::time::Instant::now() + Duration::from_secs(60),
+        stop: stop.clone(),
+        progress: ProgressSlot::default(),
+    });
+    (ctx, stop)
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+/// Servers tell what they run only when asked, so this asks again and again.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !holds().await {
+        assert!(Instant::now() < deadline, "still not so after 10 s: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_column_type_arrives_exactly() {
+    let Some(mut bench) = Bench::new().await else { return };
+    bench
+        .sql(
+            "CREATE TABLE t (
+                nothing INT NULL, tiny TINYINT, flag TINYINT(1), seven TINYINT(1), utiny TINYINT UNSIGNED,
+                big BIGINT, ubig BIGINT UNSIGNED, f FLOAT, d DOUBLE, money DECIMAL(30, 10), yr YEAR, bits BIT(10),
+                c CHAR(5), v VARCHAR(50), bin_v VARCHAR(50) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+                txt TEXT, latin VARCHAR(20) CHARACTER SET latin1, en ENUM('a','b'), st SET('x','y'),
+                b BINARY(3), vb VARBINARY(10), bl BLOB, dt DATE, tm TIME, tm6 TIME(6), dtm DATETIME, dtm6 DATETIME(6),
+                ts TIMESTAMP(3) NULL, js JSON) CHARACTER SET utf8mb4",
+        )
+        .await;
+    bench
+        .sql(
+            r#"INSERT INTO t VALUES (NULL, -128, 1, 7, 255, -9223372036854775808, 18446744073709551615, 0.1, 1e300,
+                12345678901234567890.0123456789, 2026, b'1000000001', 'ab', '=1+1', 'Ünï', CONCAT('a', CHAR(10), '表🦀'),
+                'é', 'b', 'x,y', X'00FF10', X'', X'DEADBEEF', '2026-11-21', '-838:59:59', '01:02:03.000004',
+                '2026-11-21 08:00:00', '2026-11-21 08:00:00.123456', '2026-11-21 08:00:00.250', '{"a": [1, "x"]}')"#,
+        )
+        .await;
+    bench.sql("INSERT INTO t (nothing) VALUES (1)").await;
+
+    let mut answer = bench.json("SELECT * FROM t ORDER BY nothing").await;
+    let js = answer[0]["js"].take();
+    assert_eq!(
+        answer[0],
+        json!({
+            "nothing": null, "tiny": -128, "flag": true, "seven": 7, "utiny": 255, "big": i64::MIN, "ubig": u64::MAX,
+            "f": 0.1, "d": 1e300, "money": "12345678901234567890.0123456789", "yr": 2026, "bits": 513,
+            "c": "ab", "v": "=1+1", "bin_v": "Ünï", "txt": "a\n表🦀", "latin": "é", "en": "b", "st": "x,y",
+            "b": "00ff10", "vb": "", "bl": "deadbeef", "dt": "2026-11-21", "tm": "-838:59:59", "tm6": "01:02:03.000004",
+            "dtm": "2026-11-21T08:00:00.000", "dtm6": "2026-11-21T08:00:00.123456", "ts": "2026-11-21T08:00:00.250Z",
+            "js": null,
+        })
+    );
+    // MariaDB keeps JSON as text and does not say that it is JSON.
+    let js = js.as_str().map_or(js.clone(), |text| serde_json::from_str(text).unwrap());
+    assert_eq!(js, json!({"a": [1, "x"]}));
+    let second = answer[1].as_object().unwrap();
+    assert!(second.iter().all(|(name, value)| value.is_null() == (name != "nothing")), "{second:?}");
+
+    bench.sql("SET SESSION sql_mode = ''; CREATE TABLE old (d DATE, dtm DATETIME)").await;
+    bench.sql("INSERT INTO old VALUES ('0000-00-00', '0000-00-00'), ('2024-00-00', '2024-02-00 10:00:00')").await;
+    assert_eq!(
+        bench.json("SELECT * FROM old ORDER BY d").await,
+        json!([{"d": null, "dtm": null}, {"d": "2024-00-00", "dtm": "2024-02-00"}])
+    );
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn an_empty_answer_still_has_its_columns() {
+    let Some(bench) = Bench::new().await else { return };
+    let reports = bench.reports("SELECT 1 AS a, 'x' AS b FROM dual WHERE 1 = 0");
+    let result = run(reports, json!({"query": "q"})).await.unwrap();
+    assert_eq!(result["rows"], 0);
+    assert_eq!(bench.file(&result), b"a,b\r\n");
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn parameters_are_values_and_never_sql() {
+    let Some(bench) = Bench::new().await else { return };
+    let attack = "x' OR '1'='1\\'; DROP TABLE t; --";
+    let sql = "SELECT ? AS said, ? IS NULL AS absent, CHAR_LENGTH(?) AS n";
+    let reports = bench.reports_with(sql, &["a", "b", "a"], Duration::from_secs(60));
+    let result = run(reports, json!({"query": "q", "format": "json", "params": {"a": attack}})).await.unwrap();
+    assert_eq!(
+        serde_json::from_slice::<Value>(&bench.file(&result)).unwrap(),
+        json!([{"said": attack, "absent": 1, "n": attack.chars().count()}])
+    );
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_report_cannot_write() {
+    let Some(mut bench) = Bench::new().await else { return };
+    bench.sql("CREATE TABLE t (n INT); INSERT INTO t VALUES (1)").await;
+    for sql in [
+        "UPDATE t SET n = 2",
+        "DELETE FROM t",
+        "INSERT INTO t VALUES (3)",
+        "TRUNCATE TABLE t",
+        "DROP TABLE t",
+        "CREATE TABLE u (n INT)",
+        "SELECT 1; DROP TABLE t",
+    ] {
+        let error = rejection(bench.reports(sql)).await;
+        assert!(error.starts_with("report q: run the query: the server refused it: "), "{sql}: {error}");
+        assert!(!error.contains("TABLE") && !error.contains("FROM"), "{error}");
+        assert!(files(bench.dir.path()).is_empty());
+    }
+    // Nor after a query that tries to undo it, on the same connection.
+    let _ = run(bench.reports("SET SESSION TRANSACTION READ WRITE"), json!({"query": "q"})).await;
+    rejection(bench.reports("UPDATE t SET n = 2")).await;
+    assert_eq!(bench.json("SELECT n FROM t").await, json!([{"n": 1}]));
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn an_error_tells_its_number_and_not_the_statement() {
+    let Some(bench) = Bench::new().await else { return };
+    for (sql, number) in
+        [("SELEC secret_word", 1064), ("SELECT secret_word", 1054), ("SELECT 1 FROM secret_word", 1146)]
+    {
+        let error = rejection(bench.reports(sql)).await;
+        assert!(error.contains(&format!("(error {number})")) && !error.contains("secret_word"), "{error}");
+    }
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_query_ends_at_its_time_limit() {
+    let Some(mut bench) = Bench::new().await else { return };
+    let scan = format!("SELECT COUNT(*) FROM {} WHERE MD5(n) = 'x'", many(9));
+    for sql in ["SELECT SLEEP(30) AS slept", &scan] {
+        let started = Instant::now();
+        let reports = bench.reports_with(sql, &[], Duration::from_secs(1));
+        let outcome = run(reports, json!({"query": "q"})).await;
+        let Err(Failure::Retry { error }) = outcome else { panic!("{outcome:?}") };
+        assert!(error.contains("time limit of 1 s"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        assert!(files(bench.dir.path()).is_empty());
+        assert_eq!(bench.running().await, 0);
+    }
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_stopped_report_ends_on_the_server_too() {
+    let Some(mut bench) = Bench::new().await else { return };
+    let rows = format!("SELECT n, REPEAT('x', 50) AS x FROM {}", many(7));
+    for sql in [rows.as_str(), "SELECT SLEEP(30)"] {
+        // Asked to stop…
+        let (ctx, stop) = stoppable();
+        let running = tokio::spawn(run_in(ctx, bench.reports(sql), json!({"query": "q"})));
+        eventually("the query runs", async || bench.running().await == 1).await;
+        stop.cancel();
+        let outcome = running.await.unwrap();
+        assert!(matches!(outcome, Err(Failure::Retry { .. })), "{outcome:?}");
+        assert!(files(bench.dir.path()).is_empty());
+        eventually("the server is idle", async || bench.running().await == 0).await;
+
+        // …and dropped without being asked.
+        let (ctx, _stop) = stoppable();
+        let running = tokio::spawn(run_in(ctx, bench.reports(sql), json!({"query": "q"})));
+        eventually("the query runs", async || bench.running().await == 1).await;
+        running.abort();
+        eventually("the server is idle", async || bench.running().await == 0).await;
+        eventually("the file is gone", async || files(bench.dir.path()).is_empty()).await;
+    }
+    // The pool has two connections, and neither was lost on the way.
+    for _ in 0..4 {
+        assert_eq!(bench.json("SELECT 1 AS one").await, json!([{"one": 1}]));
+    }
+    bench.end().await;
+}
+
+/// The most memory this process ever held, in KiB.
+fn peak_memory_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_long_report_does_not_need_its_size_in_memory() {
+    let Some(bench) = Bench::new().await else { return };
+    let sql = format!("SELECT n, REPEAT('x', 400) AS x, n / 3 AS third FROM {} WHERE n < 200000", many(6));
+    let before_kib = peak_memory_kib();
+    let result = run(bench.reports(&sql), json!({"query": "q"})).await.unwrap();
+    let grown_kib = peak_memory_kib() - before_kib;
+    assert_eq!(result["rows"], 200_000);
+    assert!(result["bytes"].as_u64().unwrap() > 80_000_000, "{result}");
+    assert!(grown_kib < 64 << 10, "{grown_kib} KiB");
+    bench.end().await;
+}
