@@ -1,6 +1,7 @@
 //! tickr: a durable job runner for teams on MySQL.
 
 pub mod api;
+pub mod app;
 pub mod broker;
 pub mod config;
 pub mod engine;

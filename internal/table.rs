@@ -29,7 +29,7 @@ pub struct Select {
     pub sql: Arc<str>,
     /// A value for each `?`, in order.
     pub values: Vec<Cell>,
-    /// How long it may take from the start to the last row, the reader's own slowness included.
+    /// How long it may run, from its first moment on the server to its last row; the reader's own slowness counts too.
     pub time_limit: Duration,
 }
 

@@ -1,2 +1,93 @@
-//! tickr binary
-fn main() {}
+//! The `tickr` command: one file per subcommand.
+
+mod client;
+mod config;
+mod dev;
+mod enqueue;
+mod jobs;
+mod migrate;
+mod rebuild;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Command};
+use tickr::config::{Config, Flags, Loaded};
+
+/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.
+fn main() -> ExitCode {
+    // One TLS implementation for everything, chosen before anybody asks for one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let command = Command::new("tickr")
+        .about("A durable job runner for teams on MySQL")
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .after_help(
+            "Settings: flags > TICKR_* environment > tickr.toml > default. `tickr config` shows the effective ones.",
+        )
+        .subcommands([
+            serve::command(),
+            dev::command(),
+            migrate::command(),
+            enqueue::command(),
+            jobs::command(),
+            rebuild::command(),
+            config::command(),
+        ]);
+    let matches = command.get_matches();
+    let outcome = match matches.subcommand() {
+        Some(("serve", matches)) => serve::run(matches),
+        Some(("dev", matches)) => dev::run(matches),
+        Some(("migrate", matches)) => migrate::run(matches),
+        Some(("enqueue", matches)) => enqueue::run(matches),
+        Some(("jobs", matches)) => jobs::run(matches),
+        Some(("rebuild", matches)) => rebuild::run(matches),
+        Some(("config", matches)) => config::run(matches),
+        // clap refuses every other word.
+        _ => Ok(()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, error }) => {
+            // `{:#}` for the chain of causes; returning the error from main would print a backtrace.
+            eprintln!("tickr: {error:#}");
+            ExitCode::from(code)
+        }
+    }
+}
+
+/// Why a subcommand failed, and its exit code.
+struct Failure {
+    code: u8,
+    error: anyhow::Error,
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error: anyhow::Error = error.into();
+        let usage = error.is::<tickr::config::ConfigErrors>();
+        Self { code: if usage { 2 } else { 1 }, error }
+    }
+}
+
+type Done = Result<(), Failure>;
+
+/// The configuration for a subcommand whose arguments came from the table of settings.
+fn load(matches: &ArgMatches, requiring: &[&'static str]) -> Result<Loaded, Failure> {
+    load_flags(&Flags::from_matches(matches).requiring(requiring))
+}
+
+fn load_flags(flags: &Flags) -> Result<Loaded, Failure> {
+    let loaded = Config::load(flags, Config::process_env(), Config::usual_file())?;
+    tickr::telemetry::init_logs(&loaded.config.log, loaded.config.log_format == tickr::config::LogFormat::Json);
+    for warning in &loaded.warnings {
+        tracing::warn!("{}: {}", warning.setting, warning.message);
+    }
+    Ok(loaded)
+}
+
+/// A runtime for a server or a short command.
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}

@@ -8,8 +8,8 @@ use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::problem::{Code, Problem};
 use super::Api;
+use super::problem::{Code, Problem};
 
 /// Digests of the tokens that may call. Without any, everybody who can reach the address may; the configuration then
 /// allows only loopback addresses.
@@ -54,7 +54,8 @@ pub(super) async fn check(State(api): State<Api>, request: Request, next: Next) 
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // The scheme's name is case-insensitive (RFC 9110).
-    let token = given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    let token =
+        given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     if token.is_some_and(|(_, token)| api.tokens.knows(token.trim())) {
         next.run(request).await
     } else {

@@ -51,8 +51,10 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         let pointer = pointer(error.path());
         let inner = error.into_inner();
         match inner.classify() {
-            serde_json::error::Category::Data => Problem::new(Code::InvalidRequest, "the body is not what this call takes")
-                .at("", vec![handlers::Problem::at(pointer, inner.to_string())]),
+            serde_json::error::Category::Data => {
+                Problem::new(Code::InvalidRequest, "the body is not what this call takes")
+                    .at("", vec![handlers::Problem::at(pointer, inner.to_string())])
+            }
             _ => Problem::new(Code::InvalidJson, inner.to_string()),
         }
     })?;
@@ -105,7 +107,9 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        let wrong = || Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a");
+        let wrong = || {
+            Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a")
+        };
         let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
         text.parse().map(Self).map_err(|_| wrong())
     }

@@ -201,7 +201,8 @@ pub(super) async fn enqueue_batch(State(api): State<Api>, Body(body): Body<Batch
             let here = |(place, holder): (usize, JobId)| {
                 handlers::Problem::at(format!("/jobs/{place}/unique_key"), format!("is held by job {holder}"))
             };
-            let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
+            let problem =
+                Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
             Err(problem.at("", taken.into_iter().map(here).collect()))
         }
     }
@@ -266,13 +267,16 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
         Some(Ok(name)) => Some(name),
         None => None,
     };
-    let filter = Filter { state, kind: name("kind", asked.kind.as_deref()), queue: name("queue", asked.queue.as_deref()) };
+    let filter =
+        Filter { state, kind: name("kind", asked.kind.as_deref()), queue: name("queue", asked.queue.as_deref()) };
     let limit = asked.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
         wrong("limit", "must be 1 to 200".into());
     }
     if !problems.is_empty() {
-        return Err(Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems));
+        return Err(
+            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems)
+        );
     }
     let before = match &asked.cursor {
         None => None,

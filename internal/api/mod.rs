@@ -111,7 +111,9 @@ pub fn router(parts: ApiParts) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
         .layer(DefaultBodyLimit::max(limit))
         .layer(middleware::from_fn(dress))
-        .layer(CatchPanicLayer::custom(|_| Problem::new(Code::Internal, "the request made tickr stumble").into_response()))
+        .layer(CatchPanicLayer::custom(|_| {
+            Problem::new(Code::Internal, "the request made tickr stumble").into_response()
+        }))
         .with_state(api)
 }
 
@@ -140,9 +142,13 @@ async fn docs(State(_api): State<Api>) -> Html<String> {
     let document = openapi();
     let mut routes = Vec::new();
     for (path, item) in &document.paths.paths {
-        for (method, operation) in
-            [("GET", &item.get), ("POST", &item.post), ("PATCH", &item.patch), ("PUT", &item.put), ("DELETE", &item.delete)]
-        {
+        for (method, operation) in [
+            ("GET", &item.get),
+            ("POST", &item.post),
+            ("PATCH", &item.patch),
+            ("PUT", &item.put),
+            ("DELETE", &item.delete),
+        ] {
             if let Some(operation) = operation {
                 routes.push((method, path.clone(), operation.summary.clone().unwrap_or_default()));
             }

@@ -182,7 +182,10 @@ impl From<StoreError> for Problem {
         match &error {
             StoreError::Unavailable { .. } => {
                 tracing::warn!(%error, "request refused");
-                Self::new(Code::StoreUnavailable, "the store cannot be reached; nothing was changed as far as tickr knows")
+                Self::new(
+                    Code::StoreUnavailable,
+                    "the store cannot be reached; nothing was changed as far as tickr knows",
+                )
             }
             StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for the store"),
             StoreError::Refused { .. } | StoreError::Corrupt { .. } => {

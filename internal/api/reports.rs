@@ -2,13 +2,13 @@
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use tokio_util::io::ReaderStream;
 
 use super::Api;
 use super::problem::{Code, Problem};
-use crate::handlers::report::file;
+use crate::handlers::report;
 
 /// Fetch a finished report
 ///
@@ -22,7 +22,29 @@ use crate::handlers::report::file;
     )
 )]
 pub(super) async fn download(State(api): State<Api>, Path(name): Path<String>) -> Result<Response, Problem> {
-    let missing = || Problem::new(Code::NotFound, "there is no report of that name");
-    let _ = (&api, &name, file::open, missing, ReaderStream::new::<tokio::fs::File>, Body::empty, HeaderValue::from_static, header::CONTENT_TYPE);
-    Ok(().into_response())
+    let dir = api.reports_dir.clone();
+    let opened = tokio::task::spawn_blocking(move || report::open(&dir, &name)).await;
+    let report = match opened {
+        Ok(Ok(report)) => report,
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Problem::new(Code::NotFound, "there is no report of that name"));
+        }
+        Ok(Err(error)) => {
+            tracing::error!(%error, "cannot open a report");
+            return Err(Problem::new(Code::Internal, "the report cannot be read; the log has the details"));
+        }
+        Err(error) => {
+            tracing::error!(%error, "cannot open a report");
+            return Err(Problem::new(Code::Internal, "the report cannot be read; the log has the details"));
+        }
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(report.content_type));
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(report.size_bytes));
+    // Saved, not shown: a report may hold markup that somebody else wrote. The name is plain by construction.
+    if let Ok(disposition) = HeaderValue::try_from(format!("attachment; filename=\"{}\"", report.name)) {
+        headers.insert(header::CONTENT_DISPOSITION, disposition);
+    }
+    let body = Body::from_stream(ReaderStream::new(tokio::fs::File::from_std(report.file)));
+    Ok((headers, body).into_response())
 }

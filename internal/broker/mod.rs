@@ -18,8 +18,8 @@ use crate::event::{Event, Events};
 use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
 use crate::job::{JobId, Name, NewJob};
+use crate::store::{Accepted, DueJob, Keyed, Moved, Store, StoreError};
 use crate::telemetry::Meters;
-use crate::store::{Accepted, DueJob, Moved, Store, StoreError, Unique};
 use hints::Hints;
 
 /// The way in for jobs and for what people ask of them. Cheap to clone.
@@ -43,6 +43,9 @@ pub enum Enqueued {
         holder: JobId,
     },
 }
+
+/// Jobs of a batch, by place, whose unique keys are held, and by which unfinished jobs.
+pub type KeysTaken = Vec<(usize, JobId)>;
 
 impl Broker {
     /// A broker over both servers. Its hint task is joined through `tasks` and ends when the last clone is dropped.
@@ -71,19 +74,33 @@ impl Broker {
     /// # Errors
     /// When the store cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
-        if job.unique_key.is_some() {
-            return Ok(match self.store.insert_unique(job).await? {
-                Unique::Accepted(accepted) => {
-                    self.announce(std::slice::from_ref(&accepted));
-                    Enqueued::Accepted(accepted)
-                }
-                Unique::Taken(holder) => Enqueued::KeyTaken { holder },
-            });
+        let no_receipt =
+            || StoreError::Corrupt { attempted: "enqueue a job", cause: "the store gave no receipt".into() };
+        if job.unique_key.is_none() {
+            let accepted = self.enqueue_all(vec![job]).await?.pop();
+            return accepted.map(Enqueued::Accepted).ok_or_else(no_receipt);
         }
-        let accepted = self.enqueue_all(vec![job]).await?.pop();
-        accepted.map(Enqueued::Accepted).ok_or(StoreError::Corrupt {
-            attempted: "enqueue a job",
-            cause: "the store gave no receipt".into(),
+        match self.enqueue_keyed(vec![job]).await? {
+            Ok(mut accepted) => accepted.pop().map(Enqueued::Accepted).ok_or_else(no_receipt),
+            Err(mut taken) => {
+                let (_, holder) = taken.pop().ok_or_else(no_receipt)?;
+                Ok(Enqueued::KeyTaken { holder })
+            }
+        }
+    }
+
+    /// Accept jobs some of which have unique keys, all or none. When unfinished jobs hold some of the keys, nothing is
+    /// written and the inner error says which jobs of the batch, by place, and who holds their keys.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Result<Vec<Accepted>, KeysTaken>, StoreError> {
+        Ok(match self.store.insert_keyed(jobs).await? {
+            Keyed::Accepted(accepted) => {
+                self.announce(&accepted);
+                Ok(accepted)
+            }
+            Keyed::Taken(taken) => Err(taken),
         })
     }
 
@@ -183,9 +200,5 @@ impl Broker {
 }
 
 fn entry(accepted: &Accepted) -> Entry {
-    Entry {
-        id: accepted.id,
-        line: Line::new(&accepted.queue, accepted.priority),
-        execute_at: accepted.execute_at,
-    }
+    Entry { id: accepted.id, line: Line::new(&accepted.queue, accepted.priority), execute_at: accepted.execute_at }
 }

@@ -28,7 +28,7 @@ type Row = Setting<KindConfig>;
 /// The settings of `[kinds.<kind>]`.
 pub(super) static KINDS: &[Setting<KindConfig>] = &[
     Row::new("max_attempts", "N", "Attempts a job gets", |k, t| {
-        parse::some(&mut k.max_attempts, parse::number(t, 1..=1000))
+        parse::some(&mut k.max_attempts, parse::number(t, 1..=100))
     })
     .file_only(),
     Row::new("timeout", "DURATION", "How long one attempt may take", |k, t| {
@@ -40,7 +40,7 @@ pub(super) static KINDS: &[Setting<KindConfig>] = &[
     })
     .file_only(),
     Row::new("retry_cap", "DURATION", "The longest delay between retries", |k, t| {
-        parse::some(&mut k.retry_cap, duration::between(t, MS, 30 * DAY))
+        parse::some(&mut k.retry_cap, duration::between(t, MS, 7 * DAY))
     })
     .file_only(),
     Row::new("retry_factor", "NUMBER", "How much each delay is longer than the one before", |k, t| {

@@ -15,7 +15,7 @@ use super::suggest::nearest;
 use super::{Config, Loaded};
 
 /// Variables that belong to the tests and to `tickr dev` rather than to a setting.
-const OTHER_VARIABLES: [&str; 3] = ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS"];
+const OTHER_VARIABLES: [&str; 5] = ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS", "TICKR_URL", "TICKR_TOKEN"];
 const TEST_VARIABLES: &str = "TICKR_TEST_";
 
 pub(super) fn load(

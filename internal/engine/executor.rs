@@ -39,7 +39,8 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed) {
     let stop = Stop::default();
     let progress = ProgressSlot::default();
     shared.live.insert(claimed.id, claimed.token, stop.clone(), progress.clone());
-    let defaults = shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
+    let defaults =
+        shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
     let ended = run(shared, &claimed, &stop, progress, &defaults).await;
     let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults);
     let verdict = settlement.verdict;

@@ -74,11 +74,7 @@ pub(super) async fn fetch_until_stopped(
     }
 }
 
-async fn from_index(
-    shared: &Shared,
-    fetch: &mut Fetch,
-    most: usize,
-) -> Result<Vec<JobId>, crate::index::IndexError> {
+async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<Vec<JobId>, crate::index::IndexError> {
     let taken = fetch.take(most).await?;
     if taken.refill {
         shared.refill.notify_one();
@@ -102,12 +98,8 @@ async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
             return Vec::new();
         }
     };
-    let mut ids: Vec<JobId> = page
-        .jobs
-        .iter()
-        .filter(|job| shared.settings.queues.contains(&job.queue))
-        .map(|job| job.id)
-        .collect();
+    let mut ids: Vec<JobId> =
+        page.jobs.iter().filter(|job| shared.settings.queues.contains(&job.queue)).map(|job| job.id).collect();
     if ids.is_empty() {
         tokio::select! {
             () = shared.stop_fetching.cancelled() => {}

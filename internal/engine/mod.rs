@@ -100,7 +100,12 @@ impl Engine {
     ///
     /// # Errors
     /// When the heartbeat's thread cannot be started.
-    pub fn start(broker: Broker, index: Index, registry: Arc<Registry>, settings: EngineSettings) -> std::io::Result<Self> {
+    pub fn start(
+        broker: Broker,
+        index: Index,
+        registry: Arc<Registry>,
+        settings: EngineSettings,
+    ) -> std::io::Result<Self> {
         let store = broker.store().clone();
         let runner = RunnerId::of_process(&host_name());
         let live = Arc::new(Live::default());

@@ -221,7 +221,8 @@ async fn refill(shared: &Shared, line: &Line) -> Result<(), PassError> {
     let listed = shared.index.ready_ids(line).await?;
     let room = shared.index.high_water().saturating_sub(listed.len());
     let now = shared.store.clock().now();
-    let mut after = Some(place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id)));
+    let mut after =
+        Some(place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id)));
     let (mut entries, mut rest) = (Vec::with_capacity(room), None);
     'pages: while after.is_some() {
         let page = shared.store.due_page(after, now, PAGE).await?;
@@ -230,7 +231,9 @@ async fn refill(shared: &Shared, line: &Line) -> Result<(), PassError> {
                 continue;
             }
             if entries.len() >= room {
-                rest = entries.last().map(|last: &Entry| RefillPlace { execute_at: last.execute_at, after: Some(last.id) });
+                rest = entries
+                    .last()
+                    .map(|last: &Entry| RefillPlace { execute_at: last.execute_at, after: Some(last.id) });
                 break 'pages;
             }
             entries.push(Entry { id: job.id, line: line.clone(), execute_at: job.execute_at });

@@ -39,6 +39,7 @@ mod context;
 mod outcome;
 mod registry;
 pub mod report;
+pub mod test_kinds;
 
 pub use context::{Context, ContextParts, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};

@@ -272,6 +272,31 @@ impl Index {
         set.map(|set| set.is_some()).map_err(IndexError::driver("begin an epoch"))
     }
 
+    /// Forget everything, the epoch first: runners then rebuild. How many keys there were.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn forget(&self) -> Result<usize, IndexError> {
+        let attempted = "forget the index";
+        let keys = &self.shared.keys;
+        let mut conn = self.conn.clone();
+        let fixed = [&keys.epoch, &keys.waiting, &keys.overflow];
+        let mut gone = conn.del(&fixed[..]).await.map_err(IndexError::driver(attempted))?;
+        let mut lists = Vec::new();
+        {
+            // Braces have no meaning in a pattern; the prefix holds no other special characters.
+            let pattern = format!("{}*", keys.ready_prefix);
+            let mut found = conn.scan_match::<_, String>(pattern).await.map_err(IndexError::driver(attempted))?;
+            while let Some(key) = found.next_item().await {
+                lists.push(key.map_err(IndexError::driver(attempted))?);
+            }
+        }
+        if !lists.is_empty() {
+            gone += conn.del(lists).await.map_err(IndexError::driver(attempted))?;
+        }
+        Ok(gone)
+    }
+
     /// The ids in the ready list of `line`.
     ///
     /// # Errors

@@ -114,7 +114,7 @@ pub(super) fn remove(path: &Path) -> Result<(), ServicesError> {
     }
 }
 
-/// Locks `path`, or waits for its holder for as long as `patient` says so. `None` when it was not to be had.
+/// Takes `lock`, waiting for its holder up to `limit` and for as long as `patient` holds. Tells whether it was to be had.
 pub(super) fn lock_within(limit: Duration, lock: &File, patient: impl Fn() -> bool) -> io::Result<bool> {
     let mut refusal = None;
     let locked = poll(limit, || match lock.try_lock() {

@@ -29,13 +29,13 @@ pub struct Accepted {
     pub created_at: Timestamp,
 }
 
-/// What became of a job with a unique key.
+/// What became of jobs some of which have unique keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unique {
-    /// Accepted: no other unfinished job had the key.
-    Accepted(Accepted),
-    /// Not written: this unfinished job has the key.
-    Taken(JobId),
+pub enum Keyed {
+    /// All accepted: no other unfinished job had any of the keys.
+    Accepted(Vec<Accepted>),
+    /// Nothing was written: these jobs, by their place, have keys that these unfinished jobs hold.
+    Taken(Vec<(usize, JobId)>),
 }
 
 /// The group commit of inserts. One item is one caller's jobs, all or nothing.
@@ -197,50 +197,83 @@ async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Ac
         .collect()
 }
 
-/// Write one job that has a unique key, unless an unfinished job has it.
-pub(super) fn insert_unique<'c>(
-    conn: &'c mut MySqlConnection,
-    job: Arc<NewJob>,
+/// Write jobs some of which have unique keys, all or none.
+pub(super) fn insert_keyed(
+    conn: &mut MySqlConnection,
+    jobs: Arc<Vec<NewJob>>,
     clock: Arc<StoreClock>,
     earlier: Earlier,
-) -> Step<'c, Unique> {
+) -> Step<'_, Keyed> {
     Box::pin(async move {
-        let Some(key) = job.unique_key.as_ref() else {
-            let accepted = insert_owed(conn, &[&job], &clock, earlier).await?;
-            return accepted.into_iter().next().map(Unique::Accepted).ok_or_else(|| corrupt("receipt is missing"));
-        };
-        let taken = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
+        let mut by_id: Vec<&NewJob> = jobs.iter().collect();
+        by_id.sort_unstable_by_key(|job| job.id);
+        if earlier == Earlier::MayHaveCommitted {
+            let found = receipts(conn, &by_id).await?;
+            if !found.is_empty() {
+                return Ok(Keyed::Accepted(in_order_of(&jobs, found)?));
+            }
+        }
+        // In key order, so that two batches with the same keys wait for each other instead of deadlocking.
+        let mut keyed: Vec<(usize, &NewJob, &str)> = Vec::new();
+        for (place, job) in jobs.iter().enumerate() {
+            if let Some(key) = &job.unique_key {
+                keyed.push((place, job, key));
+            }
+        }
+        keyed.sort_unstable_by_key(|(_, job, key)| (job.kind.clone(), *key));
+        let mut taken = Vec::new();
+        for (place, job, key) in keyed {
+            if let Some(holder) = take_key(conn, job, key).await? {
+                taken.push((place, holder));
+            }
+        }
+        if !taken.is_empty() {
+            // The keys taken so far go back; the commit that follows finds nothing to do.
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+            taken.sort_unstable();
+            return Ok(Keyed::Taken(taken));
+        }
+        let accepted = insert_owed(conn, &by_id, &clock, Earlier::Nothing).await?;
+        Ok(Keyed::Accepted(in_order_of(&jobs, accepted)?))
+    })
+}
+
+/// Take the key for `job`, or say who holds it. An upsert could not tell who won, because the driver counts matched
+/// rows; a plain insert can.
+async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<Option<JobId>, sqlx::Error> {
+    for _ in 0..3 {
+        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
             .bind(job.kind.as_str())
             .bind(key.as_bytes())
             .bind(job.id.uuid())
             .execute(&mut *conn)
             .await;
-        match taken {
-            Ok(_) => {}
-            // An upsert could not tell who won, because the driver counts matched rows; a plain insert can.
-            Err(e) if fault(&e) == Fault::Duplicate => {
-                let holder: Option<Uuid> = sqlx::query_scalar(
-                    "SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? LOCK IN SHARE MODE",
-                )
+        match inserted {
+            Ok(_) => return Ok(None),
+            Err(e) if fault(&e) == Fault::Duplicate => {}
+            Err(e) => return Err(e),
+        }
+        let holder: Option<Uuid> =
+            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? LOCK IN SHARE MODE")
                 .bind(job.kind.as_str())
                 .bind(key.as_bytes())
                 .fetch_optional(&mut *conn)
                 .await?;
-                return match holder.map(JobId::from_uuid) {
-                    Some(holder) if holder == job.id => {
-                        let found = receipts(conn, &[&job]).await?;
-                        found.into_iter().next().map(Unique::Accepted).ok_or_else(|| corrupt("receipt is missing"))
-                    }
-                    Some(holder) => Ok(Unique::Taken(holder)),
-                    // The holder ended between the two statements: run the closure again.
-                    None => Err(sqlx::Error::WorkerCrashed),
-                };
-            }
-            Err(e) => return Err(e),
+        if let Some(holder) = holder {
+            return Ok(Some(JobId::from_uuid(holder)));
         }
-        let accepted = insert_owed(conn, &[&job], &clock, Earlier::Nothing).await?;
-        accepted.into_iter().next().map(Unique::Accepted).ok_or_else(|| corrupt("receipt is missing"))
-    })
+        // The holder ended between the two statements: try again.
+    }
+    Err(sqlx::Error::Io(std::io::Error::other("a unique key changed hands three times")))
+}
+
+/// Receipts, sorted by id, in the order of the jobs they belong to.
+fn in_order_of(jobs: &[NewJob], sorted: Vec<Accepted>) -> Result<Vec<Accepted>, sqlx::Error> {
+    let receipt = |job: &NewJob| {
+        let at = sorted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;
+        Ok(sorted[at].clone())
+    };
+    jobs.iter().map(receipt).collect()
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
 pub use error::StoreError;
-pub use insert::{Accepted, Unique};
+pub use insert::{Accepted, Keyed};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use operate::Moved;
 pub use read::{Filter, JobPage};
@@ -47,7 +47,7 @@ use tokio_util::task::TaskTracker;
 
 use claim::Claims;
 use group_commit::GroupCommit;
-use insert::{Inserts, insert_unique};
+use insert::{Inserts, insert_keyed};
 use link::{Link, transact};
 use settle::{Lanes, Settles};
 
@@ -147,6 +147,26 @@ impl Store {
         Ok(Self { shared, inserts: Arc::new(inserts), settles: Arc::new(settles) })
     }
 
+    /// Create the database that `url` names, unless it is there: for private servers, where nobody else does it.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the URL names none, otherwise when MySQL cannot be reached or refuses.
+    pub async fn create_database(url: &str) -> Result<(), StoreError> {
+        let attempted = "create the database";
+        let refused = |cause: &str| StoreError::Refused { attempted, cause: cause.into() };
+        let options = MySqlConnectOptions::from_str(url).map_err(|_| refused("unusable url"))?;
+        let name = options.get_database().unwrap_or_default().to_owned();
+        // The name goes into the text of a statement, where it cannot be bound.
+        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+            return Err(refused("the name of a database is made of letters, digits and underscores"));
+        }
+        let driver = |e: sqlx::Error| StoreError::from_driver(attempted, &e);
+        let mut conn = link::open(&options.database("")).await.map_err(driver)?;
+        let sql = format!("CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin");
+        shape::statement(sql).execute(&mut conn).await.map_err(driver)?;
+        Ok(())
+    }
+
     /// Bring the tables to the shape this binary needs. Many processes may do it at once.
     ///
     /// # Errors
@@ -176,14 +196,14 @@ impl Store {
         self.inserts.submit_or_refuse(jobs).await
     }
 
-    /// Accept one job that has a unique key, unless an unfinished job has it.
+    /// Accept jobs some of which have unique keys, all or none.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn insert_unique(&self, job: NewJob) -> Result<Unique, StoreError> {
-        let (job, clock) = (Arc::new(job), self.shared.clock.clone());
-        transact(&self.shared.pool, "insert a job with a unique key", move |conn, earlier| {
-            insert_unique(conn, job.clone(), clock.clone(), earlier)
+    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        let (jobs, clock) = (Arc::new(jobs), self.shared.clock.clone());
+        transact(&self.shared.pool, "insert jobs with unique keys", move |conn, earlier| {
+            insert_keyed(conn, jobs.clone(), clock.clone(), earlier)
         })
         .await
     }

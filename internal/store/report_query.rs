@@ -30,9 +30,10 @@ use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSender, RowSour
 const BATCH_ROWS: usize = 256;
 /// …or about this many bytes, so that a few wide rows do not pile up to much.
 const BATCH_BYTES: usize = 256 << 10;
-/// How long a report waits for one of its connections, and for the session to be set up.
+/// How long a report waits for one of its connections.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The server's own time limit fires first and leaves the better error; this much later we stop waiting for it.
+/// The server's own time limit fires first and leaves the better error; this much later we stop waiting for it. Small
+/// statements around the query get the same.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A [`RowSource`] over MySQL or MariaDB.
@@ -102,11 +103,11 @@ impl RowSource for ReportQueries {
 
 /// Send everything `select` gives, and leave no connection in doubt behind.
 async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result<(), SourceError> {
-    let started = Instant::now();
-    let deadline = started + select.time_limit + GRACE;
-    let mut connection = unless_stopped(sender, select, deadline, acquire(pool)).await?;
+    let silent = || SourceError::Unavailable("the server does not answer".into());
+    let patience = Instant::now() + ACQUIRE_TIMEOUT + GRACE;
+    let mut connection = unless_stopped(sender, patience, silent, acquire(pool)).await?;
 
-    let thread = match unless_stopped(sender, select, started + ACQUIRE_TIMEOUT, begin(&mut connection, select)).await {
+    let thread = match unless_stopped(sender, patience, silent, begin(&mut connection, select)).await {
         Ok(thread) => thread,
         Err(error) => {
             drop(connection.detach());
@@ -114,7 +115,11 @@ async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result
         }
     };
 
-    match unless_stopped(sender, select, deadline, read(&mut connection, select, sender, started)).await {
+    // Waiting for a connection is not the query's fault.
+    let started = Instant::now();
+    let deadline = started + select.time_limit + GRACE;
+    let too_long = || SourceError::TimedOut { limit: select.time_limit };
+    match unless_stopped(sender, deadline, too_long, read(&mut connection, select, sender, started)).await {
         Ok(()) => {
             end(connection).await;
             Ok(())
@@ -132,15 +137,15 @@ async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result
 /// `work`, but no longer than the reader wants it and time allows.
 async fn unless_stopped<T>(
     sender: &RowSender,
-    select: &Select,
     deadline: Instant,
+    too_late: impl FnOnce() -> SourceError,
     work: impl Future<Output = Result<T, SourceError>>,
 ) -> Result<T, SourceError> {
     tokio::select! {
         biased;
         () = sender.stopped() => Err(SourceError::Stopped),
         answer = tokio::time::timeout_at(deadline, work) => {
-            answer.unwrap_or(Err(SourceError::TimedOut { limit: select.time_limit }))
+            answer.unwrap_or_else(|_| Err(too_late()))
         }
     }
 }
@@ -160,7 +165,8 @@ async fn begin(connection: &mut MySqlConnection, select: &Select) -> Result<u64,
     let who = connection.fetch_one("SELECT VERSION(), CONNECTION_ID()").await.map_err(failed)?;
     let version: String = who.try_get_unchecked(0).map_err(failed)?;
     let thread: u64 = who.try_get_unchecked(1).map_err(failed)?;
-    // Both count the whole statement; MySQL only knows it for SELECT, which is all that a read-only session runs.
+    // Both count the whole statement, its reader's slowness included. MySQL only knows it for SELECT, which is all that
+    // a read-only session runs.
     let limit = if version.contains("MariaDB") {
         sqlx::query("SET SESSION max_statement_time = ?").bind(select.time_limit.as_secs_f64().max(0.001))
     } else {
@@ -182,8 +188,8 @@ async fn end(mut connection: PoolConnection<MySql>) {
     }
 }
 
-/// A closed socket ends a statement only when the server writes to it next, which one that sorts or sleeps does not.
-/// Best effort: the server's own limit ends it too.
+/// A closed socket ends a statement when the server writes to it next or happens to look at it, which took five seconds
+/// and more where it slept. Best effort: the server's own limit ends it too.
 async fn kill(pool: &MySqlPool, thread: u64) {
     let kill = async {
         let mut connection = pool.acquire().await?;

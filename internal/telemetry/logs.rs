@@ -10,7 +10,10 @@ pub fn init_logs(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     // The driver logs every slow statement with its text; our own errors name what was attempted.
     let quiet = |directive: &str| directive.parse().ok();
-    let filter = ["sqlx=error", "hyper=warn", "rustls=warn"].into_iter().filter_map(quiet).fold(filter, EnvFilter::add_directive);
+    let filter = ["sqlx=error", "hyper=warn", "rustls=warn"]
+        .into_iter()
+        .filter_map(quiet)
+        .fold(filter, EnvFilter::add_directive);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let outcome = if json {
         builder.json().flatten_event(true).with_current_span(false).try_init()

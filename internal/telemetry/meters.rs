@@ -114,7 +114,10 @@ mod tests {
             meters.ended();
         }
         let read = meters.read();
-        assert_eq!((read.accepted_per_second, read.lateness_p50_ms, read.lateness_p99_ms), (2.0, Some(51.0), Some(99.0)));
+        assert_eq!(
+            (read.accepted_per_second, read.lateness_p50_ms, read.lateness_p99_ms),
+            (2.0, Some(51.0), Some(99.0))
+        );
         assert!((read.ended_per_second - 100.0 / 60.0).abs() < 1e-9);
     }
 }

@@ -7,15 +7,16 @@ use chrono::SecondsFormat;
 use maud::{DOCTYPE, PreEscaped, html};
 
 use super::file::PartFile;
-use super::rows::{Heading, TableWriter, WriteError, is_number, names};
+use super::rows::{Heading, TableWriter, WriteError};
 use crate::table::{Cell, Column, ColumnKind};
 
 const STYLE: &str = "
 body { font: 14px/1.4 system-ui, sans-serif; color: #1b1f24; margin: 2rem; }
 h1 { font-size: 1.4rem; margin: 0; } p { color: #59636e; margin: .2rem 0 1rem; }
 table { border-collapse: collapse; } th, td { border: 1px solid #d1d9e0; padding: .25rem .5rem; vertical-align: top; }
-th { background: #f0f2f4; text-align: left; position: sticky; top: 0; } td { white-space: pre-wrap; }
-tr:nth-child(even) td { background: #f9fafb; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+th { background: #f0f2f4; text-align: left; position: sticky; top: 0; }
+td { white-space: pre-wrap; overflow-wrap: anywhere; min-width: 5rem; } tr:nth-child(even) td { background: #f9fafb; }
+td.n, td.t { white-space: nowrap; min-width: 0; font-variant-numeric: tabular-nums; } .n { text-align: right; }
 .null { color: #818b98; font-style: italic; }
 @media print { body { margin: 0; font-size: 10px; } thead { display: table-header-group; } tr { break-inside: avoid; }
 th { position: static; } @page { margin: 12mm; } }
@@ -45,11 +46,11 @@ impl Writer {
             p { "Query " (query) ", made " (made_at.to_rfc3339_opts(SecondsFormat::Secs, true)) }
         };
         let header = html! {
-            thead { tr { @for name in names(columns) { th scope="col" { (name) } } } }
+            thead { tr { @for Column { name, kind } in columns { th scope="col" class=[class(*kind)] { (name) } } } }
         };
         let mut out = BufWriter::new(file);
         // maud writes whole elements, and the rows of these come later.
-        write!(out, "{}<html lang=\"en\">{}<body>{}<table>{}<tbody>\n", DOCTYPE.0, head.0, top.0, header.0)?;
+        writeln!(out, "{}<html lang=\"en\">{}<body>{}<table>{}<tbody>", DOCTYPE.0, head.0, top.0, header.0)?;
         Ok(Self { out, kinds: columns.iter().map(|column| column.kind).collect(), rows: 0 })
     }
 }
@@ -63,10 +64,8 @@ impl TableWriter for Writer {
                 @for (kind, cell) in cells {
                     @if *cell == Cell::Null {
                         td class="null" { "NULL" }
-                    } @else if is_number(*kind, cell) {
-                        td class="n" { (cell.text()) }
                     } @else {
-                        td { (cell.text()) }
+                        td class=[class(*kind)] { (cell.text()) }
                     }
                 }
             }
@@ -84,6 +83,15 @@ impl TableWriter for Writer {
         writeln!(self.out, "</tbody></table>{}</body></html>", count.0)?;
         let file = self.out.into_inner().map_err(|error| WriteError::Io(error.into_error()))?;
         Ok((file, 0))
+    }
+}
+
+/// Numbers stand at the right, and neither they nor times are broken over lines.
+fn class(kind: ColumnKind) -> Option<&'static str> {
+    match kind {
+        ColumnKind::Integer | ColumnKind::Float | ColumnKind::Decimal => Some("n"),
+        ColumnKind::Date | ColumnKind::Time | ColumnKind::DateTime | ColumnKind::Timestamp => Some("t"),
+        ColumnKind::Bool | ColumnKind::Text | ColumnKind::Json | ColumnKind::Bytes => None,
     }
 }
 

@@ -92,7 +92,6 @@ mod tests {
 
     use super::super::Format;
     use super::super::testing::{column, every_cell, refused, written};
-    use super::*;
     use crate::table::ColumnKind;
 
     #[test]

@@ -5,7 +5,7 @@
 //! is whole. A job that runs again replaces its own file.
 //!
 //! - [`Report`]: the payload; [`Reports`]: the handler, made from [`ReportSettings`] and a
-//!   [`RowSource`](crate::table::RowSource)
+//!   [`RowSource`]
 //! - [`Query`], [`Parameter`]: what the configuration says about a query
 //! - [`open`], [`sweep`]: finished files, for the download route, for attachments and for the janitor
 //! - one writer for each [`Format`]: what becomes of NULL, decimals, times and bytes is said at its top
@@ -40,6 +40,9 @@ use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Prob
 use crate::table::{Cell, RowSource, Select, SourceError};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
+
+/// Larger files are not attached: the email kind and most mail servers refuse them.
+const MAX_ATTACHED_BYTES: u64 = 10 << 20;
 
 /// What a report job asks for.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -166,7 +169,7 @@ impl fmt::Display for Format {
 pub struct ReportSettings {
     /// The folder of the files; made when it is missing.
     pub dir: PathBuf,
-    /// How long a query may take, from the start to its last row.
+    /// How long a query may run, from its first moment on the server to its last row in the file.
     pub time_limit: Duration,
     /// Most rows of one report.
     pub max_rows: u64,
@@ -216,6 +219,7 @@ struct ReportMail {
     cc: Vec<String>,
     subject: String,
     text: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     attachments: Vec<Attachment>,
 }
 
@@ -344,7 +348,7 @@ impl Handler for Reports {
             Written { file: name.clone(), format: report.format, rows, bytes, query: report.query, url, cut_cells };
         let output = Output::json(&written)?;
         match report.email {
-            Some(email) => output.then(&email.with(name, title)),
+            Some(email) => output.then(&email.about(&written, title)),
             None => Ok(output),
         }
     }
@@ -362,20 +366,30 @@ impl Email {
         if self.to.len() + self.cc.len() > 50 {
             problems.push(Problem::at("/email", "has more than 50 recipients"));
         }
-        if self.subject.as_deref().is_some_and(has_control_characters) {
-            problems.push(Problem::at("/email/subject", "must be one line without control characters"));
+        // Readers would decode it into something else, so the email kind refuses it.
+        if self.subject.as_deref().is_some_and(|subject| has_control_characters(subject) || subject.contains("=?")) {
+            problems.push(Problem::at("/email/subject", "must be one line without control characters and without =?"));
         }
         problems
     }
 
-    fn with(self, file: String, title: &str) -> ReportMail {
-        ReportMail {
-            to: self.to,
-            cc: self.cc,
-            subject: self.subject.unwrap_or_else(|| title.to_owned()),
-            text: self.text.unwrap_or_else(|| format!("The report \"{title}\" is attached as {file}.\n")),
-            attachments: vec![Attachment { report: file }],
-        }
+    /// The mail about a finished file: with it, or if it is too large for that, with where to find it.
+    fn about(self, written: &Written, title: &str) -> ReportMail {
+        let is_attached = written.bytes <= MAX_ATTACHED_BYTES;
+        let Written { file, url, bytes, .. } = written;
+        let what = if is_attached {
+            format!("The report \"{title}\" is attached as {file}.\n")
+        } else {
+            format!("The report \"{title}\" is too large to attach ({bytes} bytes). It is kept as {url}\n")
+        };
+        let text = match self.text {
+            Some(text) if is_attached => text,
+            Some(text) => format!("{text}\n\n{what}"),
+            None => what,
+        };
+        let subject = self.subject.unwrap_or_else(|| title.replace("=?", "= ?"));
+        let attachments = if is_attached { vec![Attachment { report: file.clone() }] } else { Vec::new() };
+        ReportMail { to: self.to, cc: self.cc, subject, text, attachments }
     }
 }
 
@@ -407,7 +421,6 @@ mod tests {
     use std::path::Path;
 
     use serde_json::json;
-    use serde_json::value::to_raw_value;
 
     use super::testing::{Memory, column};
     use super::*;
@@ -613,13 +626,25 @@ mod tests {
     }
 
     #[test]
-    fn the_mail_of_a_report_can_be_a_payload() {
-        let mail =
-            Email { to: vec!["a@example.com".into()], cc: vec![], subject: Some("S".into()), text: Some("T".into()) };
-        let mail = to_raw_value(&mail.with("f.csv".into(), "title")).unwrap();
+    fn a_file_that_is_too_large_to_attach_is_pointed_at() {
+        let email = Email { to: vec!["a@example.com".into()], cc: vec![], subject: None, text: Some("Hello.".into()) };
+        let mut written = Written {
+            file: "f.csv".into(),
+            format: Format::Csv,
+            rows: 1,
+            bytes: MAX_ATTACHED_BYTES,
+            query: "orders".into(),
+            url: "/v1/reports/f.csv".into(),
+            cut_cells: 0,
+        };
+        let mail = email.clone().about(&written, "=?x?=");
+        assert_eq!((mail.subject.as_str(), mail.text.as_str(), mail.attachments.len()), ("= ?x?=", "Hello.", 1));
+        written.bytes += 1;
+        let mail = serde_json::to_value(email.about(&written, "All orders")).unwrap();
         assert_eq!(
-            mail.get(),
-            r#"{"to":["a@example.com"],"subject":"S","text":"T","attachments":[{"report":"f.csv"}]}"#
+            mail,
+            json!({"to": ["a@example.com"], "subject": "All orders", "text": "Hello.\n\nThe report \"All orders\" is too \
+                   large to attach (10485761 bytes). It is kept as /v1/reports/f.csv\n"})
         );
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Columns are as wide as the first rows need; when they do not fit, the wide ones give way first and their cells wrap
 //! to at most four lines, the rest cut with `…` and counted. DejaVu Sans (`fonts/`) covers Latin, Greek, Cyrillic,
-//! Arabic, Hebrew, Armenian, Georgian and symbols; it has no Chinese, Japanese and Korean, which come out as boxes that
-//! can still be copied as text. A PDF is for reading: it holds 50,000 rows and 40 columns, and is made in memory.
+//! Arabic, Hebrew, Armenian, Georgian and symbols; it has no Chinese, Japanese and Korean, which come out as boxes: take
+//! `html` for them. A PDF is for reading: it holds 50,000 rows and 40 columns, and is made in memory.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -21,7 +21,7 @@ use skrifa::instance::{LocationRef, Size};
 use skrifa::{FontRef, MetadataProvider};
 
 use super::file::PartFile;
-use super::rows::{Heading, TableWriter, WriteError, is_number, names};
+use super::rows::{Heading, TableWriter, WriteError, names};
 use crate::table::{Cell, Column, Row};
 
 /// Rows that a report for reading may have.
@@ -34,7 +34,7 @@ static FONT: &[u8] = include_bytes!("fonts/DejaVuSans.ttf");
 const SHORT_SIDE: f32 = 595.0;
 const LONG_SIDE: f32 = 842.0;
 const MARGIN: f32 = 36.0;
-const PADDING: f32 = 3.0;
+const PADDING: f32 = 4.0;
 /// Between the bottom of the table and the page number.
 const FOOTER: f32 = 18.0;
 const TITLE_SIZE: f32 = 14.0;
@@ -44,7 +44,7 @@ const HEADING: f32 = 44.0;
 const LINES_PER_CELL: usize = 4;
 /// The layout is decided by this many rows…
 const SAMPLED_ROWS: usize = 200;
-/// …and no column gets more than this at first, in points.
+/// …and no column makes the page wide for more than this, in points. It may still get more if there is room.
 const WIDEST: f32 = 260.0;
 
 /// A PDF in the making.
@@ -227,15 +227,15 @@ impl Layout {
         for row in sample {
             for (width, cell) in wanted.iter_mut().zip(row) {
                 for line in cell.text().lines() {
-                    *width = width.max(type_case.width(line, font_size).min(WIDEST));
+                    *width = width.max(type_case.width(line, font_size).min(LONG_SIDE));
                 }
             }
         }
         // A little air, because later rows may be a little wider.
-        let wanted: Vec<f32> = wanted.iter().map(|width| width.min(WIDEST) * 1.02 + 2.0 * PADDING).collect();
+        let wanted: Vec<f32> = wanted.iter().map(|width| width * 1.02 + 2.0 * PADDING).collect();
 
-        let total: f32 = wanted.iter().sum();
-        let is_portrait = total <= SHORT_SIDE - 2.0 * MARGIN;
+        let needed: f32 = wanted.iter().map(|width| width.min(WIDEST)).sum();
+        let is_portrait = needed <= SHORT_SIDE - 2.0 * MARGIN;
         let (width, height) = if is_portrait { (SHORT_SIDE, LONG_SIDE) } else { (LONG_SIDE, SHORT_SIDE) };
         let widths = shared(&wanted, width - 2.0 * MARGIN);
         let mut left = MARGIN;
@@ -278,7 +278,7 @@ impl Layout {
             .map(|((cell, column), (_, width))| {
                 let (lines, is_cut) = type_case.wrapped(&cell.text(), self.font_size, width - 2.0 * PADDING);
                 cut += u64::from(is_cut);
-                LaidCell { lines, is_number: is_number(column.kind, cell) }
+                LaidCell { lines, is_number: column.kind.is_number() }
             })
             .collect();
         let lines = cells.iter().map(|cell| cell.lines.len()).max().unwrap_or(0).max(1);

@@ -5,7 +5,7 @@ use std::io;
 use super::file::PartFile;
 use super::{Format, csv, html, json, pdf, xlsx};
 use crate::job::Timestamp;
-use crate::table::{Cell, Column, ColumnKind, Part, RowStream, SourceError};
+use crate::table::{Cell, Column, Part, RowStream, SourceError};
 
 /// Writes one table in one format. Blocks; the loop runs on a thread that may.
 pub(super) trait TableWriter {
@@ -146,9 +146,4 @@ fn too_many_bytes(limits: Limits) -> String {
 /// The names of `columns`, in order.
 pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &str> {
     columns.iter().map(|column| column.name.as_str())
-}
-
-/// Do people expect this cell at the right edge of its column?
-pub(super) fn is_number(column: ColumnKind, cell: &Cell) -> bool {
-    column.is_number() || matches!(cell, Cell::Integer(_) | Cell::Unsigned(_) | Cell::Float(_) | Cell::Decimal(_))
 }

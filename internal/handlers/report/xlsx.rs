@@ -192,7 +192,6 @@ fn shortened(text: &str) -> (String, bool) {
     (fits.chain(['…']).collect(), true)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the shape that map_err takes")]
 fn library(error: XlsxError) -> WriteError {
     // The disk may be better later; anything else will be the same.
     match error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>()) {

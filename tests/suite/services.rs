@@ -1,5 +1,4 @@
 //! The private servers: they start anywhere, keep to themselves, and never outlive their owner.
-
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -114,7 +113,8 @@ fn the_usual_ports_may_be_taken() {
 
 #[test]
 fn a_path_too_long_for_sockets_means_ports_with_a_password() {
-    let dir = root().join("long".repeat(25)).join(std::process::id().to_string());
+    let long = Scratch::new(&"long".repeat(25));
+    let dir = long.0.join("servers");
     let services = Services::start(&Options::ephemeral(&dir).template_dir(root().join("template"))).unwrap();
     let Address::Tcp(mysql) = *services.mysql().address() else { panic!("mysql is not on a port") };
     let Address::Tcp(redis) = *services.redis().address() else { panic!("redis is not on a port") };
@@ -222,7 +222,7 @@ fn the_helper_process() {
 /// Another process that owns servers in `dir`; returns once they run.
 fn helper(kind: &str, dir: &Path) -> std::process::Child {
     let mut child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "the_helper_process", "--nocapture"])
+        .args(["--exact", "services::the_helper_process", "--nocapture"])
         .env(HELPER, kind)
         .env("TICKR_TEST_SERVICES_DIR", dir)
         .stdin(Stdio::piped())

@@ -1,0 +1,45 @@
+# The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
+
+.DEFAULT_GOAL := help
+.PHONY: help deps run test test-mysql check build release clean cargo rustfmt clippy
+
+INSTALL := internal/services/install.sh
+ARGS ?=
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## Install the MariaDB and Redis server binaries if they are missing (no system service)
+	@sh $(INSTALL)
+
+run: deps cargo ## Start tickr with private servers, sample jobs and the dashboard
+	@cargo run -- dev $(ARGS)
+
+test: deps cargo ## Run every test against private MariaDB and Redis servers
+	@cargo test $(ARGS)
+
+test-mysql: deps cargo ## Run every test against a private MySQL server, fetched once
+	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
+
+check: cargo rustfmt clippy ## Check the formatting, the lints and the documentation
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+
+build: cargo ## Build for development
+	cargo build $(ARGS)
+
+release: cargo ## Build for production: target/release/tickr
+	cargo build --release $(ARGS)
+
+clean: cargo ## Remove what was built and the data of `make run`
+	cargo clean
+	rm -rf .tickr
+
+# What has to be there first, each with the line that brings it.
+cargo:
+	@command -v cargo >/dev/null || { echo 'cargo is missing; install Rust from https://rustup.rs' >&2; exit 1; }
+
+rustfmt clippy: cargo
+	@cargo $(subst rustfmt,fmt,$@) --version >/dev/null 2>&1 || \
+		{ echo 'cargo $(subst rustfmt,fmt,$@) is missing; install it with: rustup component add $@' >&2; exit 1; }

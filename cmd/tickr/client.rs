@@ -1,0 +1,76 @@
+//! The command line's view of a running tickr: the public HTTP API and nothing else.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::{Arg, ArgMatches, Command};
+use serde_json::Value;
+
+/// The arguments of every command that talks to a running tickr.
+pub(crate) fn args(command: Command) -> Command {
+    command
+        .arg(
+            Arg::new("url")
+                .long("url")
+                .env("TICKR_URL")
+                .default_value("http://127.0.0.1:7070")
+                .help("Where tickr listens"),
+        )
+        .arg(
+            Arg::new("token")
+                .long("token")
+                .env("TICKR_TOKEN")
+                .hide_env_values(true)
+                .help("A token, if tickr asks for one"),
+        )
+}
+
+/// One running tickr.
+pub(crate) struct Client {
+    url: String,
+    token: Option<String>,
+    http: reqwest::Client,
+}
+
+impl Client {
+    pub(crate) fn from_matches(matches: &ArgMatches) -> anyhow::Result<Self> {
+        let text = |name: &str| matches.get_one::<String>(name).cloned();
+        let http = reqwest::Client::builder().timeout(Duration::from_secs(90)).build()?;
+        let url = text("url").unwrap_or_default().trim_end_matches('/').to_owned();
+        Ok(Self { url, token: text("token"), http })
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.call(self.http.get(format!("{}{path}", self.url))).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        self.call(self.http.post(format!("{}{path}", self.url)).json(body)).await
+    }
+
+    /// A problem document becomes an error that a person can act on.
+    async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
+        let request = match &self.token {
+            Some(token) => request.bearer_auth(token),
+            None => request,
+        };
+        let response = request.send().await.with_context(|| {
+            format!(
+                "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
+                self.url
+            )
+        })?;
+        let status = response.status();
+        let body: Value = response.json().await.map_err(|e| anyhow!("{}: not a tickr: {e}", self.url))?;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let word = |name: &str| body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let mut lines = format!("{} ({})", word("detail"), word("code"));
+        for error in body.get("errors").and_then(Value::as_array).into_iter().flatten() {
+            let part = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
+            lines.push_str(&format!("\n  {}: {}", part("pointer"), part("detail")));
+        }
+        bail!("{lines}")
+    }
+}

@@ -1,0 +1,29 @@
+//! `tickr config`: the effective settings, where each came from, secrets masked.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use tickr::config::{Config, Flags, Subset, markdown_table};
+
+use crate::Done;
+
+pub(crate) fn command() -> Command {
+    let command = Command::new("config").about("Show the effective settings and where each came from").arg(
+        Arg::new("reference")
+            .long("reference")
+            .action(ArgAction::SetTrue)
+            .help("Print the table of all settings, as it stands in the README"),
+    );
+    Flags::args(command, Subset::All)
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    if matches.get_flag("reference") {
+        print!("{}", markdown_table());
+        return Ok(());
+    }
+    let loaded = Config::load(&Flags::from_matches(matches), Config::process_env(), Config::usual_file())?;
+    print!("{}", loaded.origins);
+    for warning in &loaded.warnings {
+        eprintln!("warning: {}: {}", warning.setting, warning.message);
+    }
+    Ok(())
+}

@@ -1,0 +1,197 @@
+//! `tickr dev`: everything on one machine, with private servers in a data folder.
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+use tickr::app::{App, Signals};
+use tickr::broker::{Draft, Enqueued};
+use tickr::config::{Config, Flags, Loaded, ParamType, ParamValue, ReportParam, ReportQuery, Statement, Subset};
+use tickr::event::Event;
+use tickr::handlers::Registry;
+use tickr::job::{Due, JobId, State};
+use tickr::services::{Address, Options, Services};
+
+use crate::Done;
+
+/// The sample report, over tickr's own tables.
+const SAMPLE_QUERY: &str = "SELECT j.kind, COALESCE(o.state, j.state) AS state, COUNT(*) AS jobs, MIN(j.created_at) AS oldest, \
+     MAX(j.created_at) AS newest FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.created_at >= :since \
+     GROUP BY j.kind, COALESCE(o.state, j.state) ORDER BY j.kind, state";
+
+pub(crate) fn command() -> Command {
+    let command = Command::new("dev")
+        .about("Run tickr with private MySQL and Redis servers in a data folder")
+        .long_about(
+            "Starts a private MySQL (or MariaDB) and Redis in the data folder, migrates, serves, and enqueues a few sample \
+             jobs. Mails are written to an outbox, callbacks may go to this machine. Ctrl-C stops everything; the data \
+             folder keeps the jobs.",
+        )
+        .arg(
+            Arg::new("dir")
+                .long("dir")
+                .value_name("DIR")
+                .default_value(".tickr")
+                .value_parser(value_parser!(PathBuf))
+                .help("The data folder"),
+        )
+        .arg(Arg::new("no-samples").long("no-samples").action(ArgAction::SetTrue).help("Enqueue no sample jobs"));
+    Flags::args(command, Subset::All)
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let began = Instant::now();
+    let dir = matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".tickr".into());
+    std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let dir = dir.canonicalize().with_context(|| format!("find {}", dir.display()))?;
+    // The configuration is read before the servers start: a mistake in it is answered at once. What stands in for
+    // their addresses here is never used.
+    let flags = Flags::from_matches(matches);
+    crate::load_flags(
+        &flags.clone().with("mysql_url", "mysql://placeholder/tickr").with("redis_url", "redis://placeholder"),
+    )?;
+    // Signals before servers: a Ctrl-C during their start stops them in order as well.
+    let runtime = crate::runtime()?;
+    let mut signals = runtime.block_on(async { Signals::register() })?;
+    let services = Services::start(&Options::persistent(dir.join("servers")))?;
+    let flags = flags.with("mysql_url", services.mysql_url("tickr")).with("redis_url", services.redis_url());
+    let mut loaded = crate::load_flags(&flags)?;
+    adapt(&mut loaded, &dir)?;
+    let outcome = runtime.block_on(async {
+        tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
+        let app = App::start(&loaded.config, Registry::new()).await?;
+        welcome(&app, &loaded.config, &services, &dir).await;
+        let samples = !matches.get_flag("no-samples");
+        let greeting = async {
+            if samples {
+                if let Err(error) = enqueue_samples(&app, began).await {
+                    tracing::warn!(%error, "could not enqueue the sample jobs");
+                }
+            }
+        };
+        // A signal during the greeting is kept by the stream and seen right after.
+        greeting.await;
+        app.run_until_signalled(&mut signals).await;
+        anyhow::Ok(())
+    });
+    // The servers go last, also after a failed start.
+    drop(services);
+    Ok(outcome?)
+}
+
+/// What a development machine wants and nobody asked otherwise: an outbox, reports in the data folder, callbacks to this
+/// machine, a free port, the sample report.
+fn adapt(loaded: &mut Loaded, dir: &Path) -> anyhow::Result<()> {
+    let Loaded { config, origins, .. } = loaded;
+    let is_default =
+        |name: &str| origins.get(name).is_none_or(|effective| effective.origin == tickr::config::Origin::Default);
+    if is_default("outbox_dir") {
+        config.outbox_dir = Some(dir.join("outbox"));
+    }
+    if is_default("reports_dir") {
+        config.reports_dir = dir.join("reports");
+    }
+    if is_default("callback_allow_private") {
+        config.callback_allow_private = true;
+    }
+    if is_default("http_addr") && TcpListener::bind(config.http_addr).is_err() {
+        tracing::warn!(taken = %config.http_addr, "the usual port is taken, using a free one");
+        config.http_addr = SocketAddr::from(([127, 0, 0, 1], 0));
+    }
+    config.reports.queries.entry("jobs_by_state".into()).or_insert(ReportQuery {
+        title: "Jobs by kind and state".into(),
+        description: Some("A sample over tickr's own tables".into()),
+        sql: SAMPLE_QUERY.into(),
+        statement: Statement::parse(SAMPLE_QUERY)?,
+        params: vec![ReportParam {
+            name: "since".into(),
+            kind: ParamType::Timestamp,
+            required: false,
+            default: Some(ParamValue::Timestamp(chrono::DateTime::UNIX_EPOCH)),
+            min: None,
+            max: None,
+        }],
+    });
+    Ok(())
+}
+
+async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path) {
+    let url = format!("http://{}", app.addr());
+    println!("tickr {} is running; Ctrl-C stops it\n", env!("CARGO_PKG_VERSION"));
+    println!("  API      {url}/docs");
+    println!("  OpenAPI  {url}/openapi.json");
+    println!("  kinds    {url}/v1/kinds");
+    println!("  stats    {url}/v1/stats");
+    println!("  data     {}", dir.display());
+    println!("  outbox   {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
+    println!("  mysql    {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
+    println!("  redis    {}\n", place(services.redis().address(), "redis-cli -s ", ""));
+    if let Ok(stats) = app.broker().store().stats().await {
+        let owed: i64 = stats.owed.iter().map(|count| count.jobs).sum();
+        let ended: i64 = stats.ended.iter().map(|count| count.jobs).sum();
+        if owed + ended > 0 {
+            println!("found {} jobs from earlier runs, {owed} of them unfinished\n", owed + ended);
+        }
+    }
+    println!("enqueue a job:\n");
+    println!(
+        "  curl -s {url}/v1/jobs -H 'content-type: application/json' \\\n    -d '{{\"kind\":\"email\",\"payload\":{{\"to\":\"ada@example.com\",\"subject\":\"Hello\",\"text\":\"It works.\"}}}}'\n"
+    );
+}
+
+/// How to look into a private server by hand.
+fn place(address: &Address, client: &str, database: &str) -> String {
+    match address {
+        Address::Socket(path) => format!("{client}{} {database}", path.display()),
+        // Behind a password, which is not for the screen: the folder of the servers holds it.
+        Address::Tcp(port) => format!("127.0.0.1:{port}"),
+    }
+}
+
+/// One job of each kind that ships, and the first of them watched to its end.
+async fn enqueue_samples(app: &App, began: Instant) -> anyhow::Result<()> {
+    let raw = |value: serde_json::Value| -> anyhow::Result<Box<RawValue>> { Ok(to_raw_value(&value)?) };
+    let mut email = Draft::new(
+        "email",
+        raw(json!({
+            "to": "you@example.com", "subject": "Welcome to tickr", "text": "This mail went through the outbox of tickr dev."
+        }))?,
+    );
+    email.queue = Some("default".into());
+    let callback = Draft::new("http", raw(json!({"method": "GET", "url": format!("http://{}/livez", app.addr())}))?);
+    let mut report = Draft::new(
+        "report",
+        raw(json!({
+            "query": "jobs_by_state", "format": "html",
+            "email": {"to": ["you@example.com"], "subject": "Your first report", "text": "The report is attached."}
+        }))?,
+    );
+    report.due = Due::After(Duration::from_secs(2));
+    let mut events = app.broker().events().listen();
+    let mut watched: Option<JobId> = None;
+    for draft in [email, callback, report] {
+        let kind = draft.kind.clone();
+        let job = app.broker().prepare(draft).with_context(|| format!("the sample {kind} job"))?;
+        if let Enqueued::Accepted(accepted) = app.broker().enqueue(job).await? {
+            watched.get_or_insert(accepted.id);
+            println!("enqueued a sample {kind} job: http://{}/v1/jobs/{}", app.addr(), accepted.id);
+        }
+    }
+    let done = async {
+        loop {
+            match events.recv().await {
+                Ok(Event::Settled { id, state: State::Completed, .. }) if Some(id) == watched => return,
+                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
+            }
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(5), done).await.is_ok() {
+        println!("\nthe first job completed {:.1} s after the start", began.elapsed().as_secs_f64());
+    }
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! `tickr jobs list|show|cancel|retry|run-now`: read and steer jobs through the API.
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use crate::Done;
+use crate::client::{self, Client};
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let id = || Arg::new("id").required(true).value_name("ID").help("The job's id");
+    let filter = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("NAME").help(help);
+    let one =
+        |name: &'static str, about: &'static str| client::args(Command::new(name).about(about).arg(id()).arg(json()));
+    Command::new("jobs")
+        .about("Read and steer jobs through the API")
+        .subcommand_required(true)
+        .subcommand(client::args(
+            Command::new("list")
+                .about("List jobs, newest first")
+                .arg(filter("state", "Only jobs in this state"))
+                .arg(filter("kind", "Only jobs of this kind"))
+                .arg(filter("queue", "Only jobs of this queue"))
+                .arg(
+                    Arg::new("limit")
+                        .long("limit")
+                        .value_parser(value_parser!(u32))
+                        .default_value("20")
+                        .help("How many"),
+                )
+                .arg(json()),
+        ))
+        .subcommand(one("show", "Show a job with its attempts"))
+        .subcommand(one("cancel", "Cancel a job"))
+        .subcommand(one("retry", "Give a failed or cancelled job a new life"))
+        .subcommand(one("run-now", "Make a waiting job due now"))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let client = Client::from_matches(matches)?;
+    let as_json = matches.get_flag("json");
+    crate::runtime()?.block_on(async {
+        if verb == "list" {
+            return list(&client, matches, as_json).await;
+        }
+        let id = matches.get_one::<String>("id").cloned().unwrap_or_default();
+        let job = match verb {
+            "show" => client.get(&format!("/v1/jobs/{id}")).await?,
+            verb => client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({})).await?,
+        };
+        if as_json {
+            println!("{job:#}")
+        } else {
+            show(&job)
+        }
+        Ok(())
+    })
+}
+
+async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+    let mut path = format!("/v1/jobs?limit={}", wanted.clamp(1, 200));
+    for name in ["state", "kind", "queue"] {
+        if let Some(value) = matches.get_one::<String>(name) {
+            // Names are plain; anything else is refused by the API with a clear answer, once it is encoded.
+            let value: String = value
+                .bytes()
+                .map(|b| {
+                    if b.is_ascii_alphanumeric() || b"_.-".contains(&b) {
+                        (b as char).to_string()
+                    } else {
+                        format!("%{b:02X}")
+                    }
+                })
+                .collect();
+            path.push_str(&format!("&{name}={value}"));
+        }
+    }
+    let mut jobs: Vec<Value> = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let page = match &cursor {
+            Some(cursor) => client.get(&format!("{path}&cursor={cursor}")).await?,
+            None => client.get(&path).await?,
+        };
+        jobs.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        cursor = page.get("next_cursor").and_then(Value::as_str).map(str::to_owned);
+        if cursor.is_none() || jobs.len() >= wanted {
+            break;
+        }
+    }
+    jobs.truncate(wanted);
+    if as_json {
+        println!("{:#}", Value::Array(jobs));
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
+    for job in &jobs {
+        let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
+        let error: String = text(job, "last_error").chars().take(60).collect();
+        table.add_row([
+            text(job, "id"),
+            text(job, "kind"),
+            text(job, "queue"),
+            text(job, "state"),
+            attempt,
+            text(job, "execute_at"),
+            printable(&error),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn show(job: &Value) {
+    for field in ["id", "kind", "queue", "state", "execute_at", "started_at", "finished_at", "last_error"] {
+        let value = text(job, field);
+        if !value.is_empty() {
+            println!("{field:<12} {}", printable(&value));
+        }
+    }
+    println!("{:<12} {}/{}", "attempt", number(job, "attempt"), number(job, "max_attempts"));
+    for field in ["payload", "result"] {
+        if let Some(value) = job.get(field).filter(|value| !value.is_null()) {
+            println!("{field:<12} {value}");
+        }
+    }
+    for attempt in job.get("attempts").and_then(Value::as_array).into_iter().flatten() {
+        let verdict = text(attempt, "verdict");
+        let verdict = if verdict.is_empty() { "running".to_owned() } else { verdict };
+        println!(
+            "  #{} {} {} {} {}",
+            number(attempt, "number"),
+            text(attempt, "started_at"),
+            verdict,
+            text(attempt, "runner"),
+            printable(&text(attempt, "error"))
+        );
+    }
+}
+
+fn text(value: &Value, field: &str) -> String {
+    value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value.get(field).and_then(Value::as_u64).unwrap_or_default()
+}
+
+/// Without control characters: an error text must not be able to steer the terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

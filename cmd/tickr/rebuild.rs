@@ -1,0 +1,32 @@
+//! `tickr rebuild`: have the index fed again from the store.
+
+use clap::{ArgMatches, Command};
+use tickr::config::{Flags, Subset};
+use tickr::index::{Index, IndexSettings};
+
+use crate::Done;
+
+pub(crate) fn command() -> Command {
+    let command = Command::new("rebuild").about("Have the runners feed Redis again from MySQL").long_about(
+        "Forgets everything that Redis holds for this prefix. Every runner notices within a second and feeds Redis from \
+         MySQL. Harmless at any time: claims drop what is delivered twice.",
+    );
+    Flags::args(command, Subset::Only(&["redis_url", "redis_prefix", "log", "log_format"]))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let loaded = crate::load(matches, &["redis_url"])?;
+    let config = loaded.config;
+    crate::runtime()?.block_on(async {
+        let index = Index::new(IndexSettings {
+            url: config.redis_url()?.expose().to_owned(),
+            prefix: config.redis_prefix.clone(),
+            horizon: config.horizon,
+            high_water: config.ready_high_water,
+            low_water: config.ready_low_water,
+        })?;
+        let keys = index.forget().await?;
+        println!("forgot {keys} keys; running tickr processes feed Redis again within a second");
+        Ok(())
+    })
+}

@@ -1,0 +1,32 @@
+//! `tickr serve`: run jobs and the API until told to stop.
+
+use clap::{ArgMatches, Command};
+use tickr::app::{App, Signals};
+use tickr::config::{Flags, Subset};
+use tickr::handlers::Registry;
+
+use crate::Done;
+
+pub(crate) fn command() -> Command {
+    let command = Command::new("serve").about("Run jobs and the HTTP API until SIGTERM").long_about(
+        "Run jobs and the HTTP API. The first SIGTERM or SIGINT stops fetching and gives running jobs the shutdown grace; \
+         a second one gives them back at once. Exits 0 either way.",
+    );
+    Flags::args(command, Subset::All)
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let loaded = crate::load(matches, &["mysql_url", "redis_url"])?;
+    crate::runtime()?.block_on(async {
+        let mut signals = Signals::register()?;
+        let app = tokio::select! {
+            app = App::start(&loaded.config, Registry::new()) => app?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped before the start was complete");
+                return Ok(());
+            }
+        };
+        app.run_until_signalled(&mut signals).await;
+        Ok(())
+    })
+}

@@ -1,0 +1,260 @@
+//! A whole tickr process: the composition root, with the ordered start and stop.
+//!
+//! Start: store, migrations, index (which may be out), broker, engine, API. Stop, on the first SIGTERM or SIGINT:
+//! 1. readiness turns red, so that a load balancer looks elsewhere
+//! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP finishes its open requests
+//! 3. what still runs is told to stop and given back without burning its attempt
+//! 4. loops end, the runner is struck off the list, connections close
+//!
+//! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
+
+mod kinds;
+mod signals;
+
+pub use signals::Signals;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use secrecy::ExposeSecret as _;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api::{self, ApiParts, Tokens};
+use crate::broker::Broker;
+use crate::config::{Config, ConfigErrors};
+use crate::engine::{Engine, EngineSettings, Stopped};
+use crate::event::Events;
+use crate::handlers::Registry;
+use crate::index::{Index, IndexSettings};
+use crate::job::{Name, RunnerId};
+use crate::store::{ReportQueries, Store, StoreError, StoreSettings};
+
+/// How long a start waits for MySQL before it says that it is missing.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long open requests may take after the last job is done.
+const HTTP_GRACE: Duration = Duration::from_secs(5);
+
+/// Why a process could not start. Texts say what was tried and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Settings are missing or wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigErrors),
+    /// The store cannot be reached or used.
+    #[error(
+        "{0}\ntried {1}\nis MySQL or MariaDB running there? `tickr dev` starts a private one; TICKR_MYSQL_URL or --mysql-url names another"
+    )]
+    Store(StoreError, String),
+    /// The server may lose what it acknowledged, and strict durability is asked for.
+    #[error(
+        "strict_durability is set and the MySQL server may lose acknowledged commits: {0}\nset innodb_flush_log_at_trx_commit=1 and, with a binary log, sync_binlog=1"
+    )]
+    NotDurable(String),
+    /// The address is taken or not ours.
+    #[error("cannot listen on {addr}: {cause}\nTICKR_HTTP_ADDR or --http-addr names another address")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// The system's reason.
+        cause: std::io::Error,
+    },
+    /// A kind cannot be set up.
+    #[error("cannot set up the {kind} kind: {cause}")]
+    Kind {
+        /// The kind.
+        kind: &'static str,
+        /// Why.
+        cause: String,
+    },
+    /// The configuration speaks of a kind that is not registered.
+    #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
+    UnknownKind(String, String),
+    /// The Redis URL cannot be used. A Redis that is merely out is no error.
+    #[error("{0}")]
+    Index(#[from] crate::index::IndexError),
+    /// The operating system refused a thread.
+    #[error("cannot start the heartbeat's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A running process.
+#[derive(Debug)]
+pub struct App {
+    addr: SocketAddr,
+    broker: Broker,
+    index: Index,
+    store: Store,
+    engine: Engine,
+    http: JoinHandle<()>,
+    stop_http: CancellationToken,
+    draining: watch::Sender<bool>,
+    tasks: TaskTracker,
+    grace: Duration,
+}
+
+impl App {
+    /// Start with the kinds that ship and those in `own`.
+    ///
+    /// # Errors
+    /// [`StartError`], after which nothing is left running.
+    pub async fn start(config: &Config, own: Registry) -> Result<Self, StartError> {
+        // Metrics begin before the first thing worth counting.
+        let _ = crate::telemetry::metrics_page();
+        let store = connect_store(config).await?;
+        let durability = store.durability().await.map_err(|e| StartError::Store(e, mysql_of(config)))?;
+        if !durability.durable {
+            let weaknesses = durability.weaknesses.join("; ");
+            if config.strict_durability {
+                return Err(StartError::NotDurable(weaknesses));
+            }
+            tracing::warn!(weaknesses, "the MySQL server may lose acknowledged commits in a power cut");
+        }
+        tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
+        store.migrate().await.map_err(|e| StartError::Store(e, mysql_of(config)))?;
+
+        let index = Index::new(IndexSettings {
+            url: config.redis_url()?.expose().to_owned(),
+            prefix: config.redis_prefix.clone(),
+            horizon: config.horizon,
+            high_water: config.ready_high_water,
+            low_water: config.ready_low_water,
+        })?;
+        let registry = Arc::new(kinds::register_all(config, own)?);
+        let listener = TcpListener::bind(config.http_addr).await;
+        let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
+        let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
+
+        let tasks = TaskTracker::new();
+        let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
+        let settings = EngineSettings {
+            workers: config.workers,
+            queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
+            lease: config.lease,
+        };
+        let engine = Engine::start(broker.clone(), index.clone(), registry, settings).map_err(StartError::Thread)?;
+        let (draining, drains) = watch::channel(false);
+        let router = api::router(ApiParts {
+            broker: broker.clone(),
+            index: index.clone(),
+            tokens: Tokens::of(&config.api_tokens),
+            body_limit_bytes: config.body_limit_bytes,
+            reports_dir: config.reports_dir.clone(),
+            draining: drains,
+        });
+        let stop_http = CancellationToken::new();
+        let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
+        tracing::info!(%addr, "listening");
+        Ok(Self { addr, broker, index, store, engine, http, stop_http, draining, tasks, grace: config.shutdown_grace })
+    }
+
+    /// Where the API listens.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// The way in for jobs from inside the process.
+    #[must_use]
+    pub fn broker(&self) -> &Broker {
+        &self.broker
+    }
+
+    /// The index, for its health.
+    #[must_use]
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// This runner's identity, as it stands in its attempts.
+    #[must_use]
+    pub fn runner(&self) -> &RunnerId {
+        self.engine.runner()
+    }
+
+    /// Run until the first SIGTERM or SIGINT, then stop; a second signal hurries.
+    pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
+        let signal = signals.next().await;
+        tracing::info!(
+            signal,
+            busy = self.engine.busy(),
+            grace_s = self.grace.as_secs(),
+            "stopping; a second signal gives running jobs back now"
+        );
+        let hurry = CancellationToken::new();
+        let stopping = self.stop(hurry.clone());
+        tokio::pin!(stopping);
+        tokio::select! {
+            stopped = &mut stopping => stopped,
+            signal = signals.next() => {
+                tracing::warn!(signal, "second signal, giving back what runs");
+                hurry.cancel();
+                stopping.await
+            }
+        }
+    }
+
+    /// Stop in order. `hurry` ends the grace early.
+    pub async fn stop(self, hurry: CancellationToken) -> Stopped {
+        let Self { broker, index, store, engine, mut http, stop_http, draining, tasks, grace, addr: _ } = self;
+        draining.send_replace(true);
+        let stopped = engine.stop(grace, hurry).await;
+        stop_http.cancel();
+        if tokio::time::timeout(HTTP_GRACE, &mut http).await.is_err() {
+            // A connection that its client keeps open has had its time.
+            http.abort();
+            let _ = http.await;
+        }
+        drop((broker, index));
+        tasks.close();
+        if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
+            tracing::warn!("hints to the index were still under way");
+        }
+        store.close().await;
+        stopped
+    }
+}
+
+/// Connect to the store alone, for commands that need no more.
+///
+/// # Errors
+/// [`StartError`] when it is not configured or cannot be reached.
+pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
+    let settings = StoreSettings {
+        url: config.mysql_url()?.expose().to_owned(),
+        connections: config.mysql_connections,
+        flushers: 2,
+    };
+    Store::connect(&settings, PATIENCE).await.map_err(|e| StartError::Store(e, mysql_of(config)))
+}
+
+fn mysql_of(config: &Config) -> String {
+    config.mysql_url().map(ToString::to_string).unwrap_or_default()
+}
+
+async fn serve_http(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+    if let Err(error) = served.await {
+        tracing::error!(%error, "http server ended");
+    }
+}
+
+/// Where reports read from: their own account if there is one, otherwise the store's.
+fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
+    let url = match &config.reports.mysql_url {
+        Some(url) => url,
+        None => config.mysql_url()?,
+    };
+    ReportQueries::connect_lazy(url.expose(), config.reports.connections)
+        .map_err(|e| StartError::Kind { kind: "report", cause: e.to_string() })
+}
+
+/// The smtp password, where one is set: kept here so that the secret is exposed in one place.
+fn smtp_login(smtp: &crate::config::Smtp) -> Option<(String, secrecy::SecretString)> {
+    let (user, password) = (smtp.username.as_ref()?, smtp.password.as_ref()?);
+    Some((user.clone(), password.expose_secret().into()))
+}

@@ -1,0 +1,282 @@
+#!/bin/sh
+# Makes sure that the MySQL and Redis server binaries are on this machine. Called by `make`; safe to call again.
+#
+#   install.sh           MariaDB and Redis, from packages that bring no system service; returns at once when both are
+#                        there. With neither root nor password-less sudo they go into a private cache instead.
+#   install.sh --mysql   a real MySQL server into the private cache; prints the path of its mysqld
+#
+# TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none.
+set -eu
+
+cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
+servers=$cache/servers
+mysql=$cache/mysql
+scratch=
+
+# Debian's redis-server is a link to redis-check-rdb, which chooses its role by its name. The package without a
+# system service brings the latter, and tickr makes the link in its own data folder.
+redis_names='redis-server valkey-server redis-check-rdb'
+
+main() {
+    trap '[ -z "$scratch" ] || rm -rf "$scratch"' EXIT
+    trap 'exit 130' INT TERM
+    case "${1:-}" in
+        '') install_servers ;;
+        --mysql) install_mysql ;;
+        *) fail "unknown argument $1 (there is only --mysql)" ;;
+    esac
+}
+
+install_servers() {
+    missing=
+    # shellcheck disable=SC2086 # a list of names
+    have mariadbd mysqld || missing='MariaDB'
+    # shellcheck disable=SC2086 # a list of names
+    have $redis_names || missing="${missing:+$missing and }Redis"
+    [ -n "$missing" ] || return 0
+
+    if [ "$(uname -s)" = Darwin ]; then
+        fail "no server found for $missing; install with: brew install mariadb redis"
+    elif ! command -v apt-get >/dev/null; then
+        fail "no server found for $missing; install your system's packages of the MariaDB server (mariadbd) and of the Redis or Valkey server (redis-server or valkey-server)"
+    fi
+
+    say "no server found for $missing"
+    if [ "${TICKR_SERVERS:-}" != cache ]; then
+        if [ "$(id -u)" = 0 ]; then
+            install_packages env && return 0
+        elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+            install_packages sudo env && return 0
+        fi
+    fi
+    install_cache
+}
+
+# Installs with the system's package manager, through the words in front of it.
+install_packages() {
+    refreshed=
+    if ! packages=$(package_names); then
+        say 'refreshing the package lists'
+        "$@" apt-get -qq update || return 1
+        refreshed=yes
+        packages=$(package_names) || return 1
+    fi
+    say "installing $packages (no system service among them)"
+    # shellcheck disable=SC2086 # a list of names
+    set -- "$@" DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $packages
+    "$@" >&2 && return 0
+    # Lists that are older than the mirror name files that are gone.
+    [ -z "$refreshed" ] || return 1
+    case "$1" in sudo) sudo apt-get -qq update ;; *) apt-get -qq update ;; esac && "$@" >&2
+}
+
+# Puts the same packages into the user's cache, with a package root of its own: the system is not changed and no
+# right of root is used.
+install_cache() {
+    writable
+    say "fetching the servers into $servers (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    missing='MariaDB and Redis'
+    private_apt "$scratch/apt"
+    system_sources "$scratch/apt"
+    apt-get -qq update >&2 || manual 'the package lists could not be fetched'
+    packages=$(package_names) || manual 'this system has no package of the MariaDB server core'
+    # shellcheck disable=SC2086 # a list of names
+    apt-get -qq -y --download-only install $packages >&2 || manual 'the packages could not be fetched'
+    mkdir -p "$scratch/servers/root" "$scratch/servers/bin"
+    # The C library stays the system's own, which these packages were built for.
+    unpack "$scratch/servers/root" 'libc6_* libc-bin_*'
+    for program in usr/sbin/mariadbd usr/bin/mariadb-install-db; do
+        wrapper "$scratch/servers/bin/${program##*/}" "$program" "$own_libraries" "$with_basedir"
+    done
+    ln -s redis-check-rdb "$scratch/servers/root/usr/bin/redis-server" 2>/dev/null || true
+    wrapper "$scratch/servers/bin/redis-server" usr/bin/redis-server "$own_libraries" ''
+    "$scratch/servers/bin/mariadbd" --no-defaults --version >/dev/null || manual 'the fetched MariaDB does not run'
+    "$scratch/servers/bin/redis-server" --version >/dev/null || manual 'the fetched Redis does not run'
+    keep "$scratch/servers" "$servers"
+    say 'done'
+}
+
+# Debian keeps MySQL in its unstable suite only, so it comes with its own C library; Ubuntu has it in its main archive.
+install_mysql() {
+    if [ -x "$mysql/bin/mysqld" ]; then
+        echo "$mysql/bin/mysqld"
+        return 0
+    fi
+    { command -v apt-get && command -v dpkg-deb; } >/dev/null ||
+        fail 'a MySQL server can be fetched on Debian and Ubuntu only; elsewhere set TICKR_MYSQLD to your mysqld'
+    writable
+    say "fetching a MySQL server into $mysql (nothing on the system is changed, about 400 MB)"
+    scratch=$cache/.new.$$
+    private_apt "$scratch/apt"
+    # shellcheck source=/dev/null
+    distribution=$(. /etc/os-release && echo "$ID")
+    if [ "$distribution" = debian ]; then
+        mirror=$(debian_mirror)
+        [ -n "$mirror" ] || fail 'no Debian mirror found in the apt sources of this machine'
+        keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+        for suite in sid trixie; do
+            echo "deb [signed-by=$keyring] $mirror $suite main"
+        done >"$scratch/apt/etc/sources.list"
+        # A machine on a frozen mirror sees an unstable suite whose date has passed; the signature still counts.
+        echo 'Acquire::Check-Valid-Until "false";' >>"$scratch/apt/apt.conf"
+    else
+        system_sources "$scratch/apt"
+    fi
+    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    package=$(newest mysql-server-core) || fail 'the apt sources of this machine have no MySQL server'
+    apt-get -qq -y --download-only install "$package" >&2 || fail "the package $package could not be fetched"
+    mkdir -p "$scratch/mysql/root" "$scratch/mysql/bin"
+    unpack "$scratch/mysql/root" ''
+    wrapper "$scratch/mysql/bin/mysqld" usr/sbin/mysqld "$own_loader" "$with_basedir"
+    "$scratch/mysql/bin/mysqld" --no-defaults --version >&2 || fail 'the fetched MySQL does not run'
+    keep "$scratch/mysql" "$mysql"
+    echo "$mysql/bin/mysqld"
+}
+
+# Whether one of the named programs is there, in any place where tickr looks for it.
+have() {
+    if [ "${TICKR_SERVERS:-}" = cache ]; then
+        places=$servers/bin
+    else
+        places=$PATH:/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/libexec
+        places=$places:/opt/homebrew/bin:/opt/homebrew/opt/mariadb/bin:/usr/local/opt/mariadb/bin:$servers/bin
+    fi
+    old_ifs=$IFS
+    IFS=:
+    for place in $places; do
+        IFS=$old_ifs
+        for name in "$@"; do
+            [ -f "$place/$name" ] && [ -x "$place/$name" ] && return 0
+        done
+    done
+    IFS=$old_ifs
+    return 1
+}
+
+# The packages that bring what is missing, as this release names them.
+package_names() {
+    names=
+    case "$missing" in
+        *MariaDB*)
+            server=$(newest mariadb-server-core) && client=$(newest mariadb-client-core) || return 1
+            names="$server $client"
+            ;;
+    esac
+    case "$missing" in
+        *Redis*)
+            tools=$(newest redis-tools) || return 1
+            names="${names:+$names }$tools"
+            ;;
+    esac
+    echo "$names"
+}
+
+# The package of that name, or with the highest version in its name where a release has only such.
+newest() {
+    apt-cache search --names-only "^$1(-[0-9.]+)?\$" | cut -d' ' -f1 | sort -V | awk -v plain="$1" '
+        $0 == plain { found = plain; exit } { found = $0 } END { if (!found) exit 1; print found }'
+}
+
+# A package root of its own in $1, for the apt commands that follow. With an empty status file apt believes that
+# nothing is installed, and fetches every dependency.
+private_apt() {
+    mkdir -p "$1/state/lists/partial" "$1/cache/archives/partial" "$1/etc/apt.conf.d" "$1/etc/preferences.d" \
+        "$1/etc/sources.list.d" "$1/log"
+    : >"$1/status"
+    cat >"$1/apt.conf" <<CONF
+Dir::State "$1/state";
+Dir::State::status "$1/status";
+Dir::Cache "$1/cache";
+Dir::Etc "$1/etc";
+Dir::Log "$1/log";
+Debug::NoLocking "true";
+APT::Sandbox::User "";
+APT::Install-Recommends "false";
+CONF
+    archives=$1/cache/archives
+    export APT_CONFIG="$1/apt.conf"
+}
+
+# Gives the package root $1 the machine's own sources, keys and proxy, but not the hooks, which tidy the system.
+system_sources() {
+    cp -a /etc/apt/. "$1/etc/" 2>/dev/null || true
+    for conf in "$1"/etc/apt.conf.d/*; do
+        if [ -f "$conf" ] && grep -q Invoke "$conf"; then
+            rm -f "$conf"
+        fi
+    done
+}
+
+# Unpacks the fetched packages into $1, but for what only an installed system needs and the patterns in $2.
+unpack() {
+    for deb in "$archives"/*.deb; do
+        base=${deb##*/}
+        wanted=yes
+        set -f
+        for pattern in $2 'perl*' 'libperl*' 'lib*-perl_*' 'debconf_*' 'dpkg_*' 'adduser_*' 'passwd_*' 'tar_*'; do
+            # shellcheck disable=SC2254 # a pattern on purpose
+            case "$base" in $pattern) wanted= ;; esac
+        done
+        set +f
+        [ -z "$wanted" ] || dpkg-deb -x "$deb" "$1" || fail "$base could not be unpacked"
+    done
+}
+
+# How a wrapper starts a program that has libraries of its own, and one that has a C library of its own as well.
+# shellcheck disable=SC2016 # expanded by the wrapper
+own_libraries='LD_LIBRARY_PATH=$libraries exec'
+# shellcheck disable=SC2016
+own_loader='exec "$loader" --library-path "$libraries"'
+# The server believes in the paths it was built with. These flags come last, because --no-defaults must come first.
+# shellcheck disable=SC2016
+with_basedir='"--basedir=$root/usr" "--lc-messages-dir=$root/usr/share/mysql"'
+
+# Writes the wrapper $1 of the program $2, started by $3, with the extra arguments $4. It finds everything from its
+# own place, so the folder may be moved.
+wrapper() {
+    cat >"$1" <<WRAPPER
+#!/bin/sh
+root=\$(cd "\${0%/*}/../root" && pwd) || exit 127
+for libraries in "\$root"/usr/lib/*-linux-gnu; do :; done
+for loader in "\$libraries"/ld-linux*.so.*; do :; done
+libraries=\$libraries:\$root/lib/\${libraries##*/}:\$libraries/mysql/private:\$root/usr/lib/mysql/private
+$3 "\$root/$2" "\$@" $4
+WRAPPER
+    chmod +x "$1"
+}
+
+# Moves $1 to $2 in one step. Somebody who was quicker has put the same thing there.
+keep() {
+    mv -T "$1" "$2" 2>/dev/null || [ -d "$2/bin" ] || fail "$2 could not be made"
+}
+
+# The mirror that this machine already uses for Debian itself.
+debian_mirror() {
+    {
+        sed -n 's/^URIs:[[:space:]]*//p' /etc/apt/sources.list.d/*.sources 2>/dev/null || true
+        sed -n 's/^deb[[:space:]]\{1,\}\(\[[^]]*\][[:space:]]*\)\{0,1\}\([^[:space:]]*\).*/\2/p' \
+            /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null || true
+    } | tr ' ' '\n' | grep '/debian/\{0,1\}$' | head -n 1
+}
+
+writable() {
+    [ -n "${XDG_CACHE_HOME:-}${HOME:-}" ] || fail 'neither HOME nor XDG_CACHE_HOME is set'
+    { mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ]; } || fail "the cache folder $cache cannot be written"
+    command -v dpkg-deb >/dev/null || manual 'dpkg-deb is missing'
+}
+
+manual() {
+    fail "$1; install by hand: sudo apt-get install --no-install-recommends mariadb-server-core mariadb-client-core redis-tools"
+}
+
+say() {
+    echo "tickr: $*" >&2
+}
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+main "$@"

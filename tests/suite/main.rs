@@ -1,0 +1,10 @@
+//! Every integration test, in one program: one link, one pair of private servers, a database and a key prefix for each
+//! test. Tests wait for events with a deadline, never for time to pass.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+mod support;
+
+mod engine;
+mod report;
+mod services;

@@ -1,0 +1,28 @@
+//! What tests share: servers, a process per test, waiting for events.
+
+mod app;
+mod servers;
+
+pub(crate) use app::TestApp;
+pub(crate) use servers::database;
+
+use std::future::Future;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Longest wait for anything that should happen soon. Generous, because the machine may be busy; a test that passes
+/// does not wait for it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Ask again and again until `question` gives something, or fail after the deadline.
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut question: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(answer) = question().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "gave up waiting until {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
