@@ -7,9 +7,8 @@ use super::{StartError, report_source, smtp_login};
 use crate::config::{self, Config};
 use crate::handlers::email::{Delivery, EmailHandler, EmailSettings, SmtpLogin, SmtpSettings, SmtpTls};
 use crate::handlers::http::{CallbackSettings, HttpHandler, SigningSecret};
-use crate::handlers::report::{Absent, Parameter, ParameterKind, Query, ReportSettings, Reports};
+use crate::handlers::report::{ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
-use crate::table::Cell;
 
 /// Register everything and apply what the configuration changes about kinds.
 pub(super) fn register_all(config: &Config, own: Registry) -> Result<Registry, StartError> {
@@ -73,73 +72,12 @@ fn email(config: &Config) -> Result<Option<EmailHandler>, StartError> {
 }
 
 fn report(config: &Config) -> Result<Reports, StartError> {
-    let queries = config.reports.queries.iter().map(|(name, query)| (name.clone(), report_query(query))).collect();
     let settings = ReportSettings {
         dir: config.reports_dir.clone(),
         time_limit: config.reports.time_limit,
         max_rows: config.reports.max_rows,
         max_bytes: config.reports.max_bytes,
-        queries,
+        queries: config.reports.queries.clone(),
     };
     Ok(Reports::new(settings, Arc::new(report_source(config)?)))
-}
-
-fn report_query(query: &config::ReportQuery) -> Query {
-    Query {
-        title: query.title.clone(),
-        sql: query.statement.sql.as_str().into(),
-        binds: query.statement.params.clone(),
-        parameters: query.params.iter().map(|param| (param.name.clone(), parameter(param))).collect(),
-    }
-}
-
-fn parameter(param: &config::ReportParam) -> Parameter {
-    use config::{ParamType, ParamValue};
-    let (min, max) = (param.min.as_ref(), param.max.as_ref());
-    let integer = |value: Option<&ParamValue>| match value {
-        Some(ParamValue::Integer(n)) => Some(*n),
-        _ => None,
-    };
-    let number = |value: Option<&ParamValue>| match value {
-        Some(ParamValue::Number(n)) => Some(*n),
-        Some(ParamValue::Integer(n)) => Some(*n as f64),
-        _ => None,
-    };
-    let length = |value| integer(value).and_then(|n| usize::try_from(n).ok());
-    let date = |value: Option<&ParamValue>| match value {
-        Some(ParamValue::Date(day)) => Some(*day),
-        _ => None,
-    };
-    let moment = |value: Option<&ParamValue>| match value {
-        Some(ParamValue::Timestamp(at)) => Some(*at),
-        _ => None,
-    };
-    let kind = match &param.kind {
-        ParamType::String => ParameterKind::String { min: length(min), max: length(max) },
-        ParamType::Integer => ParameterKind::Integer { min: integer(min), max: integer(max) },
-        ParamType::Number => ParameterKind::Number { min: number(min), max: number(max) },
-        ParamType::Boolean => ParameterKind::Boolean,
-        ParamType::Date => ParameterKind::Date { min: date(min), max: date(max) },
-        ParamType::Timestamp => ParameterKind::Timestamp { min: moment(min), max: moment(max) },
-        ParamType::Enum { values } => ParameterKind::Enum { values: values.clone() },
-    };
-    let absent = match (&param.default, param.required) {
-        (_, true) => Absent::Refused,
-        (None, false) => Absent::Bind(Cell::Null),
-        (Some(value), false) => Absent::Bind(cell(value)),
-    };
-    Parameter { kind, absent }
-}
-
-fn cell(value: &config::ParamValue) -> Cell {
-    use config::ParamValue;
-    match value {
-        ParamValue::Null => Cell::Null,
-        ParamValue::String(text) => Cell::Text(text.clone()),
-        ParamValue::Integer(n) => Cell::Integer(*n),
-        ParamValue::Number(n) => Cell::Float(*n),
-        ParamValue::Boolean(b) => Cell::Bool(*b),
-        ParamValue::Date(day) => Cell::Date(*day),
-        ParamValue::Timestamp(at) => Cell::Timestamp(*at),
-    }
 }

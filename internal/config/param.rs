@@ -3,6 +3,9 @@
 use chrono::{DateTime, NaiveDate, SecondsFormat, Utc};
 use serde_json::Value;
 
+/// The greatest length of a string parameter that declares none, in characters.
+const LONGEST_STRING: i64 = 1_000;
+
 /// A declared parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportParam {
@@ -16,7 +19,7 @@ pub struct ReportParam {
     pub default: Option<ParamValue>,
     /// The least value; for strings the least number of characters.
     pub min: Option<ParamValue>,
-    /// The greatest value; for strings the greatest number of characters.
+    /// The greatest value; for strings the greatest number of characters, 1,000 when nothing is said.
     pub max: Option<ParamValue>,
 }
 
@@ -104,7 +107,11 @@ impl ReportParam {
         if let Some(min) = self.min.as_ref().filter(|min| measure(min).is_some_and(std::cmp::Ordering::is_lt)) {
             return Err(ParamError::TooSmall(format!("{}{unit}", min.show())));
         }
-        if let Some(max) = self.max.as_ref().filter(|max| measure(max).is_some_and(std::cmp::Ordering::is_gt)) {
+        let longest = ParamValue::Integer(LONGEST_STRING);
+        let implied = matches!(value, ParamValue::String(_)).then_some(&longest);
+        if let Some(max) =
+            self.max.as_ref().or(implied).filter(|max| measure(max).is_some_and(std::cmp::Ordering::is_gt))
+        {
             return Err(ParamError::TooLarge(format!("{}{unit}", max.show())));
         }
         Ok(())

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
-use tickr::handlers::report::{Absent, Parameter, ParameterKind, Query, Report, ReportSettings, Reports};
+use tickr::config::{ParamType, ReportParam, ReportQuery, Statement};
+use tickr::handlers::report::{Report, ReportSettings, Reports};
 use tickr::handlers::{Context, ContextParts, Failure, Handler, ProgressSlot};
 use tickr::job::{AttemptToken, JobId};
 use tickr::store::ReportQueries;
-use tickr::table::Cell;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::database;
@@ -51,13 +51,24 @@ impl Bench {
 
     /// A handler with one query called `q`, whose text parameters are bound in this order.
     fn reports_with(&self, sql: &str, parameters: &[&str], time_limit: Duration) -> Reports {
-        let kind = ParameterKind::String { min: None, max: None };
-        let parameter = Parameter { kind, absent: Absent::Bind(Cell::Null) };
-        let query = Query {
+        let param = |name: &str| ReportParam {
+            name: name.into(),
+            kind: ParamType::String,
+            required: false,
+            default: None,
+            min: None,
+            max: None,
+        };
+        let mut names = parameters.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        let query = ReportQuery {
             title: "A query".into(),
+            description: None,
             sql: sql.into(),
-            binds: parameters.iter().map(|&name| name.to_owned()).collect(),
-            parameters: parameters.iter().map(|&name| (name.to_owned(), parameter.clone())).collect(),
+            // Positional already: these tests ask what the server does, not how the configuration reads.
+            statement: Statement { sql: sql.into(), params: parameters.iter().map(|&name| name.to_owned()).collect() },
+            params: names.into_iter().map(param).collect(),
         };
         let settings = ReportSettings {
             dir: self.dir.path().into(),

@@ -6,7 +6,7 @@
 //!
 //! - [`Report`]: the payload; [`Reports`]: the handler, made from [`ReportSettings`] and a
 //!   [`RowSource`]
-//! - [`Query`], [`Parameter`]: what the configuration says about a query
+//! - [`ReportQuery`]: what the configuration says about a query and its parameters
 //! - [`open`], [`sweep`]: finished files, for the download route, for attachments and for the janitor
 //! - one writer for each [`Format`]: what becomes of NULL, decimals, times and bytes is said at its top
 
@@ -34,9 +34,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use file::{ReportFile, open, sweep};
-pub use query::{Absent, Parameter, ParameterKind, Query};
 
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use crate::config::ReportQuery;
 use crate::table::{Cell, RowSource, Select, SourceError};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
@@ -176,7 +176,7 @@ pub struct ReportSettings {
     /// Most bytes of one file.
     pub max_bytes: u64,
     /// The queries by name.
-    pub queries: BTreeMap<String, Query>,
+    pub queries: BTreeMap<String, ReportQuery>,
 }
 
 /// The handler of [`Report`].
@@ -240,12 +240,12 @@ impl Reports {
     }
 
     /// The query that `report` names and the values for it, or what is wrong with either.
-    fn resolve(&self, report: &Report) -> Result<(&Query, Vec<Cell>), Vec<Problem>> {
+    fn resolve(&self, report: &Report) -> Result<(&ReportQuery, Vec<Cell>), Vec<Problem>> {
         let Some(query) = self.settings.queries.get(&report.query) else {
             let known = query::listed(self.settings.queries.keys());
             return Err(vec![Problem::at("/query", format!("there is no such query; configured are: {known}"))]);
         };
-        Ok((query, query.bind(&report.params)?))
+        Ok((query, query::bind(query, &report.params)?))
     }
 
     /// Write the file; it is whole and durable then, but not visible yet.
@@ -330,7 +330,7 @@ impl Handler for Reports {
         let title = report.title.as_deref().unwrap_or(&query.title);
         let select = Select {
             name: report.query.clone(),
-            sql: Arc::clone(&query.sql),
+            sql: query.statement.sql.as_str().into(),
             values,
             time_limit: self.settings.time_limit,
         };
@@ -424,6 +424,7 @@ mod tests {
 
     use super::testing::{Memory, column};
     use super::*;
+    use crate::config::{ParamType, ReportParam, Statement};
     use crate::handlers::{ContextParts, ProgressSlot, Registry};
     use crate::job::{AttemptToken, JobId};
     use crate::table::ColumnKind;
@@ -435,15 +436,20 @@ mod tests {
     }
 
     fn reports(dir: &Path, source: Memory) -> Reports {
-        let query = Query {
+        let sql = "SELECT :since";
+        let query = ReportQuery {
             title: "All orders".into(),
-            sql: "SELECT …".into(),
-            binds: vec!["since".into()],
-            parameters: [(
-                "since".to_owned(),
-                Parameter { kind: ParameterKind::Date { min: None, max: None }, absent: Absent::Bind(Cell::Null) },
-            )]
-            .into(),
+            description: None,
+            sql: sql.into(),
+            statement: Statement::parse(sql).unwrap(),
+            params: vec![ReportParam {
+                name: "since".into(),
+                kind: ParamType::Date,
+                required: false,
+                default: None,
+                min: None,
+                max: None,
+            }],
         };
         let settings = ReportSettings {
             dir: dir.into(),
