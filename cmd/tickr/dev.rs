@@ -65,16 +65,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
         let app = App::start(&loaded.config, Registry::new()).await?;
         welcome(&app, &loaded.config, &services, &dir).await;
-        let samples = !matches.get_flag("no-samples");
-        let greeting = async {
-            if samples {
-                if let Err(error) = enqueue_samples(&app, began).await {
-                    tracing::warn!(%error, "could not enqueue the sample jobs");
-                }
-            }
-        };
-        // A signal during the greeting is kept by the stream and seen right after.
-        greeting.await;
+        if !matches.get_flag("no-samples") {
+            // A signal meanwhile is kept by the stream and seen right after.
+            let enqueued = enqueue_samples(&app, began).await;
+            enqueued.unwrap_or_else(|error| tracing::warn!(%error, "could not enqueue the sample jobs"));
+        }
         app.run_until_signalled(&mut signals).await;
         anyhow::Ok(())
     });

@@ -51,9 +51,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             verb => client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({})).await?,
         };
         if as_json {
-            println!("{job:#}")
+            println!("{job:#}");
         } else {
-            show(&job)
+            show(&job);
         }
         Ok(())
     })

@@ -28,12 +28,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             let detail = "declare the body with Content-Type: application/json";
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
         }
-        let bytes = Bytes::from_request(request, state).await.map_err(unreadable)?;
+        let bytes = Bytes::from_request(request, state).await.map_err(|e| unreadable(&e))?;
         parse(&bytes).map(Self)
     }
 }
 
-fn unreadable(rejection: BytesRejection) -> Problem {
+fn unreadable(rejection: &BytesRejection) -> Problem {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         Problem::new(Code::TooLarge, "the body is larger than the limit; TICKR_BODY_LIMIT sets it")
     } else {

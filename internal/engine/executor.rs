@@ -44,6 +44,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed) {
     let ended = run(shared, &claimed, &stop, progress, &defaults).await;
     let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults);
     let verdict = settlement.verdict;
+    shared.live.settling(claimed.id, claimed.token);
     let settled = settle(shared, settlement).await;
     shared.live.remove(claimed.id, claimed.token);
 

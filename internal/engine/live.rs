@@ -64,6 +64,8 @@ struct Running {
     token: AttemptToken,
     stop: Stop,
     progress: ProgressSlot,
+    /// Its verdict is on its way: the store may end the lease at any moment, by our own hand.
+    settling: bool,
 }
 
 /// All running attempts. A plain mutex: it is held for moments, also by the heartbeat's own thread.
@@ -78,7 +80,15 @@ impl Live {
     }
 
     pub(super) fn insert(&self, id: JobId, token: AttemptToken, stop: Stop, progress: ProgressSlot) {
-        self.lock().insert(id, Running { token, stop, progress });
+        self.lock().insert(id, Running { token, stop, progress, settling: false });
+    }
+
+    /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
+    /// longer than it lasts; but not finding it any more is no longer news.
+    pub(super) fn settling(&self, id: JobId, token: AttemptToken) {
+        if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token) {
+            running.settling = true;
+        }
     }
 
     /// Forget an attempt, unless a newer one of the same job has taken its place.
@@ -105,7 +115,8 @@ impl Live {
     /// Tell one attempt to stop, if it runs here; with `token`, only if it is that attempt.
     pub(super) fn stop(&self, id: JobId, token: Option<AttemptToken>, reason: StopReason) -> bool {
         let attempts = self.lock();
-        let running = attempts.get(&id).filter(|running| token.is_none_or(|token| token == running.token));
+        let meant = |running: &&Running| !running.settling && token.is_none_or(|token| token == running.token);
+        let running = attempts.get(&id).filter(meant);
         running.map(|running| running.stop.now(reason)).is_some()
     }
 

@@ -29,8 +29,11 @@ const GRACE: TimeDelta = TimeDelta::seconds(1);
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
 /// Rows in one page.
 const PAGE: usize = 2_000;
-/// Most rows of overdue work looked at in one pass.
-const MOST_OVERDUE: usize = 20_000;
+/// Pages of the oldest overdue work looked at in each pass, and pages of the walk through the rest.
+const OLDEST_PAGES: usize = 2;
+const WALK_PAGES: usize = 8;
+/// How long a suspect gets to turn up.
+const SECOND_LOOK: Duration = Duration::from_millis(300);
 
 #[derive(Debug, thiserror::Error)]
 enum PassError {
@@ -87,12 +90,15 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     let began = Instant::now();
     shared.index.begin_epoch().await?;
     let now = shared.store.clock().now();
-    let until = now + TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15));
-    let mut compare = Compare::new(shared);
+    let until = now + horizon(shared);
+    let mut compare = Compare::begin(shared).await?;
     let mut after = None;
+    let mut hinted = 0;
     loop {
         let page = shared.store.due_page(after, until, PAGE).await?;
-        compare.hint_missing(&page.jobs, now).await?;
+        let missing = compare.missing(page.jobs, now).await?;
+        hinted += missing.len();
+        shared.index.hint(&missing).await?;
         after = page.next;
         if after.is_none() {
             break;
@@ -101,99 +107,139 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     *memory = Memory { compared_until: now, walk: None, fed_until: Some(until) };
     shared.index.health().rebuilt();
     metrics::counter!("tickr_rebuilds_total").increment(1);
-    tracing::info!(jobs = compare.hinted, elapsed_ms = began.elapsed().as_millis() as u64, "index fed from the store");
-    shared.broker.events().emit(Event::Rebuilt { jobs: compare.hinted });
+    tracing::info!(jobs = hinted, elapsed_ms = began.elapsed().as_millis() as u64, "index fed from the store");
+    shared.broker.events().emit(Event::Rebuilt { jobs: hinted });
     Ok(())
 }
 
 async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let now = shared.store.clock().now();
-    let mut compare = Compare::new(shared);
+    let mut compare = Compare::begin(shared).await?;
+    let mut suspects = Vec::new();
 
     // What became due since the last pass, and what is due next.
     let (from, until) = (memory.compared_until - GRACE - GRACE, now + LOOK_AHEAD);
     let mut after = Some(DueCursor::at(from));
     while after.is_some() {
         let page = shared.store.due_page(after, until, PAGE).await?;
-        // The sorted set takes an entry twice without harm; a ready list would not, so the young are left alone.
-        let old_enough: Vec<DueJob> =
-            page.jobs.into_iter().filter(|job| job.execute_at <= now - GRACE || job.execute_at > now).collect();
-        compare.hint_missing(&old_enough, now).await?;
         after = page.next;
+        let (due, ahead): (Vec<DueJob>, Vec<DueJob>) = page.jobs.into_iter().partition(|job| job.execute_at <= now);
+        // The sorted set takes an entry twice without harm.
+        shared.index.hint(&ahead.iter().map(entry).collect::<Vec<_>>()).await?;
+        suspects.extend(compare.missing(due, now - GRACE).await?);
     }
     memory.compared_until = now;
 
-    // The oldest overdue work, and behind it a walk through whatever backlog there is.
-    let mut after = memory.walk.take();
-    let mut looked_at = 0;
-    while looked_at < MOST_OVERDUE {
+    // The oldest overdue work, and beside it a walk through whatever backlog there is.
+    let mut after = None;
+    for _ in 0..OLDEST_PAGES {
         let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
-        looked_at += PAGE;
-        compare.hint_missing(&page.jobs, now).await?;
         after = page.next;
+        suspects.extend(compare.missing(page.jobs, now - GRACE).await?);
         if after.is_none() {
             break;
         }
     }
-    memory.walk = after;
+    if after.is_some() {
+        let mut after = memory.walk.take().or(after);
+        for _ in 0..WALK_PAGES {
+            let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
+            after = page.next;
+            suspects.extend(compare.missing(page.jobs, now - GRACE).await?);
+            if after.is_none() {
+                break;
+            }
+        }
+        memory.walk = after;
+    }
+    bring_back(shared, suspects).await?;
 
     // What the horizon newly reaches.
-    let horizon = TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15));
-    let reach = now + horizon;
+    let reach = now + horizon(shared);
     let fed_until = memory.fed_until.unwrap_or(now);
-    if reach - fed_until >= (horizon / 4).min(TimeDelta::seconds(30)) {
+    if reach - fed_until >= (horizon(shared) / 4).min(TimeDelta::seconds(30)) {
         let mut after = Some(DueCursor::at(fed_until));
         while after.is_some() {
             let page = shared.store.due_page(after, reach, PAGE).await?;
-            compare.hint_missing(&page.jobs, now).await?;
             after = page.next;
+            shared.index.hint(&page.jobs.iter().map(entry).collect::<Vec<_>>()).await?;
         }
         memory.fed_until = Some(reach);
-    }
-    if compare.missing > 0 {
-        tracing::info!(jobs = compare.missing, "overdue jobs were missing from the index and are back");
-        metrics::counter!("tickr_drift_repaired_total").increment(compare.missing as u64);
     }
     Ok(())
 }
 
-/// Compares rows with the ready lists, each of which is read at most once, and hints what is missing.
+/// Hint again what is still missing after a moment. Most suspects are on their way: popped and about to be claimed, or
+/// claimed since they were read. Hinting those would only make workers claim in vain.
+async fn bring_back(shared: &Shared, mut suspects: Vec<Entry>) -> Result<(), PassError> {
+    if suspects.is_empty() {
+        return Ok(());
+    }
+    tokio::select! {
+        () = shared.stop_loops.cancelled() => return Ok(()),
+        () = tokio::time::sleep(SECOND_LOOK) => {}
+    }
+    let waiting = shared.store.still_waiting(suspects.iter().map(|entry| entry.id).collect()).await?;
+    let mut listed: HashMap<Line, HashSet<JobId>> = HashMap::new();
+    let mut missing = Vec::new();
+    for suspect in suspects.drain(..).filter(|entry| waiting.contains(&entry.id)) {
+        if !listed.contains_key(&suspect.line) {
+            listed.insert(suspect.line.clone(), shared.index.ready_ids(&suspect.line).await?);
+        }
+        if listed.get_mut(&suspect.line).is_some_and(|ids| ids.insert(suspect.id)) {
+            missing.push(suspect);
+        }
+    }
+    let hinted = shared.index.hint(&missing).await?;
+    if hinted.ready > 0 {
+        tracing::info!(jobs = hinted.ready, "overdue jobs were missing from the index and are back");
+        metrics::counter!("tickr_drift_repaired_total").increment(hinted.ready as u64);
+    }
+    Ok(())
+}
+
+fn horizon(shared: &Shared) -> TimeDelta {
+    TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15))
+}
+
+fn entry(job: &DueJob) -> Entry {
+    Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
+}
+
+/// Compares rows with the ready lists, each of which is read at most once.
 struct Compare<'a> {
     shared: &'a Shared,
     ready: HashMap<Line, HashSet<JobId>>,
-    /// Entries hinted.
-    hinted: usize,
-    /// Overdue entries among them, which should have been there.
-    missing: usize,
+    /// Where the lines that left jobs out did so: from there on they are the refill's.
+    left_out: HashMap<Line, RefillPlace>,
 }
 
 impl<'a> Compare<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        Self { shared, ready: HashMap::new(), hinted: 0, missing: 0 }
+    async fn begin(shared: &'a Shared) -> Result<Self, IndexError> {
+        Ok(Self { shared, ready: HashMap::new(), left_out: shared.index.left_out().await? })
     }
 
-    async fn hint_missing(&mut self, jobs: &[DueJob], now: Timestamp) -> Result<(), IndexError> {
-        let mut entries = Vec::new();
-        for job in jobs {
-            let line = Line::new(&job.queue, job.priority);
+    /// Those that the index should hold and does not: all that are not due by `now`, and of the others those that
+    /// stand in no ready list.
+    async fn missing(&mut self, jobs: Vec<DueJob>, now: Timestamp) -> Result<Vec<Entry>, IndexError> {
+        let mut missing = Vec::new();
+        for job in &jobs {
+            let entry = entry(job);
             if job.execute_at <= now {
-                if !self.ready.contains_key(&line) {
-                    let ids = self.shared.index.ready_ids(&line).await?;
-                    self.ready.insert(line.clone(), ids);
+                if !self.ready.contains_key(&entry.line) {
+                    let ids = self.shared.index.ready_ids(&entry.line).await?;
+                    self.ready.insert(entry.line.clone(), ids);
                 }
-                let listed = self.ready.get_mut(&line);
-                // A full list has a note of what it left out; its refill brings these.
-                let full = listed.as_ref().is_some_and(|ids| ids.len() >= self.shared.index.high_water());
-                if full || !listed.is_some_and(|ids| ids.insert(job.id)) {
+                if self.left_out.get(&entry.line).is_some_and(|place| job.execute_at >= place.execute_at) {
                     continue;
                 }
-                self.missing += 1;
+                if !self.ready.get_mut(&entry.line).is_some_and(|listed| listed.insert(job.id)) {
+                    continue;
+                }
             }
-            entries.push(Entry { id: job.id, line, execute_at: job.execute_at });
+            missing.push(entry);
         }
-        self.hinted += entries.len();
-        self.shared.index.hint(&entries).await?;
-        Ok(())
+        Ok(missing)
     }
 }
 

@@ -16,7 +16,7 @@ pub use fetch::{Fetch, Taken};
 pub use health::{Health, IndexHealth};
 pub use keys::Line;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
@@ -318,6 +318,17 @@ impl Index {
         let read: Result<(bool, usize), _> = pipe.query_async(&mut self.conn.clone()).await;
         let (left_out, length) = read.map_err(IndexError::driver("look at a ready list"))?;
         Ok(left_out && length < self.shared.settings.low_water)
+    }
+
+    /// The lines that left jobs out of a full list, and from where in the due order.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn left_out(&self) -> Result<HashMap<Line, RefillPlace>, IndexError> {
+        let noted = self.conn.clone().hgetall(&self.shared.keys.overflow).await;
+        let noted = noted.map_err(IndexError::driver("read what was left out"))?;
+        let place = |(line, text): (String, String)| Some((Line::from_stored(line), RefillPlace::parse(&text)?));
+        Ok(noted.into_iter().filter_map(place).collect())
     }
 
     /// Start refilling a line that left jobs out: where to begin, or nothing when there is no need or another runner

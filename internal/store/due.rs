@@ -1,11 +1,14 @@
 //! Owed work in order of its due time: what the index is fed from, and what replaces it while Redis is away.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::error::corrupt;
 use super::link::on_pool;
-use super::shape::statement;
+use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Priority, Timestamp};
 
@@ -110,6 +113,35 @@ impl Store {
                     }
                 }
                 Ok(DuePage { jobs, next })
+            })
+        })
+        .await
+    }
+
+    /// Which of these jobs still wait.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn still_waiting(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
+        let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pool, "look at waiting jobs again", move |conn, _| {
+            let ids = Arc::clone(&ids);
+            Box::pin(async move {
+                let mut waiting = HashSet::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let sql = format!(
+                        "SELECT id FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
+                        places(padded(page.len()))
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        waiting.insert(JobId::from_uuid(row.try_get(0)?));
+                    }
+                }
+                Ok(waiting)
             })
         })
         .await

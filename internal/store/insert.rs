@@ -69,11 +69,7 @@ impl Batch for Inserts {
             let mut tx = conn.begin().await?;
             let accepted = insert_owed(&mut tx, &jobs, &self.clock, earlier).await?;
             tx.commit().await?;
-            let receipt = |job: &NewJob| {
-                let at = accepted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;
-                Ok(accepted[at].clone())
-            };
-            items.iter().map(|jobs| jobs.iter().map(receipt).collect()).collect()
+            items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })
     }
 }
@@ -210,7 +206,7 @@ pub(super) fn insert_keyed(
         if earlier == Earlier::MayHaveCommitted {
             let found = receipts(conn, &by_id).await?;
             if !found.is_empty() {
-                return Ok(Keyed::Accepted(in_order_of(&jobs, found)?));
+                return Ok(Keyed::Accepted(in_order_of(&jobs, &found)?));
             }
         }
         // In key order, so that two batches with the same keys wait for each other instead of deadlocking.
@@ -234,7 +230,7 @@ pub(super) fn insert_keyed(
             return Ok(Keyed::Taken(taken));
         }
         let accepted = insert_owed(conn, &by_id, &clock, Earlier::Nothing).await?;
-        Ok(Keyed::Accepted(in_order_of(&jobs, accepted)?))
+        Ok(Keyed::Accepted(in_order_of(&jobs, &accepted)?))
     })
 }
 
@@ -268,7 +264,7 @@ async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result
 }
 
 /// Receipts, sorted by id, in the order of the jobs they belong to.
-fn in_order_of(jobs: &[NewJob], sorted: Vec<Accepted>) -> Result<Vec<Accepted>, sqlx::Error> {
+fn in_order_of(jobs: &[NewJob], sorted: &[Accepted]) -> Result<Vec<Accepted>, sqlx::Error> {
     let receipt = |job: &NewJob| {
         let at = sorted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;
         Ok(sorted[at].clone())

@@ -16,7 +16,7 @@ pub fn metrics_page() -> String {
         let built = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS)
             .and_then(|builder| builder.set_buckets_for_metric(Matcher::Suffix("_rows".into()), &ROWS))
-            .and_then(|builder| builder.install_recorder().map_err(Into::into));
+            .and_then(metrics_exporter_prometheus::PrometheusBuilder::install_recorder);
         built.inspect_err(|error| tracing::warn!(%error, "metrics are not recorded")).ok()
     });
     let Some(handle) = handle else { return String::new() };

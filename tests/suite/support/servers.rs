@@ -11,7 +11,7 @@ use tickr::store::Store;
 /// Where the tests' servers are.
 pub(crate) enum Servers {
     /// Started by this program.
-    Own(Services),
+    Own(Box<Services>),
     /// `TICKR_TEST_MYSQL_URL` (without a database) and `TICKR_TEST_REDIS_URL`.
     Given { mysql: String, redis: String },
 }
@@ -45,7 +45,7 @@ pub(crate) fn servers() -> &'static Servers {
             return Servers::Given { mysql, redis };
         }
         let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
-        Servers::Own(Services::start(&options).unwrap())
+        Servers::Own(Box::new(Services::start(&options).unwrap()))
     })
 }
 
