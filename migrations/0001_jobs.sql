@@ -1,4 +1,5 @@
--- What was asked. One row per job, written once when the job is accepted and once more when it ends.
+-- What was asked. One row per job, written exactly once, when the job is accepted; what became of it stands in the
+-- ledger (attempts). Rows never change, so they never grow and never split a page.
 --
 -- Only the primary key is indexed: ids are UUIDv7, so inserts append, and a hundred million finished jobs cost the hot
 -- path nothing. Texts that people read are text columns; names compare as bytes (ascii_bin), free keys are VARBINARY.
@@ -16,12 +17,6 @@ CREATE TABLE jobs (
     -- The first due time. Later ones (retries, snoozes) stand in owed and in the ledger.
     execute_at   DATETIME(3) NOT NULL,
     created_at   DATETIME(6) NOT NULL,
-    -- 'owed' until the job ends; the finer state of an owed job stands in owed.
-    state        ENUM('owed', 'completed', 'failed', 'cancelled') NOT NULL DEFAULT 'owed',
-    finished_at  DATETIME(6) NULL,
-    result       MEDIUMTEXT NULL,
     CONSTRAINT jobs_priority CHECK (priority <= 9),
-    CONSTRAINT jobs_max_attempts CHECK (max_attempts BETWEEN 1 AND 100),
-    CONSTRAINT jobs_ended_has_time CHECK ((state = 'owed') = (finished_at IS NULL)),
-    CONSTRAINT jobs_result_of_success CHECK (result IS NULL OR state = 'completed')
+    CONSTRAINT jobs_max_attempts CHECK (max_attempts BETWEEN 1 AND 100)
 ) ENGINE = InnoDB DEFAULT CHARSET = utf8mb4 COLLATE = utf8mb4_bin;

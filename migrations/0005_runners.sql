@@ -1,7 +1,7 @@
 -- The tickr processes, past and present: who beats, who stopped, who fell silent. The reaper looks here first, so that
 -- it need not search the owed rows while everybody is alive.
 CREATE TABLE runners (
-    id           VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+    id           VARCHAR(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
     version      VARCHAR(64) NOT NULL,
     -- Kinds and queues it serves, each a JSON array of names.
     kinds        TEXT NOT NULL,

@@ -19,9 +19,11 @@ use tickr::services::{Address, Options, Services};
 use crate::Done;
 
 /// The sample report, over tickr's own tables.
-const SAMPLE_QUERY: &str = "SELECT j.kind, COALESCE(o.state, j.state) AS state, COUNT(*) AS jobs, MIN(j.created_at) AS oldest, \
-     MAX(j.created_at) AS newest FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.created_at >= :since \
-     GROUP BY j.kind, COALESCE(o.state, j.state) ORDER BY j.kind, state";
+const SAMPLE_QUERY: &str = "SELECT j.kind, COALESCE(o.state, a.end_state) AS state, COUNT(*) AS jobs, \
+     MIN(j.created_at) AS oldest, MAX(j.created_at) AS newest FROM jobs j LEFT JOIN owed o ON o.id = j.id \
+     LEFT JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL AND a.number = \
+     (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
+     WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2";
 
 pub(crate) fn command() -> Command {
     let command = Command::new("dev")

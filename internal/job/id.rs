@@ -89,13 +89,13 @@ pub struct RunnerId(String);
 
 impl RunnerId {
     /// Longest form, in bytes; the column has this width.
-    pub const MAX_LEN: usize = 64;
+    pub const MAX_LEN: usize = 32;
 
     /// The identity of this process on `host`.
     #[must_use]
     pub fn of_process(host: &str) -> Self {
         let host: String =
-            host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')).take(40).collect();
+            host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')).take(16).collect();
         let host = if host.is_empty() { "runner".to_owned() } else { host };
         let nonce = Uuid::new_v4().simple().to_string();
         Self(format!("{host}/{}-{}", std::process::id(), &nonce[..6]))

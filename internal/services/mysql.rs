@@ -78,8 +78,12 @@ fn template(programs: &Programs, dir: &Path) -> Result<PathBuf, ServicesError> {
 fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), ServicesError> {
     DirBuilder::new().mode(0o700).create(data).map_err(ServicesError::io("making", data))?;
     let program = programs.install_db.as_ref().unwrap_or(&programs.mysqld);
+    // Temporary tables are named by process, and in a shared /tmp two initialisers have met under one name.
+    let tmp = data.with_extension("tmp");
+    remove_all(&tmp)?;
+    DirBuilder::new().mode(0o700).create(&tmp).map_err(ServicesError::io("making", &tmp))?;
     let mut command = Command::new(program);
-    command.arg("--no-defaults").arg(flag("--datadir=", data)).args(as_root());
+    command.arg("--no-defaults").arg(flag("--datadir=", data)).arg(flag("--tmpdir=", &tmp)).args(as_root());
     match programs.flavour {
         Flavour::Mariadb => command.args([
             "--auth-root-authentication-method=normal",
@@ -94,6 +98,7 @@ fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), Servi
     let failed = |error| ServicesError::io("running", program)(error);
     let lock = lock.try_clone().map_err(failed)?;
     let output = command.stdin(Stdio::from(lock)).output().map_err(failed)?;
+    remove_all(&tmp)?;
     if !output.status.success() {
         let text = [output.stdout, output.stderr].concat();
         let tail = last_lines(&String::from_utf8_lossy(&text));
@@ -114,7 +119,11 @@ pub(super) fn plan(
     address: &Address,
     password: Option<&Password>,
 ) -> Result<Plan, ServicesError> {
-    let mut args = vec![OsString::from("--no-defaults"), flag("--datadir=", &data_dir(programs, folder))];
+    let data = data_dir(programs, folder);
+    // Sorts and temporary tables stay inside the folder as well.
+    let tmp = data.with_extension("tmp");
+    fs::create_dir_all(&tmp).map_err(ServicesError::io("making", &tmp))?;
+    let mut args = vec![OsString::from("--no-defaults"), flag("--datadir=", &data), flag("--tmpdir=", &tmp)];
     args.extend(as_root());
     args.extend(flags(programs.flavour, options).into_iter().map(OsString::from));
     match address {

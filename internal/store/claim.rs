@@ -113,7 +113,7 @@ impl Claims {
     /// The write. One statement is one transaction: it is durable when it is answered.
     async fn take(&self, conn: &mut MySqlConnection, ids: &[Uuid], token: AttemptToken) -> Result<(), sqlx::Error> {
         let sql = format!(
-            "UPDATE owed SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
+            "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = UTC_TIMESTAMP(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
              WHERE id IN {} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}",
             places(padded(ids.len())),
@@ -145,7 +145,7 @@ impl Claims {
     ) -> Result<Vec<Claimed>, sqlx::Error> {
         let sql = format!(
             "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
-             j.payload, j.options FROM owed o JOIN jobs j ON j.id = o.id WHERE o.id IN {} AND o.token = ?",
+             j.payload, j.options FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {} AND o.token = ?",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);
@@ -159,7 +159,7 @@ impl Claims {
     /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
-            "SELECT id, queue, priority, execute_at, kind FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);

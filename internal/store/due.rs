@@ -130,7 +130,7 @@ impl Store {
                 let mut waiting = HashSet::new();
                 for page in ids.chunks(MOST_ROWS) {
                     let sql = format!(
-                        "SELECT id FROM owed WHERE id IN {} AND state IN ('waiting', 'retrying')",
+                        "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
                         places(padded(page.len()))
                     );
                     let mut query = statement(sql);

@@ -150,9 +150,7 @@ impl Store {
                 let lost: Vec<Settlement> = expired
                     .iter()
                     .filter(|(id, token)| {
-                        held.get(id).is_some_and(|owed| {
-                            owed.token == Some(*token) && owed.lease_until.is_some_and(|until| until < now)
-                        })
+                        held.get(id).is_some_and(|owed| owed.token == *token && owed.lease_until < now)
                     })
                     .map(|(id, token)| Settlement {
                         id: *id,
@@ -302,7 +300,7 @@ fn renew(
         tokens.dedup();
         if let Some(lease) = lease {
             let sql = format!(
-                "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {} \
+                "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {} \
                  AND state = 'executing' AND token IN {}",
                 places(padded(ids.len())),
                 places(padded(tokens.len())),
@@ -324,7 +322,7 @@ fn renew(
                 .await?;
         }
         let sql = format!(
-            "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed WHERE id IN {}",
+            "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed FORCE INDEX (PRIMARY) WHERE id IN {}",
             places(padded(ids.len()))
         );
         let mut query = statement(sql);
@@ -332,14 +330,14 @@ fn renew(
             query = query.bind(id);
         }
         let found = query.fetch_all(&mut *conn).await?;
-        let mut held: std::collections::BTreeMap<JobId, (Option<Uuid>, bool)> = std::collections::BTreeMap::new();
+        let mut held: std::collections::BTreeMap<JobId, (Uuid, bool)> = std::collections::BTreeMap::new();
         for row in &found {
             held.insert(JobId::from_uuid(row.try_get(0)?), (row.try_get(1)?, row.try_get(2)?));
         }
         let mut beat = Beat::default();
         for attempt in page.iter() {
             match held.get(&attempt.id) {
-                Some((token, cancel)) if *token == Some(attempt.token.uuid()) => {
+                Some((token, cancel)) if *token == attempt.token.uuid() => {
                     if *cancel {
                         beat.cancel_requested.push(attempt.id);
                     }

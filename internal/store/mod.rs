@@ -1,7 +1,7 @@
 //! MySQL, the source of truth. All SQL is here, and nothing outside knows that it is SQL.
 //!
-//! Three tables that a person can read: `jobs` (what was asked), `owed` (one narrow row per unfinished job), `attempts`
-//! (what was done). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
+//! Three tables that a person can read: `jobs` (what was asked, written once), `owed` (one narrow row per unfinished job),
+//! `attempts` (what was done, and how it ended). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
 //!
 //! - Writes of the hot path go through [group commit](group_commit): [`Store::insert`], [`Store::settle`] and
 //!   [`Claimant::claim`]
@@ -112,7 +112,7 @@ impl Store {
         let options = MySqlConnectOptions::from_str(&settings.url)
             // The driver's message may quote the URL.
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?
-            .statement_cache_capacity(256);
+            .statement_cache_capacity(1_024);
         let started = Instant::now();
         let mut conn = loop {
             match link::open(&options).await {

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use super::error::corrupt;
 use super::insert::{Accepted, read_clock};
 use super::link::{Step, transact};
-use super::settle::{count, delete_owed, end_jobs, lock_held, release_key_of};
+use super::settle::{Line, append_to_ledger, count, delete_owed, lock_held, release_key_of};
 use super::{Shared, Store, StoreError};
-use crate::job::{Event, JobId, Name, State, floor_ms, next};
+use crate::job::{Event, JobId, Name, State, Verdict, floor_ms, next};
 
 /// What became of a request about one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,20 @@ fn step(conn: &mut MySqlConnection, shared: std::sync::Arc<Shared>, id: JobId, e
         match event {
             Event::Cancel if state == State::Cancelled => {
                 delete_owed(conn, &[id.uuid()]).await?;
-                end_jobs(conn, &[id.uuid()], State::Cancelled, now).await?;
+                // A closing line without a runner: nobody executed it, but the ledger knows its end.
+                let closing = Line {
+                    job: id,
+                    number: owed.attempt + 1,
+                    burned: owed.attempt - owed.spared,
+                    runner: "",
+                    execute_at: owed.execute_at,
+                    started_at: now,
+                    verdict: Verdict::Cancelled,
+                    end: Some(State::Cancelled),
+                    error: None,
+                    result: None,
+                };
+                append_to_ledger(conn, &[closing], now).await?;
                 if owed.keyed {
                     release_key_of(conn, id.uuid()).await?;
                 }
@@ -112,24 +125,35 @@ async fn ended(
     event: Event,
     now: crate::job::Timestamp,
 ) -> Result<Moved, sqlx::Error> {
-    let found =
-        sqlx::query("SELECT state, kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
-            .bind(id.uuid())
-            .fetch_optional(&mut *conn)
-            .await?;
+    // The job's own row is the lock that makes two retries at once take turns.
+    let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
+        .bind(id.uuid())
+        .fetch_optional(&mut *conn)
+        .await?;
     let Some(row) = found else { return Ok(Moved::Missing) };
-    let word: &str = row.try_get(0)?;
-    let Some(state) = State::from_word(word) else {
-        // Accepted between our two reads: the caller sees a job that waits, and may ask again.
-        return Ok(Moved::Refused(State::Waiting));
+    let last = sqlx::query(
+        "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
+         ORDER BY a.number DESC LIMIT 1",
+    )
+    .bind(id.uuid())
+    .fetch_optional(&mut *conn)
+    .await?;
+    let (done, end, owed): (u32, Option<String>, Option<String>) = match last {
+        Some(last) => (last.try_get(0)?, last.try_get(1)?, last.try_get(2)?),
+        None => (0, None, None),
     };
+    let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
+    if !state.is_end() {
+        // Accepted, or retried by somebody else, since we looked for it among the owed.
+        return Ok(Moved::Refused(state));
+    }
     if next(state, event).is_err() {
         return Ok(Moved::Refused(state));
     }
-    let kind: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?;
-    let queue: Name = row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?;
-    let (priority, max_attempts): (u8, u32) = (row.try_get(3)?, row.try_get(4)?);
-    let key: Option<Vec<u8>> = row.try_get(5)?;
+    let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
+    let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
+    let (priority, max_attempts): (u8, u32) = (row.try_get(2)?, row.try_get(3)?);
+    let key: Option<Vec<u8>> = row.try_get(4)?;
     if let Some(key) = &key {
         // Another unfinished job may have taken the key since: then this one may not come back.
         let taken: Option<Uuid> =
@@ -148,16 +172,7 @@ async fn ended(
             .execute(&mut *conn)
             .await?;
     }
-    let done: u32 =
-        sqlx::query_scalar("SELECT CAST(COALESCE(MAX(number), 0) AS UNSIGNED) FROM attempts WHERE job_id = ?")
-            .bind(id.uuid())
-            .fetch_one(&mut *conn)
-            .await?;
     let execute_at = floor_ms(now);
-    sqlx::query("UPDATE jobs SET state = 'owed', finished_at = NULL, result = NULL WHERE id = ?")
-        .bind(id.uuid())
-        .execute(&mut *conn)
-        .await?;
     // The ledger's numbers go on; what was burned before counts as spared, so the new life has all its attempts.
     sqlx::query(
         "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared) \

@@ -37,8 +37,7 @@ pub struct JobPage {
 }
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, j.priority, j.max_attempts, j.unique_key, j.options, j.execute_at, \
-     j.created_at, j.state, j.finished_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, \
-     o.cancel_requested_at, o.progress";
+     j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress";
 
 impl Store {
     /// A job with all its attempts, the open one included.
@@ -76,18 +75,13 @@ impl Store {
 }
 
 async fn read_job(conn: &mut MySqlConnection, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
-    let sql =
-        format!("SELECT {COLUMNS}, j.payload, j.result FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.id = ?");
+    let sql = format!("SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.id = ?");
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
-    let mut job = job(&row)?;
-    job.payload = Some(raw(row.try_get(19)?, "payload")?);
-    job.result = row.try_get::<Option<String>, _>(20)?.map(|text| raw(text, "result")).transpose()?;
-    let ledger = attempts_of(conn, &[id]).await?.remove(&id).unwrap_or_default();
-    finish(&mut job, &ledger);
+    let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
+    let mut job = job(&row, &ledger)?;
+    job.payload = Some(raw(row.try_get(17)?, "payload")?);
     let mut attempts = ledger.attempts;
-    if let Some(open) = open_attempt(&row, &job)? {
-        attempts.push(open);
-    }
+    attempts.extend(open_attempt(&row, &job)?);
     Ok(Some((job, attempts)))
 }
 
@@ -98,22 +92,18 @@ async fn list(
     limit: u32,
 ) -> Result<JobPage, sqlx::Error> {
     let before = before.map_or(Uuid::max(), JobId::uuid);
-    let owed_state = filter.state.filter(|state| !state.is_end());
-    let ended_state = filter.state.filter(|state| state.is_end());
-    // An inner window bounds the rows looked at, whatever the filter matches. Unfinished states are looked up where
-    // they live, so that a few waiting jobs are found behind any number of finished ones.
-    let window = if owed_state.is_some() {
-        "SELECT id FROM owed WHERE id < ? ORDER BY id DESC LIMIT ?"
-    } else {
-        "SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT ?"
+    // An inner window bounds the rows looked at, whatever the filter matches. Each state is looked up where it lives:
+    // a few waiting jobs are found behind any number of finished ones, and ends stand in the ledger.
+    let (window, condition) = match filter.state {
+        None => ("SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT ?", None),
+        Some(state) if state.is_end() => (
+            "SELECT job_id AS id, end_state FROM attempts WHERE job_id < ? ORDER BY job_id DESC, number DESC LIMIT ?",
+            // A retried job has an old end in the ledger and is owed again.
+            Some("w.end_state = ? AND o.id IS NULL"),
+        ),
+        Some(_) => ("SELECT id FROM owed WHERE id < ? ORDER BY id DESC LIMIT ?", Some("o.state = ?")),
     };
-    let mut conditions = Vec::new();
-    if owed_state.is_some() {
-        conditions.push("o.state = ?");
-    }
-    if ended_state.is_some() {
-        conditions.push("j.state = ?");
-    }
+    let mut conditions: Vec<&str> = condition.into_iter().collect();
     if filter.kind.is_some() {
         conditions.push("j.kind = ?");
     }
@@ -122,61 +112,71 @@ async fn list(
     }
     let narrowed = !conditions.is_empty();
     let look_at = if narrowed { MOST_LOOKED_AT } else { i64::from(limit) };
-    let whole = if narrowed { format!("WHERE {}", conditions.join(" AND ")) } else { String::new() };
+    let only = if narrowed { format!("WHERE {}", conditions.join(" AND ")) } else { String::new() };
     let sql = format!(
-        "SELECT {COLUMNS} FROM ({window}) w JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id {whole} \
+        "SELECT {COLUMNS} FROM ({window}) w JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id {only} \
          ORDER BY j.id DESC LIMIT ?"
     );
     let mut query = statement(sql).bind(before).bind(look_at);
-    if let Some(state) = owed_state.or(ended_state) {
+    if let Some(state) = filter.state {
         query = query.bind(state.as_str());
     }
     for name in [&filter.kind, &filter.queue].into_iter().flatten() {
         query = query.bind(name.as_str());
     }
     let found = query.bind(limit).fetch_all(&mut *conn).await?;
-    let mut jobs: Vec<Job> = found.iter().map(job).collect::<Result<_, _>>()?;
-    let full = u32::try_from(jobs.len()).is_ok_and(|count| count == limit);
-    let next = if full {
-        jobs.last().map(|job| job.id)
-    } else if narrowed {
+    let full = u32::try_from(found.len()).is_ok_and(|count| count == limit);
+    let mut next: Option<Uuid> = if full { found.last().map(|row| row.try_get(0)).transpose()? } else { None };
+    if !full && narrowed {
         // Short of the limit: either the window ended, or the table did.
-        let last: Option<Uuid> = statement(format!("SELECT MIN(id) FROM ({window}) w HAVING COUNT(*) = ?"))
+        let last = statement(format!("SELECT MIN(id) FROM ({window}) w HAVING COUNT(*) = ?"))
             .bind(before)
             .bind(look_at)
             .bind(look_at)
             .fetch_optional(&mut *conn)
-            .await?
-            .map(|row| row.try_get(0))
-            .transpose()?
-            .flatten();
-        last.map(JobId::from_uuid)
-    } else {
-        None
-    };
-    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
-    let mut ledgers = attempts_of(conn, &ids).await?;
-    for job in &mut jobs {
-        finish(job, &ledgers.remove(&job.id).unwrap_or_default());
+            .await?;
+        next = last.map(|row| row.try_get::<Option<Uuid>, _>(0)).transpose()?.flatten();
     }
-    Ok(JobPage { jobs, next })
+    let ids: Vec<JobId> =
+        found.iter().map(|row| Ok(JobId::from_uuid(row.try_get(0)?))).collect::<Result<_, sqlx::Error>>()?;
+    let ledgers = ledgers_of(conn, &ids, "NULL").await?;
+    let (nothing, mut seen) = (Ledger::default(), BTreeSet::new());
+    let mut jobs = Vec::with_capacity(found.len());
+    for (row, id) in found.iter().zip(&ids) {
+        // A job that ended the same way twice stands twice in the ledger.
+        if !seen.insert(*id) {
+            continue;
+        }
+        let job = job(row, ledgers.get(id).unwrap_or(&nothing))?;
+        // The window may have caught an end that is not the last one.
+        if filter.state.is_none_or(|state| state == job.state) {
+            jobs.push(job);
+        }
+    }
+    Ok(JobPage { jobs, next: next.map(JobId::from_uuid) })
 }
 
 fn raw(text: String, what: &str) -> Result<Box<RawValue>, sqlx::Error> {
     RawValue::from_string(text).map_err(|e| corrupt(format!("{what}: {e}")))
 }
 
-/// The job as far as its own two rows tell it.
-fn job(row: &MySqlRow) -> Result<Job, sqlx::Error> {
-    let ended: &str = row.try_get(9)?;
-    let owed: Option<&str> = row.try_get(11)?;
-    let state =
-        State::from_word(owed.unwrap_or(ended)).ok_or_else(|| corrupt("a job that is neither owed nor ended"))?;
+/// The job: as asked, as owed if it is, and otherwise as the last line of its ledger left it.
+fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
+    let owed: Option<&str> = row.try_get(9)?;
+    let state = match owed {
+        Some(word) => State::from_word(word),
+        None => ledger.end.as_ref().map(|end| end.state),
+    };
+    let state = state.ok_or_else(|| corrupt("a job that is neither owed nor ended"))?;
+    let end = ledger.end.as_ref().filter(|_| state.is_end());
+    let executing = state == State::Executing;
     let key: Option<Vec<u8>> = row.try_get(5)?;
     let options: Option<String> = row.try_get(6)?;
-    let progress: Option<String> = row.try_get(18)?;
-    let due: Option<Timestamp> = row.try_get(12)?;
-    let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get(13)?, row.try_get(14)?);
+    let progress: Option<String> = row.try_get(16)?;
+    let due: Option<Timestamp> = row.try_get(10)?;
+    let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get(11)?, row.try_get(12)?);
+    let last = ledger.attempts.last();
+    let started_at: Option<Timestamp> = row.try_get(14)?;
     Ok(Job {
         id: JobId::from_uuid(row.try_get(0)?),
         kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
@@ -184,7 +184,10 @@ fn job(row: &MySqlRow) -> Result<Job, sqlx::Error> {
         priority: row.try_get::<u8, _>(3)?.try_into().map_err(corrupt)?,
         state,
         payload: None,
-        attempt: begun.unwrap_or(0) - spared.unwrap_or(0),
+        attempt: match (begun, spared) {
+            (Some(begun), Some(spared)) => begun - spared,
+            _ => ledger.burned,
+        },
         max_attempts: row.try_get(4)?,
         unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
         options: match options {
@@ -192,41 +195,28 @@ fn job(row: &MySqlRow) -> Result<Job, sqlx::Error> {
             None => JobOptions::default(),
         },
         created_at: row.try_get(8)?,
-        execute_at: due.map_or_else(|| row.try_get(7), Ok)?,
-        started_at: row.try_get(16)?,
-        finished_at: row.try_get(10)?,
-        cancel_requested_at: row.try_get(17)?,
-        last_error: None,
-        result: None,
-        progress: match progress {
-            Some(text) => serde_json::from_str::<Progress>(&text).ok(),
-            None => None,
+        execute_at: match (due, last) {
+            (Some(due), _) => due,
+            (None, Some(last)) => last.execute_at,
+            (None, None) => row.try_get(7)?,
         },
+        started_at: if executing { started_at } else { last.map(|last| last.started_at) },
+        finished_at: end.map(|end| end.finished_at),
+        cancel_requested_at: row.try_get(15)?,
+        last_error: match state {
+            State::Completed => None,
+            _ => ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone()),
+        },
+        result: end.and_then(|end| end.result.clone()),
+        progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
     })
 }
 
-/// What only the ledger knows: the last error, and of an ended job its attempts and last times.
-fn finish(job: &mut Job, ledger: &Ledger) {
-    if job.state != State::Completed {
-        job.last_error = ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone());
-    }
-    if job.state.is_end() {
-        job.attempt = ledger.burned;
-    }
-    if let (None, Some(last)) = (job.started_at, ledger.attempts.last()) {
-        job.started_at = Some(last.started_at);
-        if job.state.is_end() {
-            job.execute_at = last.execute_at;
-        }
-    }
-}
-
 fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Error> {
-    let runner: Option<String> = row.try_get(15)?;
-    let (Some(runner), Some(started_at)) = (runner, row.try_get(16)?) else { return Ok(None) };
+    let (State::Executing, Some(started_at)) = (job.state, job.started_at) else { return Ok(None) };
     Ok(Some(Attempt {
-        number: row.try_get(13)?,
-        runner: RunnerId::from_stored(runner),
+        number: row.try_get(11)?,
+        runner: RunnerId::from_stored(row.try_get(13)?),
         execute_at: job.execute_at,
         started_at,
         finished_at: None,
@@ -235,41 +225,69 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
     }))
 }
 
-/// The ended attempts of one job, in order.
+/// What the ledger says about one job.
 #[derive(Default)]
 struct Ledger {
-    /// Attempts burned so far, as the newest line says.
+    /// Attempts burned so far, as the last line says.
     burned: u32,
+    /// How the last line left the job, if it ended it.
+    end: Option<End>,
+    /// The attempts, without closing lines that nobody executed.
     attempts: Vec<Attempt>,
 }
 
-async fn attempts_of(conn: &mut MySqlConnection, ids: &[JobId]) -> Result<BTreeMap<JobId, Ledger>, sqlx::Error> {
+struct End {
+    state: State,
+    finished_at: Timestamp,
+    result: Option<Box<RawValue>>,
+}
+
+/// The ledgers of these jobs. `result` is the column, or NULL for a listing that does not show it.
+async fn ledgers_of(
+    conn: &mut MySqlConnection,
+    ids: &[JobId],
+    result: &'static str,
+) -> Result<BTreeMap<JobId, Ledger>, sqlx::Error> {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect::<BTreeSet<_>>().into_iter().collect();
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
     let sql = format!(
-        "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned FROM attempts \
-         WHERE job_id IN {} ORDER BY job_id, number",
+        "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
+         {result} FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
         places(padded(ids.len()))
     );
     let mut query = statement(sql);
     for id in pad(&ids) {
         query = query.bind(id);
     }
-    let mut ledger: BTreeMap<JobId, Ledger> = BTreeMap::new();
+    let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();
     for row in query.fetch_all(conn).await? {
-        let of_job = ledger.entry(JobId::from_uuid(row.try_get(0)?)).or_default();
-        of_job.burned = row.try_get(8)?;
-        of_job.attempts.push(Attempt {
+        let ledger = ledgers.entry(JobId::from_uuid(row.try_get(0)?)).or_default();
+        let finished_at = row.try_get(5)?;
+        let (end, result): (Option<&str>, Option<String>) = (row.try_get(9)?, row.try_get(10)?);
+        ledger.burned = row.try_get(8)?;
+        ledger.end = match end {
+            None => None,
+            Some(word) => Some(End {
+                state: State::from_word(word).ok_or_else(|| corrupt("end_state"))?,
+                finished_at,
+                result: result.map(|text| raw(text, "result")).transpose()?,
+            }),
+        };
+        let runner: String = row.try_get(2)?;
+        if runner.is_empty() {
+            continue;
+        }
+        ledger.attempts.push(Attempt {
             number: row.try_get(1)?,
-            runner: RunnerId::from_stored(row.try_get(2)?),
+            runner: RunnerId::from_stored(runner),
             execute_at: row.try_get(3)?,
             started_at: row.try_get(4)?,
-            finished_at: Some(row.try_get(5)?),
+            finished_at: Some(finished_at),
             verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
             error: row.try_get(7)?,
         });
     }
-    Ok(ledger)
+    Ok(ledgers)
 }
