@@ -32,7 +32,7 @@ use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{Name, RunnerId};
-use crate::store::{ReportQueries, Store, StoreError, StoreSettings};
+use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
 
 /// How long a start waits for MySQL before it says that it is missing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -135,6 +135,7 @@ impl App {
             workers: config.workers,
             queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
             lease: config.lease,
+            retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
         };
         let engine = Engine::start(broker.clone(), index.clone(), registry, settings).map_err(StartError::Thread)?;
         let (draining, drains) = watch::channel(false);

@@ -4,7 +4,7 @@
 //! scheduler ── moves due ids to ready lists ──▶ fetcher ── free slots only ──▶ workers ──▶ executor ──▶ settle
 //!     ▲                                            ▲                              │
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
-//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners
+//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
@@ -12,6 +12,7 @@
 mod executor;
 mod fetcher;
 mod heartbeat;
+mod janitor;
 mod live;
 mod reaper;
 mod reconciler;
@@ -33,7 +34,7 @@ use crate::event::Event;
 use crate::handlers::Registry;
 use crate::index::{Index, Line};
 use crate::job::{Name, RunnerId};
-use crate::store::{RunnerRow, Store};
+use crate::store::{Retention, RunnerRow, Store};
 use heartbeat::Heartbeat;
 use live::Live;
 
@@ -46,6 +47,8 @@ pub struct EngineSettings {
     pub queues: Vec<Name>,
     /// How long a claimed job stays ours without a heartbeat.
     pub lease: Duration,
+    /// How long ended jobs are kept.
+    pub retention: Retention,
 }
 
 /// What all loops share.
@@ -150,6 +153,7 @@ impl Engine {
         looping.spawn(reconciler::run_until_stopped(Arc::clone(&shared)));
         looping.spawn(reconciler::refill_until_stopped(Arc::clone(&shared)));
         looping.spawn(reaper::run_until_stopped(Arc::clone(&shared)));
+        looping.spawn(janitor::run_until_stopped(Arc::clone(&shared)));
         looping.spawn(live::pass_on_cancels(Arc::clone(&shared)));
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })

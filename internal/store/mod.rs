@@ -5,7 +5,7 @@
 //!
 //! - Writes of the hot path go through [group commit](group_commit): [`Store::insert`], [`Store::settle`] and
 //!   [`Claimant::claim`]
-//! - [`operate`]: cancel, retry, run now · [`lease`]: renew and reap · [`due`]: what feeds the index
+//! - [`operate`]: cancel, retry, run now · [`lease`]: renew and reap · [`purge`]: retention · [`due`]: what feeds the index
 //! - [`read`], [`stats`], [`durability`]: for people
 //! - [`link`]: connections, and the rules that every statement runs under
 
@@ -19,6 +19,7 @@ mod insert;
 mod lease;
 mod link;
 mod operate;
+mod purge;
 mod read;
 mod report_query;
 mod settle;
@@ -33,6 +34,7 @@ pub use error::StoreError;
 pub use insert::{Accepted, Keyed};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use operate::Moved;
+pub use purge::{Purged, Retention};
 pub use read::{Filter, JobPage};
 pub use report_query::{InvalidUrl, ReportQueries};
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};

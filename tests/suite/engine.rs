@@ -8,6 +8,7 @@ use serde_json::json;
 use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::State;
+use tickr::store::{Purged, Retention};
 
 use crate::support::TestApp;
 
@@ -71,5 +72,34 @@ async fn flushing_redis_while_jobs_wait_loses_none_and_runs_each_once() {
     .collect();
     assert_eq!(runs, BTreeMap::from([(1, 1_000)]));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE started_at < execute_at").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
+    let tickr = TestApp::start().await;
+    let done = tickr.enqueue_kind("noop", json!({})).await;
+    let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    let waits = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    tickr.until(done, State::Completed).await;
+    tickr.until(failed, State::Failed).await;
+    let store = tickr.app.broker().store();
+    let (day, moment) = (Duration::from_secs(86_400), Duration::from_millis(1));
+    // Ids are compared with the clock in milliseconds.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let keep_all = Retention { completed: day, failed: day };
+    assert_eq!(store.purge_page(None, keep_all).await.unwrap(), Purged { jobs: 0, next: None });
+    let keep_failed = Retention { completed: moment, failed: day };
+    assert_eq!(store.purge_page(None, keep_failed).await.unwrap(), Purged { jobs: 1, next: None });
+    assert_eq!(tickr.get(&format!("/v1/jobs/{done}")).await.status, 404);
+    // A dead letter that an operator brought back is not old any more, whatever its ledger says.
+    let answer = tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    tickr.until(failed, State::Failed).await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let keep_none = Retention { completed: moment, failed: moment };
+    assert_eq!(store.purge_page(None, keep_none).await.unwrap(), Purged { jobs: 1, next: None });
+    assert_eq!(tickr.job(waits).await["state"], "waiting");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
     tickr.stop().await;
 }

@@ -1,0 +1,51 @@
+//! The janitor: removes what retention no longer keeps. A little at a time, by primary key, and by age alone: nothing is
+//! ever dropped because there is much of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use crate::job::JobId;
+use crate::store::StoreError;
+
+/// Between rounds, before jitter.
+const ROUND_EVERY: Duration = Duration::from_secs(60);
+/// Pages in one round; a round that does not reach the end goes on where it stopped.
+const PAGES: usize = 50;
+/// Between pages: the disk belongs to jobs.
+const BREATH: Duration = Duration::from_millis(20);
+
+pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+    let mut place = None;
+    loop {
+        let pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        match round(&shared, place).await {
+            Ok((jobs, next)) => {
+                place = next;
+                if jobs > 0 {
+                    tracing::info!(jobs, "removed jobs whose retention has ended");
+                    metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
+                }
+            }
+            Err(error) => tracing::warn!(%error, "cannot purge"),
+        }
+    }
+}
+
+async fn round(shared: &Shared, mut place: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
+    let mut jobs = 0;
+    for _ in 0..PAGES {
+        let purged = shared.store.purge_page(place, shared.settings.retention).await?;
+        jobs += purged.jobs;
+        place = purged.next;
+        if place.is_none() || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+    Ok((jobs, place))
+}

@@ -1,0 +1,154 @@
+//! The end of retention: ended jobs leave the tables, bounded, by primary key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::error::corrupt;
+use super::insert::read_clock;
+use super::link::{Step, transact};
+use super::shape::{MOST_ROWS, pad, padded, places, statement};
+use super::{Shared, Store, StoreError};
+use crate::job::{JobId, State, Timestamp};
+
+/// Ledger lines looked at in one page.
+const PAGE: u32 = 2_000;
+
+/// How long ended jobs are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// Completed and cancelled jobs.
+    pub completed: Duration,
+    /// Failed jobs: the dead letters.
+    pub failed: Duration,
+}
+
+/// What one page of a purge did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purged {
+    /// Jobs removed.
+    pub jobs: usize,
+    /// Where to go on; absent at the end.
+    pub next: Option<JobId>,
+}
+
+impl Store {
+    /// Remove jobs that ended longer ago than they are kept, looking at one page of the ledger after `after`.
+    ///
+    /// Ids are made before jobs end, so the walk goes from the oldest id and stops where nothing can be old enough.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_page(&self, after: Option<JobId>, keep: Retention) -> Result<Purged, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "purge ended jobs", move |conn, _| page(conn, shared.clone(), after, keep)).await
+    }
+}
+
+fn page(
+    conn: &mut MySqlConnection,
+    shared: std::sync::Arc<Shared>,
+    after: Option<JobId>,
+    keep: Retention,
+) -> Step<'_, Purged> {
+    Box::pin(async move {
+        let now = read_clock(conn, &shared.clock).await?;
+        let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
+        let (completed_before, failed_before) = (before(keep.completed), before(keep.failed));
+        let newest = first_id_of(completed_before.max(failed_before));
+        let found = sqlx::query(
+            "SELECT job_id, end_state, finished_at FROM attempts FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id < ? \
+             ORDER BY job_id, number LIMIT ?",
+        )
+        .bind(after.map_or(Uuid::nil(), JobId::uuid))
+        .bind(newest)
+        .bind(PAGE)
+        .fetch_all(&mut *conn)
+        .await?;
+        let mut last_lines: BTreeMap<Uuid, (Option<State>, Timestamp)> = BTreeMap::new();
+        for row in &found {
+            let end = match row.try_get::<Option<&str>, _>(1)? {
+                Some(word) => Some(State::from_word(word).ok_or_else(|| corrupt("end_state"))?),
+                None => None,
+            };
+            last_lines.insert(row.try_get(0)?, (end, row.try_get(2)?));
+        }
+        let full = found.len() == PAGE as usize;
+        let mut next = None;
+        if full {
+            // The page may have cut the last job's lines in two: leave it to the next page.
+            last_lines.pop_last();
+            next = last_lines.last_key_value().map(|(id, _)| JobId::from_uuid(*id));
+        }
+        let old: Vec<Uuid> = last_lines
+            .into_iter()
+            .filter(|(_, (end, finished_at))| match end {
+                Some(State::Failed) => *finished_at < failed_before,
+                Some(_) => *finished_at < completed_before,
+                None => false,
+            })
+            .map(|(id, _)| id)
+            .collect();
+        let mut jobs = 0;
+        for ids in old.chunks(MOST_ROWS) {
+            jobs += remove(conn, ids).await?;
+        }
+        Ok(Purged { jobs, next })
+    })
+}
+
+/// Remove these ended jobs, except those that an operator gave a new life meanwhile.
+async fn remove(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<usize, sqlx::Error> {
+    let list = places(padded(ids.len()));
+    // The job's row is the lock that a retry takes as well; behind it, nobody can bring the job back.
+    let mut query =
+        statement(format!("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {list} ORDER BY id FOR UPDATE"));
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.fetch_all(&mut *conn).await?;
+    let mut query = statement(format!("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list}"));
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    let mut owed = BTreeSet::new();
+    for row in query.fetch_all(&mut *conn).await? {
+        owed.insert(row.try_get::<Uuid, _>(0)?);
+    }
+    let gone: Vec<Uuid> = ids.iter().copied().filter(|id| !owed.contains(id)).collect();
+    if gone.is_empty() {
+        return Ok(0);
+    }
+    // The ledger first: a job without lines would look lost, lines without a job are only invisible.
+    for (table, key) in [("attempts", "job_id"), ("jobs", "id")] {
+        let sql = format!("DELETE FROM {table} WHERE {key} IN {}", places(padded(gone.len())));
+        let mut query = statement(sql);
+        for id in pad(&gone) {
+            query = query.bind(id);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(gone.len())
+}
+
+/// The smallest UUIDv7 of a moment.
+fn first_id_of(moment: Timestamp) -> Uuid {
+    let ms = u128::try_from(moment.timestamp_millis()).unwrap_or(0);
+    Uuid::from_u128(ms << 80)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_made_later_are_larger_than_the_first_id_of_a_moment() {
+        let before = first_id_of(chrono::Utc::now());
+        let id = JobId::new().uuid();
+        assert!(before < id);
+        assert!(id < first_id_of(chrono::Utc::now() + TimeDelta::seconds(2)));
+    }
+}
