@@ -4,7 +4,7 @@
 //! decides anything about a job. Redis may deliver an id twice, which the store's compare-and-set claim drops; it must
 //! not forget one for long, which the reconciler sees to.
 //!
-//! - [`keys`]: every key · `hint.lua`, `move.lua`, `take.lua`: each headed by its keys, arguments and answers
+//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`: each headed by its keys, arguments and answers
 //! - [`Index`]: what the broker, the scheduler and the reconciler call
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
 

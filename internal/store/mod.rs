@@ -3,11 +3,11 @@
 //! Three tables that a person can read: `jobs` (what was asked, written once), `owed` (one narrow row per unfinished job),
 //! `attempts` (what was done, and how it ended). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
 //!
-//! - Writes of the hot path go through [group commit](group_commit): [`Store::insert`], [`Store::settle`] and
+//! - Writes of the hot path go through group commit: [`Store::insert`], [`Store::settle`] and
 //!   [`Claimant::claim`]
-//! - [`operate`]: cancel, retry, run now · [`lease`]: renew and reap · [`purge`]: retention · [`due`]: what feeds the index
-//! - [`read`], [`stats`], [`durability`]: for people
-//! - [`link`]: connections, and the rules that every statement runs under
+//! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `read.rs`, `stats.rs`, `durability.rs`: for people
+//! - `link.rs`: connections, and the rules that every statement runs under
 
 mod claim;
 mod clock;
