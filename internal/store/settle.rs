@@ -27,7 +27,8 @@ use crate::job::{
     AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
 };
 
-/// Executions that may burn nothing before further ones count: shutdowns and snoozes are bounded like everything else.
+/// Executions that may burn nothing before a snooze counts as a failure: a job may not snooze for ever. A shutdown never
+/// burns an attempt, however often a job snoozed; it cannot loop, because each takes a runner's end.
 pub const MOST_SPARED: u32 = 100;
 /// Runners that may die under a job before it counts as what kills them.
 pub const MOST_LOSSES: u32 = 3;
@@ -249,7 +250,7 @@ pub(super) fn decide<'a>(
     owed: &'a Owed,
     now: Timestamp,
 ) -> Result<Move<'a>, sqlx::Error> {
-    let too_often = owed.spared >= MOST_SPARED && !item.verdict.burns_attempt();
+    let too_often = owed.spared >= MOST_SPARED && item.verdict == Verdict::Snoozed;
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
     let losses = owed.losses + u32::from(verdict == Verdict::Lost);
