@@ -50,7 +50,8 @@ impl IndexHealth {
         self.state.subscribe()
     }
 
-    /// Redis failed somebody. Logged once, at the change.
+    /// Redis failed somebody. Logged once, at the change. An index that has lost its state has answered: a Redis that
+    /// was out and comes back empty is rebuilt like one that was flushed.
     pub fn failed(&self, error: &super::IndexError) {
         let to = match error {
             super::IndexError::Lost { .. } => Health::Rebuilding,
@@ -80,9 +81,7 @@ impl IndexHealth {
 
     fn set(&self, to: Health, why: &str) {
         self.state.send_if_modified(|state| {
-            // A lost index that then cannot be reached is degraded; a degraded one stays so until it answers.
-            let changed =
-                *state != to && !(*state == Health::Degraded && to == Health::Rebuilding && why.contains("lost"));
+            let changed = *state != to;
             if changed {
                 tracing::warn!(from = state.as_str(), to = to.as_str(), why, "index health changed");
                 *state = to;
