@@ -62,7 +62,7 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<usize, StoreError> {
             break;
         }
     }
-    // Only when nothing of theirs was left: a lease may outlast the runner's silence by a little.
+    // The store does so only to those whose last claim must have expired by now.
     for runner in silent {
         shared.store.bury_runner(runner).await?;
     }

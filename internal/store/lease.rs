@@ -110,7 +110,8 @@ impl Store {
         .await
     }
 
-    /// Mark a silent runner as gone, so that nobody looks for its attempts any more.
+    /// Mark a runner that has been silent for two leases as gone, so that nobody looks for its attempts any more. One
+    /// lease would be too early: what it claimed after its last beat is leased for longer than its silence.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -120,7 +121,7 @@ impl Store {
             Box::pin(async move {
                 sqlx::query(
                     "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
-                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 2000 MICROSECOND",
                 )
                 .bind(runner.as_str())
                 .execute(conn)
