@@ -21,9 +21,9 @@ mod worker;
 
 pub use live::StopReason;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -62,6 +62,9 @@ struct Shared {
     live: Arc<Live>,
     /// A claim failed: the fetcher asks the store before it takes more.
     store_trouble: AtomicBool,
+    /// A claim failed and may have been committed all the same: until then its attempt may need to be reaped, though
+    /// this runner lives.
+    in_doubt_until: Mutex<Option<Instant>>,
     /// Something the reconciler should look at before its time.
     reconcile: Notify,
     /// Lines to refill.
@@ -130,6 +133,7 @@ impl Engine {
             runner,
             live,
             store_trouble: AtomicBool::new(false),
+            in_doubt_until: Mutex::new(None),
             reconcile: Notify::new(),
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),
@@ -218,6 +222,19 @@ impl Shared {
     /// A call to the store failed for a reason that may pass.
     fn store_failed(&self) {
         self.store_trouble.store(true, Ordering::Relaxed);
+    }
+
+    /// A claim got no answer. If it was committed, nobody runs its attempt, and its lease ends no later than this.
+    fn claim_failed(&self) {
+        let until = Instant::now() + self.settings.lease + Duration::from_secs(5);
+        *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        self.store_failed();
+    }
+
+    /// May there be attempts of this runner that it does not know of?
+    fn in_doubt(&self) -> bool {
+        let until = *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until.is_some_and(|until| Instant::now() < until)
     }
 }
 

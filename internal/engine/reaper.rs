@@ -15,7 +15,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Most attempts ended in one transaction.
 const PAGE: u32 = 200;
 /// How often the owed rows are searched even when nobody is known to be silent: for attempts of a runner that is not on
-/// the list, and for claims whose answer was lost.
+/// the list.
 const SEARCH_ANYWAY: Duration = Duration::from_secs(60);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
@@ -26,7 +26,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             () = shared.stop_loops.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
-        let anyway = searched.elapsed() >= SEARCH_ANYWAY.max(shared.settings.lease);
+        let anyway = shared.in_doubt() || searched.elapsed() >= SEARCH_ANYWAY.max(shared.settings.lease);
         match run_once(&shared, anyway).await {
             Ok(0) => {}
             Ok(attempts) => {

@@ -33,8 +33,9 @@ pub(super) async fn work_until_closed(
             Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
             Err(error) => {
                 tracing::warn!(job = %id, %error, "cannot claim");
-                shared.store_failed();
-                // The id is gone from the index and the job still waits in the store: the reconciler brings it back.
+                shared.claim_failed();
+                // The id is gone from the index. Either the job still waits in the store, and the reconciler brings it
+                // back, or the claim was committed and its answer lost, and the reaper ends that attempt.
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
