@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use super::Shared;
 use crate::index::{Fetch, Health};
 use crate::job::JobId;
+use crate::store::DueJob;
 
 /// A due job and the slot it will run in.
 pub(super) struct Ticket {
@@ -25,6 +26,8 @@ pub(super) struct Ticket {
 const MOST_AT_ONCE: usize = 256;
 /// How often the store is asked for due work while Redis is out and nothing wakes us.
 const STORE_POLL: Duration = Duration::from_millis(200);
+/// Rows in one page of the store when the first page held too little for this runner.
+const LARGER_PAGE: usize = 2_000;
 
 pub(super) async fn fetch_until_stopped(
     shared: Arc<Shared>,
@@ -87,19 +90,31 @@ async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<V
 }
 
 /// Due work straight from the store. Reads more than is needed and shuffles, so that several runners rarely claim the
-/// same rows.
+/// same rows. What others must run may stand in front in any number, so it reads on, in bounded pages, until it finds
+/// work for this runner.
 async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
-    let now = shared.store.clock().now();
-    let page = match shared.store.due_page(None, now, most * 4 + shared.live.len()).await {
-        Ok(page) => page,
-        Err(error) => {
-            tracing::warn!(%error, "cannot read due jobs");
-            shared.store_failed();
-            return Vec::new();
-        }
+    let ours = |job: &DueJob| {
+        shared.settings.queues.contains(&job.queue) && shared.registry.get(job.kind.as_str()).is_some()
     };
-    let mut ids: Vec<JobId> =
-        page.jobs.iter().filter(|job| shared.settings.queues.contains(&job.queue)).map(|job| job.id).collect();
+    let now = shared.store.clock().now();
+    let (mut ids, mut after) = (Vec::new(), None);
+    let mut page_size = most * 4 + shared.live.len();
+    while ids.is_empty() && !shared.stop_fetching.is_cancelled() {
+        let page = match shared.store.due_page(after, now, page_size).await {
+            Ok(page) => page,
+            Err(error) => {
+                tracing::warn!(%error, "cannot read due jobs");
+                shared.store_failed();
+                return Vec::new();
+            }
+        };
+        ids.extend(page.jobs.iter().filter(|job| ours(job)).map(|job| job.id));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+        page_size = LARGER_PAGE;
+    }
     if ids.is_empty() {
         tokio::select! {
             () = shared.stop_fetching.cancelled() => {}

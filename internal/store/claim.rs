@@ -171,7 +171,7 @@ impl Claims {
             .iter()
             .map(|row| {
                 let job = due_job(row)?;
-                let known = self.kinds.iter().any(|kind| row.try_get(4).is_ok_and(|word: &str| word == kind.as_str()));
+                let known = self.kinds.contains(&job.kind);
                 Ok((job.id, if known { Claim::NotDue(job) } else { Claim::OtherKind(job) }))
             })
             .collect()

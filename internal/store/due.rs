@@ -23,6 +23,8 @@ pub struct DueJob {
     pub priority: Priority,
     /// When it is due.
     pub execute_at: Timestamp,
+    /// Its kind, which not every runner has.
+    pub kind: Name,
 }
 
 /// A place in the order of due times: everything after it has not been seen.
@@ -77,7 +79,7 @@ impl Store {
         on_pool(&self.shared.pool, "read due jobs", move |conn, _| {
             Box::pin(async move {
                 // Two shapes, because an OR over both would keep the optimiser from a plain range.
-                let columns = "SELECT id, queue, priority, execute_at, state <> 'executing' FROM owed";
+                let columns = "SELECT id, queue, priority, execute_at, kind, state <> 'executing' FROM owed";
                 let order = "ORDER BY execute_at, id LIMIT ?";
                 let limit_rows = i64::try_from(limit).unwrap_or(i64::MAX);
                 let found =
@@ -108,7 +110,7 @@ impl Store {
                 };
                 let mut jobs = Vec::with_capacity(found.len());
                 for row in &found {
-                    if row.try_get::<bool, _>(4)? {
+                    if row.try_get::<bool, _>(5)? {
                         jobs.push(due_job(row)?);
                     }
                 }
@@ -164,12 +166,13 @@ impl Store {
     }
 }
 
-/// The first four columns of a row: id, queue, priority, execute_at.
+/// The first five columns of a row: id, queue, priority, execute_at, kind.
 pub(super) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
     Ok(DueJob {
         id: JobId::from_uuid(row.try_get(0)?),
         queue: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?,
         priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
         execute_at: row.try_get(3)?,
+        kind: row.try_get::<String, _>(4)?.parse().map_err(|_| corrupt("kind"))?,
     })
 }
