@@ -142,7 +142,9 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Url`] when the URL is unusable.
-    pub fn new(settings: IndexSettings) -> Result<Self, IndexError> {
+    pub fn new(mut settings: IndexSettings) -> Result<Self, IndexError> {
+        // Nothing is shorter than an empty list: at zero, what was left out would never be brought in.
+        settings.low_water = settings.low_water.max(1);
         let client = redis::Client::open(settings.url.as_str()).map_err(|_| IndexError::Url)?;
         let config = ConnectionManagerConfig::new()
             .set_number_of_retries(1)
