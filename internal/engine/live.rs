@@ -1,7 +1,7 @@
 //! The attempts that run in this process right now: what the heartbeat renews and what can be told to stop.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
@@ -72,6 +72,8 @@ struct Running {
 #[derive(Default)]
 pub(super) struct Live {
     attempts: Mutex<HashMap<JobId, Running>>,
+    /// The runner's grace is over. Read and written under the lock, so that no attempt slips in between.
+    closed: AtomicBool,
 }
 
 impl Live {
@@ -79,8 +81,13 @@ impl Live {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Take in an attempt. One whose claim was under way when the grace ended is told to stop at once.
     pub(super) fn insert(&self, id: JobId, token: AttemptToken, stop: Stop, progress: ProgressSlot) {
-        self.lock().insert(id, Running { token, stop, progress, settling: false });
+        let mut attempts = self.lock();
+        if self.closed.load(Ordering::Relaxed) {
+            stop.now(StopReason::Shutdown);
+        }
+        attempts.insert(id, Running { token, stop, progress, settling: false });
     }
 
     /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
@@ -118,6 +125,16 @@ impl Live {
         let meant = |running: &&Running| !running.settling && token.is_none_or(|token| token == running.token);
         let running = attempts.get(&id).filter(meant);
         running.map(|running| running.stop.now(reason)).is_some()
+    }
+
+    /// The grace is over: tell every attempt to stop, and those that still come; how many were told.
+    pub(super) fn close(&self) -> usize {
+        let attempts = self.lock();
+        self.closed.store(true, Ordering::Relaxed);
+        for running in attempts.values() {
+            running.stop.now(StopReason::Shutdown);
+        }
+        attempts.len()
     }
 
     /// Tell every attempt to stop; how many were told.

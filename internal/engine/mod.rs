@@ -195,12 +195,13 @@ impl Engine {
             () = working.wait() => true,
             () = unhurried => false,
         };
-        let given_back = if finished { 0 } else { shared.live.stop_all(StopReason::Shutdown) };
+        let given_back = if finished { 0 } else { shared.live.close() };
         if given_back > 0 {
             tracing::info!(jobs = given_back, "grace is over, giving back what still runs");
         }
         let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), working.wait()).await;
-        let abandoned = if in_time.is_ok() { 0 } else { shared.live.len() };
+        let all_settled = in_time.is_ok();
+        let abandoned = if all_settled { 0 } else { shared.live.len() };
         shared.give_up.cancel();
         if abandoned > 0 {
             tracing::warn!(jobs = abandoned, "some attempts could not be settled; their leases will end");
@@ -208,11 +209,12 @@ impl Engine {
         shared.stop_loops.cancel();
         looping.close();
         looping.wait().await;
-        if abandoned == 0 {
+        if !all_settled {
             // Those that gave up waiting for the store end now.
             let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
         }
-        heartbeat.stop(abandoned == 0).await;
+        // No goodbye either while a claim is under way: it may leave an attempt behind that somebody must look for.
+        heartbeat.stop(all_settled).await;
         tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");
         Stopped { given_back, abandoned }
     }
