@@ -39,6 +39,8 @@ pub(super) async fn fetch_until_stopped(
     loop {
         // Slots before ids: what is taken here can start at once.
         let first = tokio::select! {
+            // In this order: a free slot must not outvote the stop and send the fetcher to sleep for another block.
+            biased;
             () = shared.stop_fetching.cancelled() => return,
             slot = Arc::clone(&slots).acquire_owned() => slot,
         };
