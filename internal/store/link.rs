@@ -155,13 +155,21 @@ impl Link {
             match self.once(&step, pace.earlier).await {
                 Ok(value) => return Ok(value),
                 Err(e) => {
-                    if fault(&e) == Fault::Reconnect {
+                    if fault(&e) == Fault::Reconnect || !self.rolled_back().await {
                         self.conn = None;
                     }
                     pace.after(&e).await?;
                 }
             }
         }
+    }
+
+    /// End whatever transaction a failed step left behind, now: the driver would do it with the next statement, and on a
+    /// quiet evening that is hours with the locks held.
+    async fn rolled_back(&mut self) -> bool {
+        let Some(conn) = &mut self.conn else { return true };
+        let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
+        matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
     }
 
     async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
