@@ -14,7 +14,7 @@ use crate::broker::Draft;
 use crate::event::Event;
 use crate::handlers::{Context, ContextParts, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
 use crate::job::{NewJob, Verdict, limits};
-use crate::store::{Again, Claimed, Settled, Settlement};
+use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
 
 /// How long a handler that was told to stop may take before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -29,7 +29,27 @@ enum Ended {
     Dropped,
 }
 
-pub(super) async fn execute(shared: &Shared, claimed: Claimed) {
+/// End an attempt whose job cannot be read: it would fail in any runner of this version.
+pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
+    tracing::error!(job = %unreadable.id, error = unreadable.error, "cannot read a job");
+    let settlement = Settlement {
+        id: unreadable.id,
+        token: unreadable.token,
+        number: unreadable.number,
+        verdict: Verdict::Rejected,
+        error: Some(cut(format!("read the stored job: {}", unreadable.error))),
+        result: None,
+        follow_ups: Vec::new(),
+        again: Again::Now,
+    };
+    if let Some(Settled::Done { state, .. }) = settle(shared, settlement).await {
+        let verdict = Verdict::Rejected;
+        shared.broker.events().emit(Event::Settled { id: unreadable.id, verdict, state });
+    }
+}
+
+/// Execute a claimed job. `asked` is a moment before its claim, from which its lease is counted here.
+pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
     let began = Instant::now();
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
     metrics::histogram!("tickr_lateness_seconds").record(lateness.as_secs_f64());
@@ -38,7 +58,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed) {
 
     let stop = Stop::default();
     let progress = ProgressSlot::default();
-    shared.live.insert(claimed.id, claimed.token, stop.clone(), progress.clone());
+    shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
     let ended = run(shared, &claimed, &stop, progress, &defaults).await;
@@ -151,9 +171,13 @@ fn judge(
             let ms = claimed.options.timeout_ms.unwrap_or(defaults.timeout.as_millis() as u64);
             failed(settlement, Verdict::TimedOut, format!("timed out after {ms} ms"))
         }
-        (_, Some(StopReason::Shutdown | StopReason::LeaseLost)) => {
+        (_, Some(StopReason::Shutdown)) => {
             settlement.again = Again::Now;
             failed(settlement, Verdict::Interrupted, "the runner shut down".into())
+        }
+        (_, Some(StopReason::LeaseLost)) => {
+            settlement.again = Again::Now;
+            failed(settlement, Verdict::Interrupted, "the lease could not be renewed in time".into())
         }
         (Ended::Returned(Err(Failure::Retry { error })), None) => failed(settlement, Verdict::Failed, error),
         (Ended::Returned(Err(Failure::Reject { error })), None) => failed(settlement, Verdict::Rejected, error),

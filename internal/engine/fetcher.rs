@@ -95,9 +95,8 @@ async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<V
 /// same rows. What others must run may stand in front in any number, so it reads on, in bounded pages, until it finds
 /// work for this runner.
 async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
-    let ours = |job: &DueJob| {
-        shared.settings.queues.contains(&job.queue) && shared.registry.get(job.kind.as_str()).is_some()
-    };
+    let ours =
+        |job: &DueJob| shared.settings.queues.contains(&job.queue) && shared.registry.get(job.kind.as_str()).is_some();
     let now = shared.store.clock().now();
     let (mut ids, mut after) = (Vec::new(), None);
     let mut page_size = most * 4 + shared.live.len();

@@ -1,8 +1,8 @@
 //! The heartbeat: renews the leases of everything that runs, on a thread, a runtime and a connection of its own.
 //!
 //! A handler may block every thread of the main runtime; that must not cost the others their leases. Between beats it
-//! looks once a second for cancels and writes progress. When it cannot reach the store for as long as a lease lasts, it
-//! tells the handlers to stop: by then somebody else may have started their jobs.
+//! looks once a second for cancels and writes progress. When a lease could not be renewed for about as long as it lasts, it
+//! tells its handler to stop: soon somebody else may start the job.
 
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
@@ -43,10 +43,12 @@ impl Heartbeat {
     /// Say goodbye, or fall silent, and join the thread.
     pub(super) async fn stop(self, goodbye: bool) {
         let _ = self.stop.send(if goodbye { Farewell::Goodbye } else { Farewell::Silent });
-        // Joining blocks for at most the statement that is under way.
-        let joined = tokio::task::spawn_blocking(move || self.thread.join()).await;
-        if !matches!(joined, Ok(Ok(()))) {
-            tracing::error!("the heartbeat's thread panicked");
+        // Every call of the thread is bounded, and so is this wait.
+        let joined = tokio::task::spawn_blocking(move || self.thread.join());
+        match tokio::time::timeout(Duration::from_secs(8), joined).await {
+            Ok(Ok(Ok(()))) => {}
+            Ok(_) => tracing::error!("the heartbeat's thread panicked"),
+            Err(_) => tracing::error!("the heartbeat's thread did not end in time"),
         }
     }
 }
@@ -60,29 +62,46 @@ fn beat_until_stopped(
     stopped: &std_mpsc::Receiver<Farewell>,
 ) {
     let beat_every = row.lease / 3;
+    // A call that takes longer is given up, so that there is a next one before the leases end.
+    let patience = (row.lease / 4).min(Duration::from_secs(5));
     let mut registered = false;
     let mut beaten: Option<Instant> = None;
-    let mut heard = Instant::now();
     loop {
         let due = beaten.is_none_or(|beaten| beaten.elapsed() >= beat_every);
         let attempts = live.for_the_heartbeat();
         if due || !attempts.is_empty() {
-            let told = runtime.block_on(tell(&mut pulse, row, &mut registered, due, &attempts));
+            // Leases are counted from before the request: the store's count begins later, never earlier.
+            let sent = Instant::now();
+            let told = tell(&mut pulse, row, &mut registered, due, &attempts);
+            let told = runtime.block_on(async { tokio::time::timeout(patience, told).await });
             match told {
-                Ok(beat) => {
-                    heard = Instant::now();
+                Ok(Ok(beat)) => {
                     if due {
-                        beaten = Some(heard);
+                        beaten = Some(sent);
+                        live.renewed(&attempts, sent);
                     }
                     pass_on(&beat, &attempts, live, events);
+                    let written = runtime
+                        .block_on(async { tokio::time::timeout(patience, pulse.write_progress(&attempts)).await });
+                    if !matches!(written, Ok(Ok(()))) {
+                        live.put_back(&attempts);
+                        pulse.disconnect();
+                    }
                 }
-                Err(error) => {
-                    tracing::warn!(%error, "heartbeat failed");
-                    if heard.elapsed() > row.lease && live.stop_all(StopReason::LeaseLost) > 0 {
-                        tracing::error!("no heartbeat for a whole lease, stopping what runs");
+                failed => {
+                    live.put_back(&attempts);
+                    pulse.disconnect();
+                    match failed {
+                        Ok(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
+                        _ => tracing::warn!("heartbeat got no answer in time"),
                     }
                 }
             }
+        }
+        // With a margin for handlers to stop in.
+        let stopped_now = live.stop_expired(row.lease - row.lease / 10);
+        if stopped_now > 0 {
+            tracing::error!(jobs = stopped_now, "leases could not be renewed, stopping what runs under them");
         }
         let until_beat = beaten.map_or(Duration::ZERO, |beaten| beat_every.saturating_sub(beaten.elapsed()));
         let pause = LOOK_EVERY.min(until_beat.max(Duration::from_millis(100)));

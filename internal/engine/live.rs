@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +65,8 @@ struct Running {
     token: AttemptToken,
     stop: Stop,
     progress: ProgressSlot,
+    /// A moment before the newest claim or renewal of its lease.
+    leased: Instant,
     /// Its verdict is on its way: the store may end the lease at any moment, by our own hand.
     settling: bool,
 }
@@ -82,12 +85,12 @@ impl Live {
     }
 
     /// Take in an attempt. One whose claim was under way when the grace ended is told to stop at once.
-    pub(super) fn insert(&self, id: JobId, token: AttemptToken, stop: Stop, progress: ProgressSlot) {
+    pub(super) fn insert(&self, id: JobId, token: AttemptToken, leased: Instant, stop: Stop, progress: ProgressSlot) {
         let mut attempts = self.lock();
         if self.closed.load(Ordering::Relaxed) {
             stop.now(StopReason::Shutdown);
         }
-        attempts.insert(id, Running { token, stop, progress, settling: false });
+        attempts.insert(id, Running { token, stop, progress, leased, settling: false });
     }
 
     /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
@@ -127,21 +130,42 @@ impl Live {
         running.map(|running| running.stop.now(reason)).is_some()
     }
 
+    /// The leases of these attempts were renewed by a request that left at `sent`.
+    pub(super) fn renewed(&self, renewed: &[LiveAttempt], sent: Instant) {
+        let mut attempts = self.lock();
+        for attempt in renewed {
+            if let Some(running) = attempts.get_mut(&attempt.id).filter(|running| running.token == attempt.token) {
+                running.leased = sent;
+            }
+        }
+    }
+
+    /// Stop every attempt whose lease was last renewed longer than `lease` ago: somebody else may have started its job.
+    /// How many were told now.
+    pub(super) fn stop_expired(&self, lease: Duration) -> usize {
+        let attempts = self.lock();
+        let expired = attempts.values().filter(|running| {
+            !running.settling && running.leased.elapsed() >= lease && running.stop.reason().is_none()
+        });
+        expired.map(|running| running.stop.now(StopReason::LeaseLost)).count()
+    }
+
+    /// Keep progress that could not be written, unless there is newer.
+    pub(super) fn put_back(&self, unwritten: &[LiveAttempt]) {
+        let attempts = self.lock();
+        for attempt in unwritten {
+            if let (Some(running), Some(progress)) = (attempts.get(&attempt.id), &attempt.progress) {
+                running.progress.put_back(progress.clone());
+            }
+        }
+    }
+
     /// The grace is over: tell every attempt to stop, and those that still come; how many were told.
     pub(super) fn close(&self) -> usize {
         let attempts = self.lock();
         self.closed.store(true, Ordering::Relaxed);
         for running in attempts.values() {
             running.stop.now(StopReason::Shutdown);
-        }
-        attempts.len()
-    }
-
-    /// Tell every attempt to stop; how many were told.
-    pub(super) fn stop_all(&self, reason: StopReason) -> usize {
-        let attempts = self.lock();
-        for running in attempts.values() {
-            running.stop.now(reason);
         }
         attempts.len()
     }

@@ -21,10 +21,13 @@ mod worker;
 
 pub use live::StopReason;
 
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -153,12 +156,12 @@ impl Engine {
         drop(claimant);
         let fetch = shared.index.fetch(Line::in_service_order(&shared.settings.queues));
         fetching.spawn(fetcher::fetch_until_stopped(Arc::clone(&shared), fetch, slots, entrance));
-        looping.spawn(scheduler::run_until_stopped(Arc::clone(&shared)));
-        looping.spawn(reconciler::run_until_stopped(Arc::clone(&shared)));
-        looping.spawn(reconciler::refill_until_stopped(Arc::clone(&shared)));
-        looping.spawn(reaper::run_until_stopped(Arc::clone(&shared)));
-        looping.spawn(janitor::run_until_stopped(Arc::clone(&shared)));
-        looping.spawn(live::pass_on_cancels(Arc::clone(&shared)));
+        keep_running(&looping, &shared, "scheduler", scheduler::run_until_stopped);
+        keep_running(&looping, &shared, "reconciler", reconciler::run_until_stopped);
+        keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
+        keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
+        keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
+        keep_running(&looping, &shared, "cancels", live::pass_on_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })
     }
@@ -182,18 +185,20 @@ impl Engine {
         shared.broker.events().emit(Event::Draining);
         shared.stop_fetching.cancel();
         fetching.close();
-        fetching.wait().await;
-        // The fetcher dropped its end of the channel: workers finish what was handed to them and end.
-        working.close();
-        let unhurried = async {
+        let end_of_grace = tokio::time::Instant::now() + grace;
+        let patience = async {
             tokio::select! {
-                () = tokio::time::sleep(grace) => {}
+                () = tokio::time::sleep_until(end_of_grace) => {}
                 () = hurry.cancelled() => {}
             }
         };
+        // The fetcher returns from its blocking pop within a second, unless a server hangs; then it is left behind, and
+        // what it may still take waits in the store. It drops its end of the channel: workers finish what was handed to
+        // them and end.
+        working.close();
         let finished = tokio::select! {
-            () = working.wait() => true,
-            () = unhurried => false,
+            () = async { fetching.wait().await; working.wait().await } => true,
+            () = patience => false,
         };
         let given_back = if finished { 0 } else { shared.live.close() };
         if given_back > 0 {
@@ -208,7 +213,9 @@ impl Engine {
         }
         shared.stop_loops.cancel();
         looping.close();
-        looping.wait().await;
+        if tokio::time::timeout(Duration::from_secs(3), looping.wait()).await.is_err() {
+            tracing::warn!("a loop is still waiting for a server, leaving it behind");
+        }
         if !all_settled {
             // Those that gave up waiting for the store end now.
             let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
@@ -238,6 +245,23 @@ impl Shared {
         let until = *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner);
         until.is_some_and(|until| Instant::now() < until)
     }
+}
+
+/// Run a loop until the stop. A panic in it is a defect, but not one that may leave the runner without the loop: it is
+/// logged and the loop starts again.
+fn keep_running<F, L>(tasks: &TaskTracker, shared: &Arc<Shared>, name: &'static str, run: L)
+where
+    F: Future<Output = ()> + Send,
+    L: Fn(Arc<Shared>) -> F + Send + 'static,
+{
+    let shared = Arc::clone(shared);
+    tasks.spawn(async move {
+        while AssertUnwindSafe(run(Arc::clone(&shared))).catch_unwind().await.is_err() {
+            tracing::error!(name, "a loop panicked and starts again");
+            metrics::counter!("tickr_loop_panics_total", "loop" => name).increment(1);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
 }
 
 fn host_name() -> String {

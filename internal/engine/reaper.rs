@@ -51,7 +51,7 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<usize, StoreError> {
         let expired = shared.store.expired_attempts(PAGE).await?;
         let last = expired.len() < PAGE as usize;
         if !expired.is_empty() {
-            for (id, settled) in shared.store.reap(expired, rand::random()).await? {
+            for (id, settled) in shared.store.reap(expired).await? {
                 reaped += 1;
                 if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = settled {
                     shared.broker.hint(id, &queue, priority, execute_at);

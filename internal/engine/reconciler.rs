@@ -23,6 +23,8 @@ use crate::store::{DueCursor, DueJob, StoreError};
 
 /// Between passes, before jitter. With the grace it bounds how long a lost entry stays lost (G3).
 const PASS_EVERY: Duration = Duration::from_secs(3);
+/// Between passes, however often somebody asks for one.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// Work younger than this may still be on its way through a channel.
 const GRACE: TimeDelta = TimeDelta::seconds(1);
 /// How far ahead of its time an entry is checked.
@@ -56,12 +58,13 @@ struct Memory {
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let now = shared.store.clock().now();
     let mut memory = Memory { compared_until: now, walk: None, fed_until: None };
-    let mut next_pass = Instant::now();
+    let (mut passed, mut next_pass) = (Instant::now(), Instant::now());
     loop {
         let worked = if shared.index.health().now() == Health::Rebuilding {
             rebuild(&shared, &mut memory).await
         } else if shared.index.health().now() == Health::Fast && Instant::now() >= next_pass {
-            next_pass = Instant::now() + PASS_EVERY.mul_f64(0.75 + rand::random::<f64>() / 2.0);
+            passed = Instant::now();
+            next_pass = passed + PASS_EVERY.mul_f64(0.75 + rand::random::<f64>() / 2.0);
             pass(&shared, &mut memory).await
         } else {
             Ok(())
@@ -79,7 +82,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
             () = tokio::time::sleep_until(until) => {}
-            () = shared.reconcile.notified() => next_pass = Instant::now(),
+            () = shared.reconcile.notified() => next_pass = next_pass.min(passed + SHORTEST_PAUSE),
         }
     }
 }
@@ -180,9 +183,11 @@ async fn bring_back(shared: &Shared, mut suspects: Vec<Entry>) -> Result<(), Pas
         () = tokio::time::sleep(SECOND_LOOK) => {}
     }
     let waiting = shared.store.still_waiting(suspects.iter().map(|entry| entry.id).collect()).await?;
+    // Overdue and yet scheduled for later: offered to a runner that has no handler for it, and resting.
+    let resting = shared.index.scheduled(&suspects).await?;
     let mut listed: HashMap<Line, HashSet<JobId>> = HashMap::new();
     let mut missing = Vec::new();
-    for suspect in suspects.drain(..).filter(|entry| waiting.contains(&entry.id)) {
+    for suspect in suspects.drain(..).filter(|entry| waiting.contains(&entry.id) && !resting.contains(&entry.id)) {
         if !listed.contains_key(&suspect.line) {
             listed.insert(suspect.line.clone(), shared.index.ready_ids(&suspect.line).await?);
         }

@@ -1,7 +1,7 @@
 //! A worker: one of the runner's fixed slots. Takes a due id, claims it, has it executed, takes the next.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use tokio::sync::{Mutex, mpsc};
@@ -13,6 +13,9 @@ use crate::store::{Claim, Claimant};
 /// How long the index forgets a job that this runner has no handler for, before it is offered again.
 const OTHER_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
 
+/// How long the index keeps a job that it delivered too early, at the least.
+const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
+
 pub(super) async fn work_until_closed(
     shared: Arc<Shared>,
     claimant: Claimant,
@@ -22,9 +25,16 @@ pub(super) async fn work_until_closed(
         // The guard is dropped at the end of the statement: one worker waits on the channel, the others on the lock.
         let ticket = queue.lock().await.recv().await;
         let Some(Ticket { id, slot }) = ticket else { return };
+        // The lease runs from some moment after this one.
+        let asked = Instant::now();
         match claimant.claim(id).await {
-            Ok(Claim::Won(claimed)) => executor::execute(&shared, *claimed).await,
-            Ok(Claim::NotDue(job)) => shared.broker.hint_due(&job),
+            Ok(Claim::Won(claimed)) => executor::execute(&shared, *claimed, asked).await,
+            Ok(Claim::Unreadable(unreadable)) => executor::refuse(&shared, *unreadable).await,
+            Ok(Claim::NotDue(mut job)) => {
+                // A little later than it is due, should our idea of the store's clock be ahead: no ping-pong.
+                job.execute_at = job.execute_at.max(shared.store.clock().now() + NOT_DUE_PAUSE);
+                shared.broker.hint_due(&job);
+            }
             Ok(Claim::OtherKind(mut job)) => {
                 // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
                 job.execute_at = shared.store.clock().now() + OTHER_KIND_PAUSE;

@@ -47,6 +47,11 @@ impl ProgressSlot {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
     }
 
+    /// Put back what was taken and could not be written, unless something newer was said meanwhile.
+    pub fn put_back(&self, progress: Progress) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(progress);
+    }
+
     /// The newest progress, if there is any that was not taken yet.
     #[must_use]
     pub fn take(&self) -> Option<Progress> {
@@ -156,7 +161,8 @@ impl Context {
 
     /// Say how far the work is: 0 to 100 percent and a few words. Shown with the job; cheap to call often.
     pub fn progress(&self, percent: f64, note: impl Into<String>) {
-        let mut note: String = note.into();
+        // Without control characters: the note is shown in terminals, and its JSON must fit its column.
+        let mut note: String = note.into().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         if note.len() > 120 {
             let end = (0..=120).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);
             note.truncate(end);

@@ -129,6 +129,7 @@ struct Shared {
     health: IndexHealth,
     hint: Script,
     mover: Script,
+    refilled: Script,
 }
 
 impl std::fmt::Debug for Index {
@@ -161,6 +162,7 @@ impl Index {
             health: IndexHealth::new(),
             hint: Script::new(include_str!("hint.lua")),
             mover: Script::new(include_str!("move.lua")),
+            refilled: Script::new(include_str!("refilled.lua")),
         };
         Ok(Self { shared: Arc::new(shared), conn })
     }
@@ -296,6 +298,8 @@ impl Index {
         if !lists.is_empty() {
             gone += conn.del(lists).await.map_err(IndexError::driver(attempted))?;
         }
+        // A runner may have begun to rebuild meanwhile, and lost a part of that to the lines above: once more.
+        conn.del(&keys.epoch).await.map_err(IndexError::driver(attempted))?;
         Ok(gone)
     }
 
@@ -307,6 +311,25 @@ impl Index {
         let ids = self.conn.clone().lrange(self.shared.keys.ready(line), 0, -1).await;
         let ids = ids.map_err(IndexError::driver("read a ready list"))?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+    }
+
+    /// Which of these entries wait in the sorted set, whatever their score.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn scheduled(&self, entries: &[Entry]) -> Result<HashSet<JobId>, IndexError> {
+        let mut found = HashSet::new();
+        for page in entries.chunks(1_000) {
+            let mut ask = redis::cmd("ZMSCORE");
+            ask.arg(&self.shared.keys.waiting);
+            for entry in page {
+                ask.arg(format!("{}:{}", entry.line.as_str(), entry.id));
+            }
+            let scores: Result<Vec<Option<f64>>, _> = ask.query_async(&mut self.conn.clone()).await;
+            let scores = scores.map_err(IndexError::driver("look for scheduled jobs"))?;
+            found.extend(page.iter().zip(scores).filter(|(_, score)| score.is_some()).map(|(entry, _)| entry.id));
+        }
+        Ok(found)
     }
 
     /// Did this line leave jobs out, and is its list below the low water now?
@@ -363,13 +386,15 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it; the lock then ends by itself.
     pub async fn end_refill(&self, line: &Line, rest: Option<RefillPlace>) -> Result<(), IndexError> {
-        let mut pipe = redis::pipe();
-        pipe.atomic();
-        if let Some(rest) = rest {
-            pipe.hset(&self.shared.keys.overflow, line.as_str(), rest.to_string()).ignore();
-        }
-        pipe.del(self.shared.keys.refill(line)).ignore();
-        let ended: Result<(), _> = pipe.query_async(&mut self.conn.clone()).await;
+        let (keys, mut conn) = (&self.shared.keys, self.conn.clone());
+        let ended: Result<(), _> = match rest {
+            None => conn.del(keys.refill(line)).await.map(drop),
+            Some(rest) => {
+                let mut call = self.shared.refilled.prepare_invoke();
+                call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str()).arg(rest.to_string());
+                call.invoke_async(&mut conn).await
+            }
+        };
         ended.map_err(IndexError::driver("end a refill"))
     }
 

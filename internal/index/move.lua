@@ -24,7 +24,7 @@ for at = 1, #due, 2 do
   if not line then
     local key = ARGV[4] .. name
     local noted = redis.call('HGET', KEYS[3], name)
-    line = { key = key, room = high - redis.call('LLEN', key), ids = {}, noted = noted and tonumber(string.match(noted, '^%d+')) }
+    line = { key = key, room = high - redis.call('LLEN', key), ids = {}, noted = noted and tonumber(string.match(noted, '^%d+')), after = noted and string.find(noted, ':') }
     if noted then line.room = 0 end
     lines[name] = line
   end
@@ -32,7 +32,9 @@ for at = 1, #due, 2 do
     line.ids[#line.ids + 1] = id
   else
     line.room = 0
-    if not line.noted or score < line.noted then
+    -- At the very time of a note that names an id, the id may lie before it: then the whole time is noted.
+    if not line.noted or score < line.noted or (score == line.noted and line.after) then
+      line.after = nil
       line.noted = score
       redis.call('HSET', KEYS[3], name, string.format('%d', score))
     end

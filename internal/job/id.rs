@@ -81,7 +81,7 @@ impl fmt::Display for AttemptToken {
     }
 }
 
-/// One tickr process, from its start to its end: `host/pid-xxxxxx`. Readable, because it stands in every attempt, and
+/// One tickr process, from its start to its end: `host/pid-xxxxxxxx`. Readable, because it stands in every attempt, and
 /// never the same twice, because a restarted process must not pass for the one that died.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -94,11 +94,13 @@ impl RunnerId {
     /// The identity of this process on `host`.
     #[must_use]
     pub fn of_process(host: &str) -> Self {
-        let host: String =
-            host.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')).take(16).collect();
+        let legal = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+        let host: Vec<char> = host.chars().filter(legal).collect();
+        // The end of a name tells the pods of one deployment apart, the beginning does not.
+        let host: String = host[host.len().saturating_sub(15)..].iter().collect();
         let host = if host.is_empty() { "runner".to_owned() } else { host };
         let nonce = Uuid::new_v4().simple().to_string();
-        Self(format!("{host}/{}-{}", std::process::id(), &nonce[..6]))
+        Self(format!("{host}/{}-{}", std::process::id(), &nonce[..8]))
     }
 
     /// A runner id read from the store.

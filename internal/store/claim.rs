@@ -1,5 +1,6 @@
 //! Starting attempts: compare and set, by primary key.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -41,6 +42,20 @@ pub struct Claimed {
     pub started_at: Timestamp,
 }
 
+/// An attempt that was claimed and cannot be run. An answer of its own, because an error would leave its neighbours in
+/// the batch claimed and unrun.
+#[derive(Clone, Debug)]
+pub struct Unreadable {
+    /// The job.
+    pub id: JobId,
+    /// The right to write about this attempt.
+    pub token: AttemptToken,
+    /// Number of this execution.
+    pub number: u32,
+    /// What cannot be read.
+    pub error: String,
+}
+
 /// What became of one claim.
 #[derive(Clone, Debug)]
 pub enum Claim {
@@ -50,6 +65,8 @@ pub enum Claim {
     NotDue(DueJob),
     /// A kind that this runner does not have. It waits for one that does.
     OtherKind(DueJob),
+    /// Ours, but what it asks cannot be read: no handler can run it.
+    Unreadable(Box<Unreadable>),
     /// Executing already, or ended: the index delivered it twice. Drop it.
     Gone,
 }
@@ -86,25 +103,13 @@ impl Batch for Claims {
             ids.dedup();
             // After a lost answer this takes nothing twice, and the token still finds what the lost run took.
             self.take(conn, &ids, token).await?;
-            let mut won = self.won(conn, &ids, token).await?;
-            won.sort_unstable_by_key(|claimed| claimed.id);
-            let lost: Vec<Uuid> =
-                ids.iter().copied().filter(|id| won.binary_search_by_key(id, |c| c.id.uuid()).is_err()).collect();
-            let why = if lost.is_empty() { Vec::new() } else { self.why_lost(conn, &lost).await? };
-
-            let mut given: Vec<bool> = vec![false; won.len()];
-            Ok(items
-                .iter()
-                .map(|id| match won.binary_search_by_key(id, |c| c.id) {
-                    // The same id twice in one batch: only one caller may run it.
-                    Ok(at) if given[at] => Claim::Gone,
-                    Ok(at) => {
-                        given[at] = true;
-                        Claim::Won(Box::new(won[at].clone()))
-                    }
-                    Err(_) => why.iter().find(|(lost, _)| lost == id).map_or(Claim::Gone, |(_, why)| why.clone()),
-                })
-                .collect())
+            let mut claims: HashMap<JobId, Claim> = self.won(conn, &ids, token).await?;
+            let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
+            if !lost.is_empty() {
+                claims.extend(self.why_lost(conn, &lost).await?);
+            }
+            // Taken out: of two callers with the same id in one batch, only the first may run it.
+            Ok(items.iter().map(|id| claims.remove(id).unwrap_or(Claim::Gone)).collect())
         })
     }
 }
@@ -142,7 +147,7 @@ impl Claims {
         conn: &mut MySqlConnection,
         ids: &[Uuid],
         token: AttemptToken,
-    ) -> Result<Vec<Claimed>, sqlx::Error> {
+    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
         let sql = format!(
             "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
              j.payload, j.options FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {} AND o.token = ?",
@@ -153,7 +158,17 @@ impl Claims {
             query = query.bind(id);
         }
         let found = query.bind(token.uuid()).fetch_all(conn).await?;
-        found.iter().map(|row| claimed(row, token)).collect()
+        found
+            .iter()
+            .map(|row| {
+                let (id, number) = (JobId::from_uuid(row.try_get(0)?), row.try_get(3)?);
+                let claim = match claimed(row, token) {
+                    Ok(claimed) => Claim::Won(Box::new(claimed)),
+                    Err(e) => Claim::Unreadable(Box::new(Unreadable { id, token, number, error: e.to_string() })),
+                };
+                Ok((id, claim))
+            })
+            .collect()
     }
 
     /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.

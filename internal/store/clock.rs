@@ -5,27 +5,43 @@
 //! step of this host's wall clock does not move it.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
 use crate::job::Timestamp;
 
-/// The newest sample of the database's clock.
+/// The best sample of the database's clock.
 #[derive(Debug)]
 pub struct StoreClock {
-    anchor: Mutex<(Instant, Timestamp)>,
+    anchor: Mutex<Anchor>,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct Anchor {
+    taken: Instant,
+    moment: Timestamp,
+    /// How far off the sample may be: half its round trip.
+    error: Duration,
+}
+
+/// How much less is known about the database's clock for every second since the sample: clocks drift, and are stepped.
+const DRIFT: f64 = 0.000_5;
+
 impl StoreClock {
-    pub(super) fn starting_at(sampled: Instant, moment: Timestamp) -> Self {
-        Self { anchor: Mutex::new((sampled, moment)) }
+    pub(super) fn starting_at(sent: Instant, received: Instant, moment: Timestamp) -> Self {
+        Self { anchor: Mutex::new(Anchor::new(sent, received, moment)) }
     }
 
-    /// Take over a reading of the database's clock whose request left at `sent` and whose answer came at `received`.
+    /// Take over a reading of the database's clock whose request left at `sent` and whose answer came at `received`,
+    /// unless what is known is better. One answer that was held up must not throw the estimate off.
     pub(super) fn sample(&self, sent: Instant, received: Instant, moment: Timestamp) {
-        let middle = sent + received.saturating_duration_since(sent) / 2;
-        *self.anchor.lock().unwrap_or_else(PoisonError::into_inner) = (middle, moment);
+        let sample = Anchor::new(sent, received, moment);
+        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let aged = anchor.error + received.saturating_duration_since(anchor.taken).mul_f64(DRIFT);
+        if sample.error <= aged {
+            *anchor = sample;
+        }
     }
 
     /// What the database's clock shows now, to about half a round trip.
@@ -37,11 +53,36 @@ impl StoreClock {
     /// What the database's clock showed, or will show, at a moment of this process.
     #[must_use]
     pub fn at(&self, when: Instant) -> Timestamp {
-        let (anchor, moment) = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let Anchor { taken, moment, .. } = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
         let delta = |d| TimeDelta::from_std(d).unwrap_or(TimeDelta::MAX);
-        match when.checked_duration_since(anchor) {
+        match when.checked_duration_since(taken) {
             Some(later) => moment + delta(later),
-            None => moment - delta(anchor.duration_since(when)),
+            None => moment - delta(taken.duration_since(when)),
         }
+    }
+}
+
+impl Anchor {
+    fn new(sent: Instant, received: Instant, moment: Timestamp) -> Self {
+        let error = received.saturating_duration_since(sent) / 2;
+        Self { taken: sent + error, moment, error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_was_held_up_does_not_move_the_clock_until_knowledge_has_aged() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let at = |ms| chrono::DateTime::from_timestamp_millis(ms).unwrap();
+        let clock = StoreClock::starting_at(start, start + ms(2), at(1_000_001));
+        // Held up for 800 ms on the way back: it would put the clock 399 ms behind.
+        clock.sample(start + ms(1_000), start + ms(1_800), at(1_001_001));
+        assert_eq!(clock.at(start + ms(2_000)), at(1_002_000));
+        // A good one is taken.
+        clock.sample(start + ms(3_000), start + ms(3_002), at(1_003_101));
+        assert_eq!(clock.at(start + ms(3_001)), at(1_003_101));
     }
 }

@@ -46,12 +46,6 @@ impl DueCursor {
     pub const fn after(moment: Timestamp, id: JobId) -> Self {
         Self { execute_at: moment, id }
     }
-
-    /// The due time of the place.
-    #[must_use]
-    pub const fn execute_at(&self) -> Timestamp {
-        self.execute_at
-    }
 }
 
 /// A page of waiting jobs in order of due time.
@@ -144,22 +138,6 @@ impl Store {
                     }
                 }
                 Ok(waiting)
-            })
-        })
-        .await
-    }
-
-    /// The due time of the earliest owed job after `after`, for a fetcher that must do without the index.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, StoreError> {
-        on_pool(&self.shared.pool, "read the next due time", move |conn, _| {
-            Box::pin(async move {
-                sqlx::query_scalar("SELECT execute_at FROM owed WHERE execute_at > ? ORDER BY execute_at LIMIT 1")
-                    .bind(after)
-                    .fetch_optional(conn)
-                    .await
             })
         })
         .await

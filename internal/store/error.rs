@@ -57,13 +57,40 @@ pub(super) fn fault(error: &sqlx::Error) -> Fault {
         sqlx::Error::Database(db) => {
             let Some(mysql) = db.try_downcast_ref::<MySqlDatabaseError>() else { return Fault::Final };
             match mysql.number() {
-                // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6).
-                1213 | 1205 | 1020 => Fault::Again,
+                // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6), lock table full,
+                // statement must be prepared again, statement timeouts, rolled back by the cluster.
+                1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 1969 | 3024 | 3101 => Fault::Again,
                 1062 => Fault::Duplicate,
                 // Too many connections, shutting down, connection killed, Galera without quorum, read-only servers,
-                // query interrupted, gone away, lost, disconnected by the server.
-                1040 | 1203 | 1226 | 1053 | 1077 | 1079 | 1927 | 1047 | 1290 | 1836 | 1792 | 1317 | 2002 | 2003
-                | 2006 | 2013 | 4031 => Fault::Reconnect,
+                // query interrupted, gone away, lost, disconnected by the server, packets torn, too many prepared
+                // statements, and the server's own disk full or failing, which somebody will mend.
+                1040
+                | 1203
+                | 1226
+                | 1053
+                | 1077
+                | 1079
+                | 1927
+                | 1047
+                | 1290
+                | 1836
+                | 1792
+                | 1317
+                | 2002
+                | 2003
+                | 2006
+                | 2013
+                | 4031
+                | 1153
+                | 1158..=1161
+                | 1461
+                | 3032
+                | 3169
+                | 1021
+                | 1030
+                | 1041
+                | 1114
+                | 1180 => Fault::Reconnect,
                 _ => Fault::Final,
             }
         }

@@ -6,7 +6,10 @@
 //! batches of the size its load gives. (The idea is as old as database logs; PostgreSQL's `commit_siblings` and Kafka's
 //! batching producer are relatives.)
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+
+use futures_util::FutureExt;
 
 use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlConnectOptions;
@@ -30,7 +33,7 @@ pub(super) trait Batch: Send + Sync + 'static {
     /// Weight at which a batch is full.
     const FULL: usize;
 
-    /// Rows that `item` brings along.
+    /// How much of a batch `item` takes: its rows, and one more for every [`BYTES_PER_ROW`] bytes.
     fn weight(item: &Self::Item) -> usize {
         let _ = item;
         1
@@ -68,7 +71,17 @@ impl<B: Batch> GroupCommit<B> {
         let (entrance, queue) = mpsc::channel(capacity);
         let (batch, queue) = (Arc::new(batch), Arc::new(Mutex::new(queue)));
         for _ in 0..flushers {
-            tasks.spawn(flush_until_closed(Arc::clone(&batch), Arc::clone(&queue), Link::new(options.clone())));
+            let (batch, queue, options) = (Arc::clone(&batch), Arc::clone(&queue), options.clone());
+            tasks.spawn(async move {
+                // A panic loses its batch, whose callers are told, but never the flusher.
+                while let Err(panic) = AssertUnwindSafe(flush_until_closed(&batch, &queue, Link::new(options.clone())))
+                    .catch_unwind()
+                    .await
+                {
+                    tracing::error!(attempted = B::ATTEMPTED, "flusher panicked and starts again");
+                    drop(panic);
+                }
+            });
         }
         Self { entrance }
     }
@@ -98,7 +111,7 @@ impl<B: Batch> GroupCommit<B> {
     }
 }
 
-async fn flush_until_closed<B: Batch>(batch: Arc<B>, queue: Arc<Mutex<mpsc::Receiver<Waiting<B>>>>, mut link: Link) {
+async fn flush_until_closed<B: Batch>(batch: &Arc<B>, queue: &Mutex<mpsc::Receiver<Waiting<B>>>, mut link: Link) {
     let mut taken: Vec<Waiting<B>> = Vec::new();
     loop {
         {
@@ -117,7 +130,8 @@ async fn flush_until_closed<B: Batch>(batch: Arc<B>, queue: Arc<Mutex<mpsc::Rece
         metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED).record(taken.len() as f64);
         let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).unzip();
         let items = Arc::new(items);
-        match flush(&batch, &items, &mut link).await {
+        let mark = batch.mark();
+        match flush(batch, &items, mark, &mut link).await {
             Ok(answers) => {
                 debug_assert_eq!(answers.len(), replies.len(), "one answer for each item");
                 for (reply, answer) in replies.into_iter().zip(answers) {
@@ -129,7 +143,8 @@ async fn flush_until_closed<B: Batch>(batch: Arc<B>, queue: Arc<Mutex<mpsc::Rece
             Err(e) if !e.is_transient() && items.len() > 1 => {
                 tracing::warn!(error = %e, items = items.len(), "batch refused, writing its items one by one");
                 for (item, reply) in Arc::into_inner(items).unwrap_or_default().into_iter().zip(replies) {
-                    let alone = flush(&batch, &Arc::new(vec![item]), &mut link).await;
+                    // Under the same mark, which finds what the refused run had written before it failed.
+                    let alone = flush(batch, &Arc::new(vec![item]), mark, &mut link).await;
                     let _ = reply.send(alone.and_then(|mut answers| {
                         answers.pop().ok_or(StoreError::Refused {
                             attempted: B::ATTEMPTED,
@@ -150,9 +165,9 @@ async fn flush_until_closed<B: Batch>(batch: Arc<B>, queue: Arc<Mutex<mpsc::Rece
 async fn flush<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
+    mark: B::Mark,
     link: &mut Link,
 ) -> Result<Vec<B::Reply>, StoreError> {
-    let mark = batch.mark();
     link.run(B::ATTEMPTED, |conn, earlier| {
         // Shared, not borrowed: the step must be able to outlive any one connection.
         let (batch, items) = (Arc::clone(batch), Arc::clone(items));

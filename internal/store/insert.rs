@@ -11,7 +11,7 @@ use super::clock::StoreClock;
 use super::error::{Fault, corrupt, fault};
 use super::group_commit::Batch;
 use super::link::{Earlier, Step};
-use super::shape::{groups, pad, padded, places, rows, statement};
+use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The store's receipt for one accepted job: committed, with the times the store gave it.
@@ -51,7 +51,7 @@ impl Batch for Inserts {
     const FULL: usize = 1_000;
 
     fn weight(item: &Vec<NewJob>) -> usize {
-        item.len()
+        item.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum()
     }
 
     fn mark(&self) {}
@@ -100,7 +100,8 @@ pub(super) async fn insert_owed(
         })
         .collect();
     let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
-    for group in groups(&pairs) {
+    let bytes = |(job, _): &(&NewJob, &Accepted)| 400 + job.payload.get().len();
+    for group in groups_by_bytes(&pairs, bytes) {
         let sql = format!(
             "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at) \
              VALUES {}",

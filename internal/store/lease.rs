@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::error::corrupt;
@@ -69,7 +69,7 @@ impl Store {
         Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone() }
     }
 
-    /// Expired attempts of silent runners, at most `limit`. With `runner`, only those of that runner.
+    /// Attempts whose lease has expired, at most `limit`. Searches all owed rows.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -133,15 +133,10 @@ impl Store {
     }
 
     /// End attempts whose lease has expired as `lost`, as far as token and lease still say so when the row is locked.
-    /// The delay before a job runs again is drawn with `chance`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn reap(
-        &self,
-        expired: Vec<(JobId, AttemptToken)>,
-        chance: f64,
-    ) -> Result<Vec<(JobId, Settled)>, StoreError> {
+    pub async fn reap(&self, expired: Vec<(JobId, AttemptToken)>) -> Result<Vec<(JobId, Settled)>, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pool, "end lost attempts", move |conn, _| {
             let (shared, expired) = (shared.clone(), expired.clone());
@@ -161,7 +156,8 @@ impl Store {
                         error: Some("the runner died or lost its lease".into()),
                         result: None,
                         follow_ups: Vec::new(),
-                        again: Again::Backoff(RetryPolicy::default(), chance),
+                        // Drawn for each: jobs that were lost together should not come back together.
+                        again: Again::Backoff(RetryPolicy::default(), rand::random()),
                     })
                     .collect();
                 let mut moves = Vec::with_capacity(lost.len());
@@ -213,7 +209,7 @@ impl Pulse {
             .await
     }
 
-    /// Renew the leases of all live attempts, write their progress, and learn which are lost or asked to stop.
+    /// Renew the leases of all live attempts, and learn which are lost or asked to stop.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -249,7 +245,7 @@ impl Pulse {
         Ok(beat)
     }
 
-    /// Between beats: write progress and learn of cancels, without renewing anything.
+    /// Between beats: learn of cancels, without renewing anything.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -263,6 +259,45 @@ impl Pulse {
             beat.cancel_requested.extend(answer.cancel_requested);
         }
         Ok(beat)
+    }
+
+    /// Write what live attempts said of their progress, in one transaction. Not part of a beat: a lease must not depend
+    /// on it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn write_progress(&mut self, live: &[LiveAttempt]) -> Result<(), StoreError> {
+        let said: Vec<(Uuid, Uuid, String)> = live
+            .iter()
+            .filter_map(|attempt| Some((attempt, attempt.progress.as_ref()?)))
+            .map(|(attempt, progress)| (attempt.id.uuid(), attempt.token.uuid(), progress_text(progress)))
+            .collect();
+        if said.is_empty() {
+            return Ok(());
+        }
+        let said = std::sync::Arc::new(said);
+        self.link
+            .run("write progress", |conn, _| {
+                let said = said.clone();
+                Box::pin(async move {
+                    let mut tx = conn.begin().await?;
+                    for (id, token, text) in said.iter() {
+                        sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?")
+                            .bind(text)
+                            .bind(id)
+                            .bind(token)
+                            .execute(&mut *tx)
+                            .await?;
+                    }
+                    tx.commit().await
+                })
+            })
+            .await
+    }
+
+    /// Give up the connection: what was under way on it was not waited for.
+    pub fn disconnect(&mut self) {
+        self.link.disconnect();
     }
 
     /// Strike this runner from the list of the living: its attempts are settled.
@@ -284,6 +319,15 @@ impl Pulse {
             })
             .await
     }
+}
+
+/// Progress as it is kept. Its column holds 255 characters, which only a note full of quotes exceeds: that one goes.
+fn progress_text(progress: &Progress) -> String {
+    let text = serde_json::to_string(progress).unwrap_or_default();
+    if text.len() <= 255 {
+        return text;
+    }
+    serde_json::to_string(&Progress { percent: progress.percent, note: None }).unwrap_or_default()
 }
 
 /// One page of renewals: write, then read back what is still ours.
@@ -311,16 +355,6 @@ fn renew(
                 query = query.bind(value);
             }
             query.execute(&mut *conn).await?;
-        }
-        for attempt in page.iter() {
-            let Some(progress) = &attempt.progress else { continue };
-            let text = serde_json::to_string(progress).map_err(|e| sqlx::Error::Encode(Box::new(e)))?;
-            sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?")
-                .bind(text)
-                .bind(attempt.id.uuid())
-                .bind(attempt.token.uuid())
-                .execute(&mut *conn)
-                .await?;
         }
         let sql = format!(
             "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed FORCE INDEX (PRIMARY) WHERE id IN {}",

@@ -65,8 +65,9 @@ pub(super) fn pool(options: MySqlConnectOptions, size: u32) -> MySqlPool {
         .max_connections(size)
         .acquire_timeout(Duration::from_secs(5))
         .idle_timeout(Duration::from_secs(600))
-        // The ping before each use costs a round trip; the ROLLBACK after each use both cleans and tests.
-        .test_before_acquire(false)
+        // After a restart of MySQL every idle connection is dead: found out before its use, not by it. The round trip
+        // does not matter here; the hot path has connections of its own.
+        .test_before_acquire(true)
         .after_connect(|conn, _| Box::pin(async move { prepare_session(conn).await }))
         .after_release(|conn, _| {
             Box::pin(async move {
@@ -164,6 +165,11 @@ impl Link {
         }
     }
 
+    /// Close the connection, whatever it is doing; the next call opens another.
+    pub(super) fn disconnect(&mut self) {
+        self.conn = None;
+    }
+
     /// End whatever transaction a failed step left behind, now: the driver would do it with the next statement, and on a
     /// quiet evening that is hours with the locks held.
     async fn rolled_back(&mut self) -> bool {
@@ -206,8 +212,9 @@ impl Pace {
 
     async fn after(&mut self, error: &sqlx::Error) -> Result<(), StoreError> {
         self.runs += 1;
-        let fault = fault(error);
-        match fault {
+        match fault(error) {
+            // Our own rows: the first run's commit arrived after all. The next run recognises them.
+            Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
             Fault::Final | Fault::Duplicate => return Err(StoreError::from_driver(self.attempted, error)),
             Fault::Again => {}
             Fault::Reconnect => {

@@ -26,7 +26,7 @@ mod settle;
 mod shape;
 mod stats;
 
-pub use claim::{Claim, Claimed};
+pub use claim::{Claim, Claimed, Unreadable};
 pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
@@ -131,8 +131,7 @@ impl Store {
             .fetch_one(&mut conn)
             .await
             .map_err(|e| StoreError::from_driver(attempted, &e))?;
-        let clock = Arc::new(StoreClock::starting_at(sent, now));
-        clock.sample(sent, Instant::now(), now);
+        let clock = Arc::new(StoreClock::starting_at(sent, Instant::now(), now));
         let shared = Arc::new(Shared {
             pool: link::pool(options.clone(), settings.connections),
             options,

@@ -147,7 +147,12 @@ async fn list(
         if !seen.insert(*id) {
             continue;
         }
-        let job = job(row, ledgers.get(id).unwrap_or(&nothing))?;
+        let ledger = ledgers.get(id).unwrap_or(&nothing);
+        if ledger.end.is_none() && row.try_get::<Option<&str>, _>(9)?.is_none() {
+            // Purged, or ended, between our two reads.
+            continue;
+        }
+        let job = job(row, ledger)?;
         // The window may have caught an end that is not the last one.
         if filter.state.is_none_or(|state| state == job.state) {
             jobs.push(job);

@@ -22,7 +22,7 @@ use super::error::corrupt;
 use super::group_commit::Batch;
 use super::insert::{Accepted, insert_owed, read_clock};
 use super::link::{Earlier, Step};
-use super::shape::{groups, pad, padded, places, rows, statement};
+use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::job::{
     AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
 };
@@ -113,6 +113,10 @@ impl Batch for Settles {
     const ATTEMPTED: &'static str = "settle attempts";
     const FULL: usize = 256;
 
+    fn weight(item: &Settlement) -> usize {
+        1 + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
+    }
+
     fn mark(&self) -> u8 {
         self.lanes.any()
     }
@@ -122,7 +126,7 @@ impl Batch for Settles {
         conn: &'c mut MySqlConnection,
         items: &'c [Settlement],
         lane: u8,
-        earlier: Earlier,
+        _earlier: Earlier,
     ) -> Step<'c, Vec<Settled>> {
         Box::pin(async move {
             let mut tx = conn.begin().await?;
@@ -148,9 +152,7 @@ impl Batch for Settles {
                     follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
                 };
             }
-            if earlier == Earlier::MayHaveCommitted {
-                recognise_own_work(conn, items, &mut answers).await?;
-            }
+            recognise_own_work(conn, items, &mut answers).await?;
             Ok(answers)
         })
     }
@@ -381,7 +383,8 @@ pub(super) async fn append_to_ledger(
     lines: &[Line<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    for group in groups(lines) {
+    let bytes = |line: &Line<'_>| 200 + line.result.map_or(0, str::len) + line.error.map_or(0, str::len);
+    for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
              end_state, error, result) VALUES {}",
@@ -470,8 +473,8 @@ pub(super) async fn count(
     Ok(())
 }
 
-/// An earlier run whose COMMIT was never answered may have done the work: then the token is gone, and the ledger has our
-/// line. Only the holder of the token and the reaper write the line of an attempt, and the reaper's says `lost`; so any
+/// An earlier run, of this batch or of one that its caller gave up, whose COMMIT was never answered may have done the work:
+/// then the token is gone, and the ledger has our line. Only the holder of the token and the reaper write the line of an attempt, and the reaper's says `lost`; so any
 /// other line is ours. Look there before telling a caller that its lease was taken away.
 async fn recognise_own_work(
     conn: &mut MySqlConnection,
