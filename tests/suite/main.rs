@@ -5,6 +5,7 @@
 
 mod support;
 
+mod api;
 mod engine;
 mod report;
 mod services;

@@ -13,6 +13,7 @@ use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
+use super::contract;
 use super::servers::{connect, database, drop_database, servers, unique_name};
 use super::{DEADLINE, eventually};
 
@@ -174,10 +175,39 @@ impl TestApp {
     }
 }
 
-/// Send a request and read the answer, JSON or not.
+/// Send a request and read the answer, JSON or not. It must be one that the OpenAPI document knows.
 pub(crate) async fn answer(request: reqwest::RequestBuilder) -> Answer {
-    let response = request.send().await.unwrap();
+    let (client, request) = request.build_split();
+    let request = request.unwrap();
+    let (method, path) = (request.method().to_string(), request.url().path().to_owned());
+    let sent: Option<Value> =
+        request.body().and_then(reqwest::Body::as_bytes).and_then(|bytes| serde_json::from_slice(bytes).ok());
+    let response = client.execute(request).await.unwrap();
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    let text = response.text().await.unwrap();
-    Answer { status, headers, body: serde_json::from_str(&text).unwrap_or(Value::String(text)) }
+    let bytes = response.bytes().await.unwrap();
+    let body =
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
+    contract::hold(&method, &path, status, &headers, &body);
+    // What was accepted, the document must allow.
+    if let Some(sent) = sent.filter(|_| status < 300) {
+        assert_ne!(contract::request_fits(&method, &path, &sent), Some(false), "{method} {path} accepted {sent:#}");
+    }
+    Answer { status, headers, body }
+}
+
+impl Answer {
+    /// A header's text; empty when it is missing.
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+    }
+
+    /// The code of a problem document.
+    pub(crate) fn code(&self) -> &str {
+        self.body["code"].as_str().unwrap_or("")
+    }
+
+    /// Where the problem says that something is wrong.
+    pub(crate) fn pointers(&self) -> Vec<&str> {
+        self.body["errors"].as_array().into_iter().flatten().filter_map(|e| e["pointer"].as_str()).collect()
+    }
 }

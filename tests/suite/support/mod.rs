@@ -1,9 +1,10 @@
 //! What tests share: servers, a process per test, waiting for events.
 
 mod app;
+pub(crate) mod contract;
 mod servers;
 
-pub(crate) use app::TestApp;
+pub(crate) use app::{TestApp, answer};
 pub(crate) use servers::database;
 
 use std::future::Future;

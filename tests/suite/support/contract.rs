@@ -1,0 +1,121 @@
+//! The promise of `/openapi.json`, held against what is really said: every answer that a test gets must be documented
+//! for its method, path and status, and its body must fit the schema there. Fields nobody documented do not fit.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock};
+
+use jsonschema::Validator;
+use reqwest::header::HeaderMap;
+use serde_json::{Map, Value, json};
+
+/// Paths that are not part of the document.
+const UNDOCUMENTED: [&str; 3] = ["/", "/docs", "/openapi.json"];
+
+/// The document as the library makes it, with every object closed.
+pub(crate) fn document() -> &'static Value {
+    static DOCUMENT: OnceLock<Value> = OnceLock::new();
+    DOCUMENT.get_or_init(|| {
+        let mut document = serde_json::to_value(tickr::api::openapi()).unwrap();
+        close(&mut document);
+        document
+    })
+}
+
+/// Additional fields are what a document forgets to mention.
+fn close(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            if map.get("type") == Some(&json!("object")) && map.contains_key("properties") {
+                map.entry("additionalProperties").or_insert(json!(false));
+            }
+            map.values_mut().for_each(close);
+        }
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// The documented operation for a request, with its path; none when the path is not documented at all, and a path
+/// without operation when it does not take the method.
+pub(crate) fn operation(method: &str, path: &str) -> Option<(&'static str, Option<&'static Value>)> {
+    let paths = document()["paths"].as_object().unwrap();
+    let parts: Vec<&str> = path.split('/').collect();
+    let fits = |template: &str| {
+        let words: Vec<&str> = template.split('/').collect();
+        words.len() == parts.len()
+            && words.iter().zip(&parts).all(|(word, part)| word == part || (word.starts_with('{') && !part.is_empty()))
+    };
+    // A literal path wins over a template: /v1/jobs/batch is no job's id.
+    let exact = paths.get_key_value(path);
+    let (template, item) = exact.or_else(|| paths.iter().find(|(template, _)| fits(template)))?;
+    let method = if method == "HEAD" { "get" } else { &method.to_ascii_lowercase() };
+    Some((template, item.get(method)))
+}
+
+/// Fail unless the document says that this answer can come.
+pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, body: &Value) {
+    let content_type = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("");
+    let said = format!("{method} {path} was answered {status} {content_type}");
+    if UNDOCUMENTED.contains(&path) && status == 200 {
+        return;
+    }
+    let media = content_type.split(';').next().unwrap_or("").trim();
+    let Some((template, Some(operation))) = operation(method, path) else {
+        // Nobody documents what is not there, but the answer keeps the form of all problems.
+        assert!(matches!(status, 401 | 404 | 405), "{said}, which no operation documents: {body:#}");
+        assert_eq!(media, "application/problem+json", "{said}");
+        fits(&format!("problem of {status}"), &json!({"$ref": "#/components/schemas/Problem"}), body, &said);
+        return;
+    };
+    let documented = operation["responses"].get(status.to_string());
+    let documented = documented.unwrap_or_else(|| panic!("{said}, which {template} does not document: {body:#}"));
+    if method == "HEAD" {
+        return;
+    }
+    if status >= 400 && template != "/readyz" {
+        assert_eq!(media, "application/problem+json", "{said}");
+    }
+    for (name, _) in documented.get("headers").and_then(Value::as_object).into_iter().flatten() {
+        assert!(headers.contains_key(name), "{said} without the documented header {name}");
+    }
+    let Some(content) = documented.get("content").and_then(Value::as_object) else {
+        assert!(body.as_str() == Some(""), "{said} with a body that {template} does not document: {body}");
+        return;
+    };
+    if content.contains_key("application/octet-stream") {
+        return;
+    }
+    let described = content.get(media);
+    let described = described.unwrap_or_else(|| panic!("{said}, but {template} documents {:?}", content.keys()));
+    fits(&format!("{method} {template} {status}"), &described["schema"], body, &said);
+}
+
+/// Does the document allow this request body? For bodies that were accepted, and for those that were not.
+pub(crate) fn request_fits(method: &str, path: &str, body: &Value) -> Option<bool> {
+    let (template, operation) = operation(method, path)?;
+    let schema = operation?.pointer("/requestBody/content/application~1json/schema")?;
+    Some(with_validator(&format!("request of {method} {template}"), schema, |validator| validator.is_valid(body)))
+}
+
+fn fits(name: &str, schema: &Value, body: &Value, said: &str) {
+    with_validator(name, schema, |validator| {
+        let problems: Vec<String> =
+            validator.iter_errors(body).map(|e| format!("{}: {e}", e.instance_path())).collect();
+        assert!(problems.is_empty(), "{said}, which does not fit its schema: {problems:#?}\n{body:#}");
+    });
+}
+
+/// Validators are made once for each place of the document.
+fn with_validator<T>(name: &str, schema: &Value, use_it: impl FnOnce(&Validator) -> T) -> T {
+    static VALIDATORS: Mutex<BTreeMap<String, &'static Validator>> = Mutex::new(BTreeMap::new());
+    let known = VALIDATORS.lock().unwrap().get(name).copied();
+    let validator = known.unwrap_or_else(|| {
+        let mut root: Map<String, Value> = schema.as_object().unwrap().clone();
+        root.insert("components".into(), document()["components"].clone());
+        let validator = jsonschema::options().should_validate_formats(true).build(&Value::Object(root)).unwrap();
+        let validator: &'static Validator = Box::leak(Box::new(validator));
+        VALIDATORS.lock().unwrap().insert(name.to_owned(), validator);
+        validator
+    });
+    use_it(validator)
+}
