@@ -3,7 +3,6 @@
 
 use tokio::sync::broadcast;
 
-use crate::index::Health;
 use crate::job::{JobId, State, Verdict};
 
 /// Events that a slow listener may fall behind before it misses some. Nothing depends on every event being seen.
@@ -62,6 +61,29 @@ pub enum Event {
     IndexHealth(Health),
     /// The process stops: nothing new is fetched from here on.
     Draining,
+}
+
+/// The index's condition. Jobs run in each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Redis answers and holds what it should.
+    Fast,
+    /// Redis answers; what it should hold is being fed from the store.
+    Rebuilding,
+    /// Redis does not answer: the fetcher reads due work from the store.
+    Degraded,
+}
+
+impl Health {
+    /// The word for readiness, metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Fast => "fast",
+            Self::Rebuilding => "rebuilding",
+            Self::Degraded => "degraded",
+        }
+    }
 }
 
 /// The bus. Cheap to clone.

@@ -2,28 +2,7 @@
 
 use tokio::sync::watch;
 
-/// The index's condition. Jobs run in each of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
-    /// Redis answers and holds what it should.
-    Fast,
-    /// Redis answers; what it should hold is being fed from the store.
-    Rebuilding,
-    /// Redis does not answer: the fetcher reads due work from the store.
-    Degraded,
-}
-
-impl Health {
-    /// The word for readiness, metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Fast => "fast",
-            Self::Rebuilding => "rebuilding",
-            Self::Degraded => "degraded",
-        }
-    }
-}
+use crate::event::Health;
 
 /// The shared cell of the condition: everybody who talks to Redis reports here, everybody who depends on it watches.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ mod fetch;
 mod health;
 mod keys;
 
+pub use crate::event::Health;
 pub use fetch::{Fetch, Taken};
-pub use health::{Health, IndexHealth};
+pub use health::IndexHealth;
 pub use keys::Line;
 
 use std::collections::{HashMap, HashSet};
