@@ -126,11 +126,7 @@ impl Draft {
             return Err(Invalid::Job { problems });
         };
 
-        let payload: serde_json::Value = serde_json::from_str(self.payload.get()).map_err(|e| Invalid::Payload {
-            kind: kind.name().clone(),
-            problems: vec![Problem::at("", e.to_string())],
-        })?;
-        let problems = kind.check(&payload);
+        let problems = kind.check(&self.payload);
         if !problems.is_empty() {
             return Err(Invalid::Payload { kind: kind.name().clone(), problems });
         }

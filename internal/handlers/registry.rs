@@ -48,21 +48,44 @@ impl Problem {
     }
 }
 
+impl Problem {
+    /// What a parser says, as a JSON pointer and a text.
+    #[must_use]
+    pub fn in_json(error: serde_path_to_error::Error<serde_json::Error>) -> Self {
+        use serde_path_to_error::Segment;
+        let mut pointer = String::new();
+        for segment in error.path() {
+            let word = match segment {
+                Segment::Seq { index } => index.to_string(),
+                Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
+                Segment::Enum { variant } => variant.clone(),
+                Segment::Unknown => break,
+            };
+            pointer.push('/');
+            pointer.push_str(&word);
+        }
+        Self { pointer, detail: shortened(error.into_inner().to_string()) }
+    }
+}
+
 type RunFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// The typed handler behind a type that the registry can hold.
 trait ErasedHandler: Send + Sync {
-    fn check(&self, payload: &Value) -> Vec<Problem>;
+    fn check(&self, payload: &RawValue) -> Vec<Problem>;
     fn run(self: Arc<Self>, payload: &RawValue, ctx: Context) -> RunFuture;
 }
 
 struct Erased<H>(H);
 
 impl<H: Handler> ErasedHandler for Erased<H> {
-    fn check(&self, payload: &Value) -> Vec<Problem> {
-        match serde_path(payload) {
+    fn check(&self, payload: &RawValue) -> Vec<Problem> {
+        // The very text that the runner will parse: what passes here does not stumble there, over a field that is
+        // given twice, for example.
+        let mut reader = serde_json::Deserializer::from_str(payload.get());
+        match serde_path_to_error::deserialize::<_, H::Payload>(&mut reader) {
             Ok(typed) => self.0.check(&typed),
-            Err(problem) => vec![problem],
+            Err(error) => vec![Problem::in_json(error)],
         }
     }
 
@@ -76,10 +99,6 @@ impl<H: Handler> ErasedHandler for Erased<H> {
             }
         })
     }
-}
-
-fn serde_path<P: Kind>(payload: &Value) -> Result<P, Problem> {
-    serde_json::from_value(payload.clone()).map_err(|e| Problem::at("", e.to_string()))
 }
 
 /// A plain async function as a [`Handler`].
@@ -138,10 +157,15 @@ impl Registered {
     /// Everything that is wrong with `payload`, at most 20 problems: against the schema first, then what only the
     /// type and the handler know.
     #[must_use]
-    pub fn check(&self, payload: &Value) -> Vec<Problem> {
+    pub fn check(&self, payload: &RawValue) -> Vec<Problem> {
+        let mut reader = serde_json::Deserializer::from_str(payload.get());
+        let value: Value = match serde_path_to_error::deserialize(&mut reader) {
+            Ok(value) => value,
+            Err(error) => return vec![Problem::in_json(error)],
+        };
         let problems: Vec<Problem> = self
             .validator
-            .iter_errors(payload)
+            .iter_errors(&value)
             .take(20)
             .map(|e| Problem::at(e.instance_path().to_string(), shortened(e.to_string())))
             .collect();
@@ -275,8 +299,12 @@ mod tests {
         registry
     }
 
+    fn raw(payload: &Value) -> Box<RawValue> {
+        serde_json::value::to_raw_value(payload).unwrap()
+    }
+
     fn pointers(payload: &Value) -> Vec<String> {
-        registry().get("parcel").unwrap().check(payload).into_iter().map(|p| p.pointer).collect()
+        registry().get("parcel").unwrap().check(&raw(payload)).into_iter().map(|p| p.pointer).collect()
     }
 
     #[test]
@@ -291,8 +319,16 @@ mod tests {
     }
 
     #[test]
+    fn a_field_given_twice_is_found_before_the_runner_stumbles_over_it() {
+        let twice = RawValue::from_string(r#"{"to": {"street": "Elm", "street": "Oak"}, "grams": 5}"#.into()).unwrap();
+        let problems = registry().get("parcel").unwrap().check(&twice);
+        assert_eq!(problems[0].pointer, "/to/street");
+        assert!(problems[0].detail.contains("duplicate field"), "{problems:?}");
+    }
+
+    #[test]
     fn a_huge_value_is_not_quoted_back() {
-        let problems = registry().get("parcel").unwrap().check(&Value::String("x".repeat(1 << 20)));
+        let problems = registry().get("parcel").unwrap().check(&raw(&Value::String("x".repeat(1 << 20))));
         assert!(problems[0].detail.len() < 400);
     }
 
