@@ -1,6 +1,7 @@
 //! `/v1/reports/{file}`: fetch a finished report.
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -21,13 +22,19 @@ use crate::handlers::report;
         (status = 404, description = "not_found", body = Problem),
     )
 )]
-pub(super) async fn download(State(api): State<Api>, Path(name): Path<String>) -> Result<Response, Problem> {
+pub(super) async fn download(
+    State(api): State<Api>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, Problem> {
+    let missing = || Problem::new(Code::NotFound, "there is no report of that name");
+    // A path that is not text names no report either.
+    let Path(name) = name.map_err(|_| missing())?;
     let dir = api.reports_dir.clone();
     let opened = tokio::task::spawn_blocking(move || report::open(&dir, &name)).await;
     let report = match opened {
         Ok(Ok(report)) => report,
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Problem::new(Code::NotFound, "there is no report of that name"));
+            return Err(missing());
         }
         Ok(Err(error)) => {
             tracing::error!(%error, "cannot open a report");
