@@ -1,44 +1,66 @@
 //! Reading bodies and paths: whatever is wrong becomes a problem document that says where.
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
+use std::time::Duration;
+
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header;
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use futures_util::StreamExt as _;
 use serde::de::DeserializeOwned;
 
+use super::Api;
 use super::problem::{Code, Problem};
 use crate::handlers;
 use crate::job::JobId;
 
 /// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
 const MOST_LEVELS: usize = 64;
+/// Longest time in which a body must have arrived.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How much of a body that is too large is still read.
+const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 
 /// A JSON body of type `T`, in which unknown fields are errors.
 pub(super) struct Body<T>(pub(super) T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Problem;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
         let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
         let media = declared.split(';').next().unwrap_or("").trim();
         let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
+        let read = read(request.into_body(), api.body_limit_bytes);
+        let bytes = tokio::time::timeout(PATIENCE, read).await.map_err(|_| {
+            Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", PATIENCE.as_secs()))
+        })?;
         if !is_json {
             let detail = "declare the body with Content-Type: application/json";
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
         }
-        let bytes = Bytes::from_request(request, state).await.map_err(|e| unreadable(&e))?;
-        parse(&bytes).map(Self)
+        parse(&bytes?).map(Self)
     }
 }
 
-fn unreadable(rejection: &BytesRejection) -> Problem {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        Problem::new(Code::TooLarge, "the body is larger than the limit; TICKR_BODY_LIMIT sets it")
-    } else {
-        Problem::new(Code::InvalidJson, "the body ended before its time")
+/// Read a body of at most `limit` bytes. The rest of a larger one is read and forgotten, as far as that is bearable: a
+/// connection that is closed on a client in the middle of its sentence is reset, and the answer is lost with it.
+async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
+    let mut chunks = body.into_data_stream();
+    let (mut kept, mut size) = (Vec::new(), 0);
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| Problem::new(Code::InvalidJson, "the body ended before its time"))?;
+        size += chunk.len();
+        if size <= limit {
+            kept.extend_from_slice(&chunk);
+        } else if size > limit + MOST_FORGOTTEN_BYTES {
+            break;
+        }
     }
+    if size > limit {
+        let detail = format!("the body is larger than {limit} bytes; TICKR_BODY_LIMIT sets the limit");
+        return Err(Problem::new(Code::TooLarge, detail));
+    }
+    Ok(kept)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
@@ -47,36 +69,13 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let parsed: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-        let pointer = pointer(error.path());
-        let inner = error.into_inner();
-        match inner.classify() {
-            serde_json::error::Category::Data => {
-                Problem::new(Code::InvalidRequest, "the body is not what this call takes")
-                    .at("", vec![handlers::Problem::at(pointer, inner.to_string())])
-            }
-            _ => Problem::new(Code::InvalidJson, inner.to_string()),
-        }
+    let parsed: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
+        serde_json::error::Category::Data => Problem::new(Code::InvalidRequest, "the body is not what this call takes")
+            .at("", vec![handlers::Problem::in_json(error)]),
+        _ => Problem::new(Code::InvalidJson, error.inner().to_string()),
     })?;
     reader.end().map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
     Ok(parsed)
-}
-
-/// A serde path as a JSON pointer.
-fn pointer(path: &serde_path_to_error::Path) -> String {
-    use serde_path_to_error::Segment;
-    let mut pointer = String::new();
-    for segment in path {
-        let word = match segment {
-            Segment::Seq { index } => index.to_string(),
-            Segment::Map { key } => key.replace('~', "~0").replace('/', "~1"),
-            Segment::Enum { variant } => variant.clone(),
-            Segment::Unknown => break,
-        };
-        pointer.push('/');
-        pointer.push_str(&word);
-    }
-    pointer
 }
 
 /// Are brackets outside strings nested deeper than `most`?

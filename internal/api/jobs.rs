@@ -32,7 +32,7 @@ pub(super) struct NewJobBody {
     kind: String,
     /// The handler's input, as the kind's schema says; `{}` when left out.
     #[serde(default = "empty_object")]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     payload: Box<RawValue>,
     /// The line to wait in; `default` when left out.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
@@ -102,6 +102,7 @@ fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem>
         (status = 200, description = "An unfinished job has the unique key; nothing was written", body = JobView),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
@@ -158,6 +159,7 @@ pub(super) struct Receipt {
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 409, description = "key_taken: nothing was written", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload: nothing was written", body = Problem),

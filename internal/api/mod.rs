@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
@@ -30,6 +30,7 @@ use axum::{Json, Router};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
+use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -72,7 +73,7 @@ struct Document;
 
 /// The routes, and the OpenAPI document that describes them.
 fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
-    OpenApiRouter::with_openapi(Document::openapi())
+    let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
         .routes(routes!(jobs::show))
@@ -87,7 +88,24 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
-        .split_for_parts()
+        .split_for_parts();
+    describe_problems(&mut document);
+    (routes, document)
+}
+
+/// Problems have a media type of their own, which the attributes of the routes leave out for brevity.
+fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
+    let items = document.paths.paths.values_mut();
+    let operations = items.flat_map(|item| [&mut item.get, &mut item.post, &mut item.patch]).flatten();
+    for response in operations.flat_map(|operation| operation.responses.responses.values_mut()) {
+        let RefOr::T(response) = response else { continue };
+        for (media, content) in std::mem::take(&mut response.content) {
+            let is_problem = matches!(&content, RefOr::T(Content { schema: Some(RefOr::Ref(schema)), .. })
+                if schema.ref_location == "#/components/schemas/Problem");
+            let media = if is_problem { "application/problem+json".to_owned() } else { media };
+            response.content.insert(media, content);
+        }
+    }
 }
 
 /// The OpenAPI document, as served at `/openapi.json`.
@@ -98,7 +116,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 
 /// The whole API as one service.
 pub fn router(parts: ApiParts) -> Router {
-    let limit = parts.body_limit_bytes;
     let api = Arc::new(parts);
     let (routes, document) = described();
     let document = Arc::new(document);
@@ -109,7 +126,6 @@ pub fn router(parts: ApiParts) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
-        .layer(DefaultBodyLimit::max(limit))
         .layer(middleware::from_fn(dress))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "the request made tickr stumble").into_response()

@@ -25,6 +25,8 @@ pub enum Code {
     NotFound,
     /// 405: the path does not take this method.
     MethodNotAllowed,
+    /// 408: the body did not arrive in time.
+    RequestTimeout,
     /// 409: not possible in the state the job is in; `current_state` says which.
     WrongState,
     /// 409: an unfinished job has this unique key.
@@ -58,6 +60,7 @@ impl Code {
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::WrongState | Self::KeyTaken => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -77,6 +80,7 @@ impl Code {
             Self::Unauthorized => "A valid token is needed",
             Self::NotFound => "Not found",
             Self::MethodNotAllowed => "Method not allowed",
+            Self::RequestTimeout => "The body took too long",
             Self::WrongState => "Not possible in the job's state",
             Self::KeyTaken => "An unfinished job has this unique key",
             Self::TooLarge => "The body is too large",
@@ -97,10 +101,10 @@ impl Code {
     }
 }
 
-/// One thing that is wrong with the body.
+/// One thing that is wrong with the request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FieldError {
-    /// JSON pointer (RFC 6901) into the body; empty for the body as a whole.
+    /// JSON pointer (RFC 6901) into the body, empty for the body as a whole; or the name of a query parameter.
     pub pointer: String,
     /// What is wrong and what would be right.
     pub detail: String,
@@ -120,12 +124,12 @@ pub struct Problem {
     pub code: Code,
     /// This occurrence in words, for people.
     pub detail: String,
-    /// What exactly is wrong with the body.
+    /// What exactly is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
     /// The state the job is in, with `wrong_state`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<super::view::StateWord>)]
     pub current_state: Option<State>,
     /// The job that has the key, with `key_taken`.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -40,7 +40,7 @@ pub(super) struct ResultAnswer {
     #[schema(value_type = StateWord)]
     state: JobState,
     /// What the handler returned.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
     /// Why the last attempt failed.
     last_error: Option<String>,

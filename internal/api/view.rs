@@ -73,7 +73,7 @@ pub(super) struct JobView {
     pub(super) state: State,
     /// The handler's input. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     pub(super) payload: Option<Box<RawValue>>,
     /// Attempts that count against `max_attempts`, the running one included.
     pub(super) attempt: u32,
@@ -100,7 +100,7 @@ pub(super) struct JobView {
     /// Why the last unsuccessful attempt ended; null once the job completed.
     pub(super) last_error: Option<String>,
     /// What the handler returned.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<serde_json::Value>)]
     pub(super) result: Option<Box<RawValue>>,
     /// How far the running attempt says it is.
     #[serde(skip_serializing_if = "Option::is_none")]
