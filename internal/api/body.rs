@@ -1,12 +1,16 @@
 //! Reading bodies and paths: whatever is wrong becomes a problem document that says where.
 
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header;
 use axum::http::request::Parts;
 use futures_util::StreamExt as _;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::Api;
 use super::problem::{Code, Problem};
@@ -69,13 +73,38 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let parsed: T = serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
-        serde_json::error::Category::Data => Problem::new(Code::InvalidRequest, "the body is not what this call takes")
-            .at("", vec![handlers::Problem::in_json(error)]),
-        _ => Problem::new(Code::InvalidJson, error.inner().to_string()),
-    })?;
+    let Object(parsed) =
+        serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
+            serde_json::error::Category::Data => {
+                Problem::new(Code::InvalidRequest, "the body is not what this call takes")
+                    .at("", vec![handlers::Problem::in_json(error)])
+            }
+            _ => Problem::new(Code::InvalidJson, error.inner().to_string()),
+        })?;
     reader.end().map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
     Ok(parsed)
+}
+
+/// A JSON object as `T`. A derived type takes an array of its fields' values as well, which nobody has documented.
+#[derive(Debug)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
 }
 
 /// Are brackets outside strings nested deeper than `most`?

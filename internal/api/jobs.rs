@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::body::{Asked, Body, IdPath};
+use super::body::{Asked, Body, IdPath, Object};
 use super::problem::{Code, Problem};
 use super::view::{JobView, RetryView, StateWord};
 use super::{Api, json};
@@ -55,7 +55,8 @@ pub(super) struct NewJobBody {
     #[schema(min_length = 1, max_length = 255)]
     unique_key: Option<String>,
     /// Backoff; the kind's own when left out.
-    retry: Option<RetryView>,
+    #[schema(value_type = Option<RetryView>)]
+    retry: Option<Object<RetryView>>,
 }
 
 fn empty_object() -> Box<RawValue> {
@@ -81,7 +82,7 @@ impl NewJobBody {
             priority: self.priority,
             max_attempts: self.max_attempts,
             timeout_ms: self.timeout_ms,
-            retry: self.retry.map(Into::into),
+            retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
         })
     }
@@ -130,8 +131,8 @@ pub(super) async fn enqueue(State(api): State<Api>, Body(body): Body<NewJobBody>
 #[serde(deny_unknown_fields)]
 pub(super) struct BatchBody {
     /// 1 to 1,000 jobs.
-    #[schema(min_items = 1, max_items = 1000)]
-    jobs: Vec<NewJobBody>,
+    #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
+    jobs: Vec<Object<NewJobBody>>,
 }
 
 /// The receipt of a batch.
@@ -175,7 +176,7 @@ pub(super) async fn enqueue_batch(State(api): State<Api>, Body(body): Body<Batch
     }
     let mut jobs = Vec::with_capacity(count);
     let mut first: Option<Problem> = None;
-    for (place, body) in body.jobs.into_iter().enumerate() {
+    for (place, Object(body)) in body.jobs.into_iter().enumerate() {
         match prepare(&api, body, &format!("/jobs/{place}")) {
             Ok(job) => jobs.push(job),
             // Collect what is wrong with every job, up to a page of it.

@@ -23,16 +23,19 @@ impl Serialize for Moment {
 #[serde(deny_unknown_fields)]
 pub(super) struct RetryView {
     /// Delay after the first failure.
-    #[schema(example = 1000)]
+    #[schema(example = 1000, minimum = 1, maximum = 86_400_000)]
     pub(super) base_ms: u64,
     /// Growth from one delay to the next.
     #[serde(default = "two")]
+    #[schema(minimum = 1, maximum = 100)]
     pub(super) factor: f64,
     /// Longest delay.
     #[serde(default = "minute")]
+    #[schema(minimum = 1, maximum = 604_800_000)]
     pub(super) cap_ms: u64,
     /// Share by which a delay varies in both directions.
     #[serde(default = "tenth")]
+    #[schema(minimum = 0, maximum = 1)]
     pub(super) jitter: f64,
 }
 
