@@ -7,5 +7,6 @@ mod support;
 
 mod api;
 mod engine;
+mod problems;
 mod report;
 mod services;

@@ -4,7 +4,7 @@ mod app;
 pub(crate) mod contract;
 mod servers;
 
-pub(crate) use app::{TestApp, answer};
+pub(crate) use app::{Answer, TestApp, answer};
 pub(crate) use servers::database;
 
 use std::future::Future;

@@ -1,0 +1,449 @@
+//! Bad input: each kind of it is answered with a problem document and a stable code, nothing of it is accepted, and the
+//! next good request works.
+
+use std::time::Duration;
+
+use reqwest::Client;
+use reqwest::header::CONTENT_TYPE;
+use serde_json::{Value, json};
+use tickr::job::State;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{Answer, TestApp, answer, contract, eventually};
+
+/// What is sent, and what must come back.
+struct Case {
+    what: &'static str,
+    body: String,
+    status: u16,
+    code: &'static str,
+    /// Where the first error must point; nothing when the problem has no place.
+    pointer: Option<&'static str>,
+}
+
+fn case(what: &'static str, body: impl Into<String>, status: u16, code: &'static str) -> Case {
+    Case { what, body: body.into(), status, code, pointer: None }
+}
+
+fn at(what: &'static str, body: impl Into<String>, code: &'static str, pointer: &'static str) -> Case {
+    Case { what, body: body.into(), status: 422, code, pointer: Some(pointer) }
+}
+
+/// A noop job with one more field, as text: much of what is wrong here cannot be said with a JSON value.
+fn with(field: &str, value: &str) -> String {
+    format!(r#"{{"kind": "noop", "{field}": {value}}}"#)
+}
+
+fn bad_jobs() -> Vec<Case> {
+    let deep = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+    let mut cases = vec![
+        // Not JSON.
+        case("an empty body", "", 400, "invalid_json"),
+        case("blanks", "  \n", 400, "invalid_json"),
+        case("half an object", r#"{"kind": "noop""#, 400, "invalid_json"),
+        case("a second value", r#"{"kind": "noop"} {}"#, 400, "invalid_json"),
+        case("a comma too many", r#"{"kind": "noop",}"#, 400, "invalid_json"),
+        case("single quotes", "{'kind': 'noop'}", 400, "invalid_json"),
+        case("NaN", with("delay_ms", "NaN"), 400, "invalid_json"),
+        case("a byte order mark", "\u{feff}{\"kind\": \"noop\"}", 400, "invalid_json"),
+        case("a raw NUL in a string", "{\"kind\": \"no\0op\"}", 400, "invalid_json"),
+        case("a raw line break in a string", "{\"kind\": \"no\nop\"}", 400, "invalid_json"),
+        case("a number beyond all floats", with("delay_ms", "1e400"), 400, "invalid_json"),
+        case("a lone surrogate in the kind", r#"{"kind": "\ud800"}"#, 400, "invalid_json"),
+        case("a lone surrogate in the key", with("unique_key", r#""\udc00x""#), 400, "invalid_json"),
+        case("form data", "kind=noop", 400, "invalid_json"),
+        // Too deep, wherever.
+        case("5,000 levels", deep(5_000), 400, "too_deep"),
+        case("5,000 levels in the payload", with("payload", &deep(5_000)), 400, "too_deep"),
+        case("65 levels in all", with("payload", &deep(64)), 400, "too_deep"),
+        case("levels that never close", "[".repeat(100_000), 400, "too_deep"),
+        // JSON, but not a job.
+        at("null", "null", "invalid_request", ""),
+        at("a number", "1", "invalid_request", ""),
+        at("a list", "[[]]", "invalid_request", ""),
+        at(
+            "a job without its field names",
+            r#"["noop",{},null,null,null,null,null,null,null,null]"#,
+            "invalid_request",
+            "",
+        ),
+        at("no kind", "{}", "invalid_request", ""),
+        at("a kind that is no string", r#"{"kind": 7}"#, "invalid_request", "/kind"),
+        at("an unknown field", with("colour", "1"), "invalid_request", "/colour"),
+        at("a misspelt field", with("max_attempt", "1"), "invalid_request", "/max_attempt"),
+        at("a field twice", r#"{"kind": "noop", "kind": "sleep"}"#, "invalid_request", ""),
+        at("the payload twice", r#"{"kind": "noop", "payload": {}, "payload": {}}"#, "invalid_request", ""),
+        // Kinds.
+        at("an unknown kind", r#"{"kind": "nobody"}"#, "unknown_kind", "/kind"),
+        at("an empty kind", r#"{"kind": ""}"#, "unknown_kind", "/kind"),
+        at("a kind in capitals", r#"{"kind": "NOOP"}"#, "unknown_kind", "/kind"),
+        at("a kind with a NUL", r#"{"kind": "noop\u0000"}"#, "unknown_kind", "/kind"),
+        at("SQL for a kind", r#"{"kind": "noop'; DROP TABLE jobs; --"}"#, "unknown_kind", "/kind"),
+        at("a very long kind", format!(r#"{{"kind": "{}"}}"#, "ü".repeat(50_000)), "unknown_kind", "/kind"),
+        // Payloads.
+        at("a payload that is no object", with("payload", "[]"), "invalid_payload", "/payload"),
+        at("a payload that is null", with("payload", "null"), "invalid_payload", "/payload"),
+        at("a lone surrogate in the payload", with("payload", r#"{"a": "\ud800"}"#), "invalid_payload", "/payload/a"),
+        at(
+            "a number beyond all floats in the payload",
+            with("payload", r#"{"a": 1e400}"#),
+            "invalid_payload",
+            "/payload/a",
+        ),
+    ];
+    let sleep = |what, payload: &str, pointer| {
+        at(what, format!(r#"{{"kind": "sleep", "payload": {payload}}}"#), "invalid_payload", pointer)
+    };
+    cases.extend([
+        sleep("a field of the wrong type", r#"{"ms": "long"}"#, "/payload/ms"),
+        sleep("a missing field", "{}", "/payload"),
+        sleep("an unknown field of the payload", r#"{"ms": 1, "colour": 2}"#, "/payload"),
+        sleep("a negative time", r#"{"ms": -1}"#, "/payload/ms"),
+        sleep("a time that is too long", r#"{"ms": 1e18}"#, "/payload/ms"),
+        sleep("a payload field twice", r#"{"ms": 1, "ms": 2}"#, "/payload"),
+    ]);
+    let mail = |what, payload: Value, pointer| {
+        at(what, json!({"kind": "email", "payload": payload}).to_string(), "invalid_payload", pointer)
+    };
+    cases.extend([
+        mail(
+            "a header line in a subject",
+            json!({"to": "a@b.c", "subject": "x\r\nBcc: d@e.f", "text": "t"}),
+            "/payload/subject",
+        ),
+        mail("an address that is none", json!({"to": "nobody", "subject": "x", "text": "t"}), "/payload/to"),
+    ]);
+    cases.push(at(
+        "a callback to a file",
+        r#"{"kind": "http", "payload": {"url": "file:///etc/passwd"}}"#,
+        "invalid_payload",
+        "/payload/url",
+    ));
+    cases.push(at(
+        "a report nobody configured",
+        r#"{"kind": "report", "payload": {"query": "salaries"}}"#,
+        "invalid_payload",
+        "/payload/query",
+    ));
+    for (field, values) in [
+        ("delay_ms", &["-1", "1e18", "1000000000000000000", "1.5", "\"1\"", "18446744073709551616", "31622400001"][..]),
+        (
+            "execute_at",
+            &[
+                "\"0001-01-01T00:00:00Z\"",
+                "\"9999-12-31T23:59:59Z\"",
+                "\"1969-12-31T23:59:59Z\"",
+                "\"2026-02-30T00:00:00Z\"",
+                "\"2026-01-01\"",
+                "\"2026-01-01T00:00:00\"",
+                "\"tomorrow\"",
+                "\"\"",
+                "1767225600",
+                "\"+12026-01-01T00:00:00Z\"",
+            ],
+        ),
+        ("max_attempts", &["0", "101", "-1", "1.5", "99999999999"]),
+        ("priority", &["10", "-1", "256", "\"high\""]),
+        ("timeout_ms", &["0", "86400001", "-5"]),
+        ("queue", &["\"Bad Name!\"", "\"\"", "\"-x\"", "\"a\\u0000\"", "\"ä\"", "7"]),
+        ("unique_key", &["\"\"", "7"]),
+    ] {
+        let pointer: &'static str = Box::leak(format!("/{field}").into_boxed_str());
+        for value in values {
+            let what = Box::leak(format!("{field} of {value}").into_boxed_str());
+            cases.push(at(what, with(field, value), "invalid_request", pointer));
+        }
+    }
+    let long = "k".repeat(256);
+    cases.extend([
+        at("a queue of 65 letters", with("queue", &format!("\"{}\"", "q".repeat(65))), "invalid_request", "/queue"),
+        at("a key of 256 bytes", with("unique_key", &format!("\"{long}\"")), "invalid_request", "/unique_key"),
+        at(
+            "a key of 128 wide letters",
+            with("unique_key", &format!("\"{}\"", "ü".repeat(128))),
+            "invalid_request",
+            "/unique_key",
+        ),
+        at(
+            "both times",
+            r#"{"kind": "noop", "delay_ms": 1, "execute_at": "2026-01-01T00:00:00Z"}"#,
+            "invalid_request",
+            "/delay_ms",
+        ),
+        at(
+            "a backoff that shrinks",
+            with("retry", r#"{"base_ms": 1, "factor": 0.5}"#),
+            "invalid_request",
+            "/retry/factor",
+        ),
+        at("a backoff of no time", with("retry", r#"{"base_ms": 0}"#), "invalid_request", "/retry/base_ms"),
+        at("a backoff without field names", with("retry", "[1, 2, 3, 0.1]"), "invalid_request", "/retry"),
+        at("a backoff without base", with("retry", "{}"), "invalid_request", "/retry"),
+        at("an unknown word in the backoff", with("retry", r#"{"base_ms": 1, "x": 1}"#), "invalid_request", "/retry/x"),
+    ]);
+    cases
+}
+
+fn bad_batches() -> Vec<Case> {
+    let jobs = |jobs: &str| format!(r#"{{"jobs": {jobs}}}"#);
+    let many = vec![r#"{"kind":"noop"}"#; 1_001].join(",");
+    vec![
+        at("an empty batch", jobs("[]"), "invalid_request", "/jobs"),
+        at("1,001 jobs", jobs(&format!("[{many}]")), "invalid_request", "/jobs"),
+        at("no jobs", "{}", "invalid_request", ""),
+        at("jobs that are no list", jobs("{}"), "invalid_request", "/jobs"),
+        at("a bare list", r#"[[{"kind": "noop"}]]"#, "invalid_request", ""),
+        at(
+            "a job as a list",
+            jobs(r#"[["noop",{},null,null,null,null,null,null,null,null]]"#),
+            "invalid_request",
+            "/jobs/0",
+        ),
+        at("a job that is none", jobs(r#"[{"kind": "noop"}, 7]"#), "invalid_request", "/jobs/1"),
+        at("a field nobody knows", jobs(r#"[{"kind": "noop", "colour": 1}]"#), "invalid_request", "/jobs/0/colour"),
+        at("an unknown kind in a batch", jobs(r#"[{"kind": "noop"}, {"kind": "x"}]"#), "unknown_kind", "/jobs/1/kind"),
+        at("a bad payload in a batch", jobs(r#"[{"kind": "sleep"}]"#), "invalid_payload", "/jobs/0/payload"),
+        case("a batch that is not JSON", r#"{"jobs": ["#, 400, "invalid_json"),
+    ]
+}
+
+async fn send(tickr: &TestApp, path: &str, body: impl Into<reqwest::Body>) -> Answer {
+    answer(Client::new().post(tickr.url(path)).header(CONTENT_TYPE, "application/json").body(body)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_bad_input_has_its_code_and_changes_nothing() {
+    let tickr = TestApp::start().await;
+    let mut wrong = Vec::new();
+    for (path, cases) in [("/v1/jobs", bad_jobs()), ("/v1/jobs/batch", bad_batches())] {
+        for Case { what, body, status, code, pointer } in cases {
+            let got = send(&tickr, path, body.clone()).await;
+            let first = got.pointers().first().map(|pointer| (*pointer).to_owned());
+            let fits =
+                (got.status, got.code()) == (status, code) && pointer.is_none_or(|p| first.as_deref() == Some(p));
+            if !fits {
+                wrong.push(format!("{what}: {} {} {first:?}, not {status} {code} {pointer:?}", got.status, got.code()));
+            }
+            let shown = got.body.to_string();
+            assert!(shown.len() < 20_000, "{what}: the answer repeats {} bytes", shown.len());
+            for leak in ["SELECT", "INSERT", "sqlx", "panicked", ".rs:"] {
+                assert!(!shown.contains(leak), "{what}: {shown}");
+            }
+            // The document refuses with us, as far as a schema can.
+            let read: Option<Value> = serde_json::from_str(&body).ok();
+            if let Some(read) = read.filter(|_| code == "invalid_request" && pointer != Some("/delay_ms")) {
+                let dates = ["/execute_at", "/kind", "/payload", "/retry/factor"];
+                let by_schema =
+                    !pointer.is_some_and(|p| dates.contains(&p)) && !what.contains("twice") && !what.contains("wide");
+                if by_schema && contract::request_fits("POST", path, &read) != Some(false) {
+                    wrong.push(format!("{what}: the OpenAPI document allows it"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    for table in ["SELECT COUNT(*) FROM jobs", "SELECT COUNT(*) FROM owed", "SELECT COUNT(*) FROM unique_keys"] {
+        assert_eq!(tickr.count(table).await, 0);
+    }
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(id, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_but_legal_input_is_taken_as_it_is() {
+    let tickr = TestApp::start().await;
+    let levels = format!("{}{}", r#"{"a":["#.repeat(31), "]}".repeat(31));
+    for (what, body) in [
+        ("63 levels", with("payload", &levels)),
+        ("a NUL in a key", with("unique_key", r#""a\u0000b""#)),
+        ("a key of 255 bytes", with("unique_key", &format!("\"{}\"", "k".repeat(255)))),
+        ("a key in emoji", with("unique_key", r#""😀\ud83d\ude00""#)),
+        ("a NUL and a private letter in the payload", with("payload", r#"{"a": "\u0000", "\ue000": 1}"#)),
+        ("a field twice in a free payload", with("payload", r#"{"a": 1, "a": 2}"#)),
+        ("a huge integer", with("payload", r#"{"a": 123456789012345678901234567890, "b": -0.0, "c": 1e300}"#)),
+        ("brackets in strings", with("payload", &format!(r#"{{"a": "{}"}}"#, "[{".repeat(1_000)))),
+        ("a time long past", with("execute_at", "\"1970-01-01T00:00:00Z\"")),
+        ("a time in another zone, with nanoseconds", with("execute_at", "\"2026-01-01T01:02:03.123456789+05:30\"")),
+        ("a leap second", with("execute_at", "\"2016-12-31T23:59:60Z\"")),
+        ("no delay", with("delay_ms", "0")),
+        ("the longest delay", with("delay_ms", "31622400000")),
+        (
+            "nulls for what may be left out",
+            r#"{"kind": "noop", "queue": null, "delay_ms": null, "retry": null, "priority": null}"#.into(),
+        ),
+    ] {
+        let answer = send(&tickr, "/v1/jobs", body.clone()).await;
+        assert_eq!(answer.status, 201, "{what}: {:#}", answer.body);
+        let sent: Value = serde_json::from_str(&body).unwrap();
+        let job = tickr.job(answer.body["id"].as_str().unwrap().parse().unwrap()).await;
+        if !sent["payload"].is_null() {
+            assert_eq!(job["payload"], sent["payload"], "{what}");
+        }
+        if !sent["unique_key"].is_null() {
+            assert_eq!(job["unique_key"], sent["unique_key"], "{what}");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_declared_json_is_read_as_json() {
+    let tickr = TestApp::start().await;
+    for path in ["/v1/jobs", "/v1/jobs/batch"] {
+        for media in
+            [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("application/jsonx"), Some("")]
+        {
+            let request = Client::new().post(tickr.url(path)).body(r#"{"kind": "noop"}"#);
+            let request = match media {
+                Some(media) => request.header(CONTENT_TYPE, media),
+                None => request,
+            };
+            let got = answer(request).await;
+            assert_eq!((got.status, got.code()), (415, "unsupported_media_type"), "{path} {media:?}");
+        }
+    }
+    for media in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.shop+json"] {
+        let request = Client::new().post(tickr.url("/v1/jobs")).header(CONTENT_TYPE, media).body(r#"{"kind": "noop"}"#);
+        assert_eq!(answer(request).await.status, 201, "{media}");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_beyond_the_limit_is_answered_413_however_it_is_sent() {
+    let tickr = TestApp::start().await;
+    let job = format!(r#"{{"kind": "noop", "payload": {{"a": "{}"}}}}"#, "x".repeat(3 << 20));
+    for path in ["/v1/jobs", "/v1/jobs/batch"] {
+        let whole = send(&tickr, path, job.clone()).await;
+        assert_eq!((whole.status, whole.code()), (413, "too_large"));
+        let chunks: Vec<Result<String, std::io::Error>> =
+            job.as_bytes().chunks(10_000).map(|chunk| Ok(String::from_utf8_lossy(chunk).into_owned())).collect();
+        let chunked = send(&tickr, path, reqwest::Body::wrap_stream(futures_util::stream::iter(chunks))).await;
+        assert_eq!((chunked.status, chunked.code()), (413, "too_large"), "chunked");
+    }
+    // Just within it.
+    let limit = tickr.config.body_limit_bytes;
+    let shell = with("payload", r#"{"a": ""}"#).len();
+    for (size, status) in [(limit, 201), (limit + 1, 413)] {
+        let body = with("payload", &format!(r#"{{"a": "{}"}}"#, "x".repeat(size - shell)));
+        assert_eq!(body.len(), size);
+        assert_eq!(send(&tickr, "/v1/jobs", body).await.status, status, "{size} bytes");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_ids_and_queries_are_told_apart_from_missing_jobs() {
+    let tickr = TestApp::start().await;
+    let ids = [
+        "1",
+        "x",
+        "null",
+        "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8",
+        "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8aa",
+        "0192f8c07f3a7c4e9d5b3e2a1f0c9b8a",
+        "%7B0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a%7D",
+        "%FF",
+        "%00",
+        "..%2Fstats",
+        "'%20OR%201=1",
+    ];
+    for id in ids {
+        for path in [format!("/v1/jobs/{id}"), format!("/v1/jobs/{id}/result")] {
+            let got = tickr.get(&path).await;
+            assert_eq!((got.status, got.code()), (422, "invalid_id"), "{path}");
+        }
+        for verb in ["cancel", "retry", "run-now"] {
+            let got = tickr.post(&format!("/v1/jobs/{id}/{verb}"), json!({})).await;
+            assert_eq!((got.status, got.code()), (422, "invalid_id"), "{id} {verb}");
+        }
+    }
+    for query in [
+        "state=done",
+        "state=",
+        "state=WAITING",
+        "limit=0",
+        "limit=201",
+        "limit=-1",
+        "limit=x",
+        "limit=",
+        "kind=Bad%20Name",
+        "queue=a%00",
+        "colour=red",
+        "limit=1&limit=2",
+        "queue=%FF",
+    ] {
+        let got = tickr.get(&format!("/v1/jobs?{query}")).await;
+        assert_eq!((got.status, got.code()), (422, "invalid_request"), "{query}");
+    }
+    for cursor in ["", "x", "%00", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", &"A".repeat(5_000)] {
+        let got = tickr.get(&format!("/v1/jobs?cursor={cursor}")).await;
+        assert_eq!((got.status, got.code()), (422, "invalid_cursor"), "{cursor}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
+    let tickr = TestApp::start().await;
+    let head =
+        "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"kind\"";
+    let mut hanging = Vec::new();
+    for opening in ["", "POST /v1/jo", "POST /v1/jobs HTTP/1.1\r\nHost: t\r\n", head] {
+        for _ in 0..50 {
+            let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+            socket.write_all(opening.as_bytes()).await.unwrap();
+            hanging.push(socket);
+        }
+    }
+    // 200 of them, and everybody else is served.
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(id, State::Completed).await;
+    // They leave in the middle of their sentence; others leave before they hear the answer.
+    drop(hanging);
+    let body = r#"{"kind":"noop","queue":"left"}"#;
+    for _ in 0..50 {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        let length = body.len();
+        let request = format!(
+            "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+    }
+    // Jobs are whole or not there, and the connections to the store are all at home: more requests than there are
+    // connections, at the same time, are served.
+    let some = async |n: u64| tickr.enqueue(json!({"kind": "noop", "payload": {"n": n}})).await;
+    futures_util::future::join_all((0..32).map(some)).await;
+    let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    assert!((33..=83).contains(&jobs), "{jobs}");
+    let torn =
+        "SELECT COUNT(*) FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE (j.state = 'owed') <> (o.id IS NOT NULL)";
+    assert_eq!(tickr.count(torn).await, 0);
+    let open = "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
+                ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND p.command = 'Sleep'";
+    eventually("no transaction is left open", async || {
+        // The server shows the same picture again to whoever asks within 100 ms of the last time.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+        (tickr.count(open).await == 0).then_some(())
+    })
+    .await;
+
+    // A client that goes on after a pause is still heard.
+    let mut slow = TcpStream::connect(tickr.app.addr()).await.unwrap();
+    slow.write_all(b"POST /v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\n")
+        .await
+        .unwrap();
+    slow.write_all(b"Content-Length: 15\r\n\r\n").await.unwrap();
+    for byte in br#"{"kind":"noop"}"# {
+        slow.write_all(&[*byte]).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut heard = String::new();
+    slow.read_to_string(&mut heard).await.unwrap();
+    assert!(heard.starts_with("HTTP/1.1 201"), "{heard}");
+    tickr.stop().await;
+}
