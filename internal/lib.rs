@@ -41,3 +41,5 @@ pub mod services;
 pub mod store;
 pub mod table;
 pub mod telemetry;
+
+pub use app::run;

@@ -1,7 +1,6 @@
 //! `tickr serve`: run jobs and the API until told to stop.
 
 use clap::{ArgMatches, Command};
-use tickr::app::{App, Signals};
 use tickr::config::{Flags, Subset};
 use tickr::handlers::Registry;
 
@@ -16,17 +15,5 @@ pub(crate) fn command() -> Command {
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
-    let loaded = crate::load(matches, &["mysql_url", "redis_url"])?;
-    crate::runtime()?.block_on(async {
-        let mut signals = Signals::register()?;
-        let app = tokio::select! {
-            app = App::start(&loaded.config, Registry::new()) => app?,
-            signal = signals.next() => {
-                tracing::info!(signal, "stopped before the start was complete");
-                return Ok(());
-            }
-        };
-        app.run_until_signalled(&mut signals).await;
-        Ok(())
-    })
+    Ok(tickr::app::serve(matches, Registry::new())?)
 }

@@ -9,8 +9,10 @@
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
 mod kinds;
+mod run;
 mod signals;
 
+pub use run::{exit_code, run, serve};
 pub use signals::Signals;
 
 use std::net::SocketAddr;

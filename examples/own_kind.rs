@@ -1,0 +1,39 @@
+//! A whole tickr with a kind of your own: the kinds that ship, the API, the command line of `tickr serve`, and
+//! `thumbnail`.
+//!
+//!     cargo run --example own_kind -- --mysql-url mysql://… --redis-url redis://…
+//!     curl localhost:7070/v1/jobs -H 'content-type: application/json' \
+//!       -d '{"kind": "thumbnail", "payload": {"image": "cat.png", "width": 320}}'
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tickr::handlers::{Context, Failure, Kind, Outcome, Output, Registry};
+
+/// What a job asks for. Its JSON Schema is served at `/v1/kinds` and enforced at enqueue.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Thumbnail {
+    image: String,
+    #[schemars(range(min = 1, max = 4_096))]
+    width: u32,
+}
+
+impl Kind for Thumbnail {
+    const NAME: &'static str = "thumbnail";
+}
+
+async fn thumbnail(job: Thumbnail, ctx: Context) -> Outcome {
+    if !job.image.ends_with(".png") {
+        return Err(Failure::reject(format!("{} is not a PNG", job.image)));
+    }
+    ctx.progress(50.0, "scaling");
+    // The real work would go here. An error passed up with `?` means: try again later.
+    let file = format!("{}-{}px.png", job.image.trim_end_matches(".png"), job.width);
+    Output::json(&serde_json::json!({"file": file, "attempt": ctx.attempt()}))
+}
+
+fn main() -> std::process::ExitCode {
+    let mut kinds = Registry::new();
+    kinds.register(thumbnail);
+    tickr::run(kinds)
+}

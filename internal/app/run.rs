@@ -1,0 +1,70 @@
+//! From the command line to the end of the process, for `tickr serve` and for binaries with kinds of their own.
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Command};
+
+use super::{App, Signals};
+use crate::config::{Config, Flags, LogFormat, Subset};
+use crate::handlers::Registry;
+use crate::telemetry::init_logs;
+
+/// Run a whole tickr, with the kinds that ship and those in `own`, until SIGTERM or SIGINT.
+///
+/// Takes the flags, the `TICKR_*` environment and the `tickr.toml` of `tickr serve`. Exit codes: 0 stopped on request,
+/// 1 could not start, 2 wrong usage or configuration.
+///
+/// ```no_run
+/// use tickr::handlers::Registry;
+///
+/// fn main() -> std::process::ExitCode {
+///     tickr::run(Registry::new())
+/// }
+/// ```
+#[must_use]
+pub fn run(own: Registry) -> ExitCode {
+    let command = Flags::args(Command::new("tickr").about("Run jobs and the HTTP API until SIGTERM"), Subset::All);
+    let served = serve(&command.get_matches(), own);
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tickr: {error:#}");
+            exit_code(&error)
+        }
+    }
+}
+
+/// As [`run`], for a command whose arguments were made with [`Flags::args`] and are parsed already.
+///
+/// # Errors
+/// When the configuration is wrong or the start fails.
+pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
+    let flags = Flags::from_matches(matches).requiring(&["mysql_url", "redis_url"]);
+    let loaded = Config::load(&flags, Config::process_env(), Config::usual_file())?;
+    init_logs(&loaded.config.log, loaded.config.log_format == LogFormat::Json);
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    // One TLS implementation for everything; an error says that the caller chose one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        // Before the start, so that a signal during it is not lost.
+        let mut signals = Signals::register()?;
+        let app = tokio::select! {
+            app = App::start(&loaded.config, own) => app?,
+            signal = signals.next() => {
+                tracing::info!(signal, "stopped before the start was complete");
+                return Ok(());
+            }
+        };
+        app.run_until_signalled(&mut signals).await;
+        Ok(())
+    })
+}
+
+/// The exit code that goes with an error: 2 for wrong configuration, 1 for everything else.
+#[must_use]
+pub fn exit_code(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(if error.is::<crate::config::ConfigErrors>() { 2 } else { 1 })
+}
