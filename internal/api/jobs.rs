@@ -97,7 +97,7 @@ fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem>
 ///
 /// Answers after the job is committed. With a `unique_key` that an unfinished job has, answers 200 with that job.
 #[utoipa::path(
-    post, path = "/v1/jobs", tag = "jobs", request_body = NewJobBody,
+    post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue_job", request_body = NewJobBody,
     responses(
         (status = 201, description = "Accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 200, description = "An unfinished job has the unique key; nothing was written", body = JobView),
@@ -154,7 +154,7 @@ pub(super) struct Receipt {
 
 /// Enqueue many jobs, all or none
 #[utoipa::path(
-    post, path = "/v1/jobs/batch", tag = "jobs", request_body = BatchBody,
+    post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch", request_body = BatchBody,
     responses(
         (status = 201, description = "All accepted and durable", body = BatchAnswer),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
@@ -242,7 +242,7 @@ pub(super) struct ListAnswer {
 
 /// List jobs, newest first
 #[utoipa::path(
-    get, path = "/v1/jobs", tag = "jobs", params(ListQuery),
+    get, path = "/v1/jobs", tag = "jobs", operation_id = "list_jobs", params(ListQuery),
     responses(
         (status = 200, description = "A page of jobs, without payloads and attempts", body = ListAnswer),
         (status = 401, description = "unauthorized", body = Problem),
@@ -316,7 +316,7 @@ fn seal(filter: &Filter) -> [u8; 6] {
 
 /// Show a job with its attempts
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = String, Path, description = "The job's id")),
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job", params(("id" = String, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The job", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -342,7 +342,7 @@ pub(super) fn missing(id: JobId) -> Problem {
 ///
 /// 200: it waited and will never start. 202: it runs and was asked to stop. 409: it is over already.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = String, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Cancelled; it will never start", body = JobView),
         (status = 202, description = "Running; its handler was asked to stop", body = JobView),
@@ -362,7 +362,7 @@ pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath) -> Result
 ///
 /// Gives it a full set of attempts. 409 for jobs in any other state.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/retry", tag = "jobs", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = String, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Waiting again", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -381,7 +381,7 @@ pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath) -> Result<
 ///
 /// Makes a waiting or retrying job due at once. 409 for jobs in any other state.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/run-now", tag = "jobs", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = String, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Due now", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),

@@ -34,7 +34,7 @@ pub(super) struct KindView {
 
 /// List the kinds with their payload schemas
 #[utoipa::path(
-    get, path = "/v1/kinds", tag = "kinds",
+    get, path = "/v1/kinds", tag = "kinds", operation_id = "list_kinds",
     responses(
         (status = 200, description = "The kinds this runner knows", body = KindsAnswer),
         (status = 401, description = "unauthorized", body = Problem),

@@ -15,7 +15,7 @@ use crate::handlers::report;
 ///
 /// The file's name stands in the result of its `report` job.
 #[utoipa::path(
-    get, path = "/v1/reports/{file}", tag = "jobs", params(("file" = String, Path, description = "The file's name")),
+    get, path = "/v1/reports/{file}", tag = "jobs", operation_id = "download_report", params(("file" = String, Path, description = "The file's name")),
     responses(
         (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream"),
         (status = 401, description = "unauthorized", body = Problem),

@@ -50,7 +50,7 @@ pub(super) struct ResultAnswer {
 ///
 /// 200 when the job is over, 202 while it is not.
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}/result", tag = "jobs",
+    get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
     params(("id" = String, Path, description = "The job's id"), WaitQuery),
     responses(
         (status = 200, description = "The job is over", body = ResultAnswer),

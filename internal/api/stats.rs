@@ -62,7 +62,7 @@ pub(super) struct IndexView {
 
 /// Show counts by state and queue, lateness and rates
 #[utoipa::path(
-    get, path = "/v1/stats", tag = "operations",
+    get, path = "/v1/stats", tag = "operations", operation_id = "show_stats",
     responses(
         (status = 200, description = "A reading", body = StatsAnswer),
         (status = 401, description = "unauthorized", body = Problem),
@@ -128,7 +128,7 @@ pub(super) struct RunnerView {
 
 /// List the runners
 #[utoipa::path(
-    get, path = "/v1/runners", tag = "operations",
+    get, path = "/v1/runners", tag = "operations", operation_id = "list_runners",
     responses(
         (status = 200, description = "The runners", body = RunnersAnswer),
         (status = 401, description = "unauthorized", body = Problem),
