@@ -7,6 +7,7 @@ mod support;
 
 mod api;
 mod engine;
+mod openapi;
 mod problems;
 mod report;
 mod services;
