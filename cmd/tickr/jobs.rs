@@ -45,7 +45,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         if verb == "list" {
             return list(&client, matches, as_json).await;
         }
-        let id = matches.get_one::<String>("id").cloned().unwrap_or_default();
+        let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
         let job = match verb {
             "show" => client.get(&format!("/v1/jobs/{id}")).await?,
             verb => client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({})).await?,
@@ -64,17 +64,7 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     let mut path = format!("/v1/jobs?limit={}", wanted.clamp(1, 200));
     for name in ["state", "kind", "queue"] {
         if let Some(value) = matches.get_one::<String>(name) {
-            // Names are plain; anything else is refused by the API with a clear answer, once it is encoded.
-            let value: String = value
-                .bytes()
-                .map(|b| {
-                    if b.is_ascii_alphanumeric() || b"_.-".contains(&b) {
-                        (b as char).to_string()
-                    } else {
-                        format!("%{b:02X}")
-                    }
-                })
-                .collect();
+            let value = encoded(value);
             path.push_str(&format!("&{name}={value}"));
         }
     }
@@ -114,6 +104,13 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     }
     println!("{table}");
     Ok(())
+}
+
+/// Percent-encoded. Ids and names are plain; anything else must reach the API as it is, to be refused there, and must
+/// not lead to another path.
+fn encoded(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 fn show(job: &Value) {
