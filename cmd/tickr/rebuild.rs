@@ -1,5 +1,6 @@
 //! `tickr rebuild`: have the index fed again from the store.
 
+use anyhow::Context as _;
 use clap::{ArgMatches, Command};
 use tickr::config::{Flags, Subset};
 use tickr::index::{Index, IndexSettings};
@@ -25,7 +26,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             high_water: config.ready_high_water,
             low_water: config.ready_low_water,
         })?;
-        let keys = index.forget().await?;
+        let keys = index.forget().await.with_context(|| {
+            let url = config.redis_url().map(ToString::to_string).unwrap_or_default();
+            format!("tried {url}; TICKR_REDIS_URL or --redis-url names another Redis")
+        })?;
         println!("forgot {keys} keys; running tickr processes feed Redis again within a second");
         Ok(())
     })
