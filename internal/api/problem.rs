@@ -131,9 +131,6 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<super::view::StateWord>)]
     pub current_state: Option<State>,
-    /// The job that has the key, with `key_taken`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub job_id: Option<String>,
 }
 
 impl Problem {
@@ -147,7 +144,6 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             current_state: None,
-            job_id: None,
         }
     }
 
