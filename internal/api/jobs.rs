@@ -220,8 +220,10 @@ pub(super) struct ListQuery {
     #[param(value_type = Option<StateWord>, inline)]
     state: Option<String>,
     /// Only jobs of this kind.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     kind: Option<String>,
     /// Only jobs of this queue.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
     /// Jobs in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
@@ -244,7 +246,7 @@ pub(super) struct ListAnswer {
 #[utoipa::path(
     get, path = "/v1/jobs", tag = "jobs", operation_id = "list_jobs", params(ListQuery),
     responses(
-        (status = 200, description = "A page of jobs, without payloads and attempts", body = ListAnswer),
+        (status = 200, description = "A page of jobs, without payloads, results and attempts", body = ListAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
@@ -316,7 +318,7 @@ fn seal(filter: &Filter) -> [u8; 6] {
 
 /// Show a job with its attempts
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job", params(("id" = String, Path, description = "The job's id")),
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "The job", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -342,7 +344,7 @@ pub(super) fn missing(id: JobId) -> Problem {
 ///
 /// 200: it waited and will never start. 202: it runs and was asked to stop. 409: it is over already.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Cancelled; it will never start", body = JobView),
         (status = 202, description = "Running; its handler was asked to stop", body = JobView),
@@ -362,7 +364,7 @@ pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath) -> Result
 ///
 /// Gives it a full set of attempts. 409 for jobs in any other state.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Waiting again", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -381,7 +383,7 @@ pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath) -> Result<
 ///
 /// Makes a waiting or retrying job due at once. 409 for jobs in any other state.
 #[utoipa::path(
-    post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = String, Path, description = "The job's id")),
+    post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
         (status = 200, description = "Due now", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),

@@ -17,7 +17,13 @@ use crate::handlers::report;
 #[utoipa::path(
     get, path = "/v1/reports/{file}", tag = "jobs", operation_id = "download_report", params(("file" = String, Path, description = "The file's name")),
     responses(
-        (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream"),
+        (status = 200, description = "The file, to be saved", content(
+            (String = "text/csv"),
+            (serde_json::Value = "application/json"),
+            (String = "text/html"),
+            (Vec<u8> = "application/pdf"),
+            (Vec<u8> = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
+        ), headers(("Content-Disposition" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
     )

@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
     /// How long to wait for the end, such as `500ms` or `30s`; at most 60 s. Without it the answer comes at once.
-    #[param(example = "30s")]
+    #[param(example = "30s", pattern = "^[0-9]{1,9}(ms|s|m)$")]
     wait: Option<String>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct ResultAnswer {
 /// 200 when the job is over, 202 while it is not.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
-    params(("id" = String, Path, description = "The job's id"), WaitQuery),
+    params(("id" = Uuid, Path, description = "The job's id"), WaitQuery),
     responses(
         (status = 200, description = "The job is over", body = ResultAnswer),
         (status = 202, description = "The job is not over yet", body = ResultAnswer),

@@ -102,9 +102,10 @@ pub(super) struct JobView {
     pub(super) cancel_requested_at: Option<Moment>,
     /// Why the last unsuccessful attempt ended; null once the job completed.
     pub(super) last_error: Option<String>,
-    /// What the handler returned.
+    /// What the handler returned; null when it has not, or returned nothing. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
-    pub(super) result: Option<Box<RawValue>>,
+    pub(super) result: Option<Option<Box<RawValue>>>,
     /// How far the running attempt says it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progress: Option<ProgressView>,
@@ -192,7 +193,7 @@ impl JobView {
             finished_at: None,
             cancel_requested_at: None,
             last_error: None,
-            result: None,
+            result: Some(None),
             progress: None,
             attempts: Some(Vec::new()),
         }
@@ -218,7 +219,7 @@ impl JobView {
             finished_at: job.finished_at.map(Moment),
             cancel_requested_at: job.cancel_requested_at.map(Moment),
             last_error: job.last_error,
-            result: job.result,
+            result: attempts.is_some().then_some(job.result),
             progress: job.progress.map(|Progress { percent, note }| ProgressView { percent, note }),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
         }
