@@ -6,7 +6,11 @@
 mod support;
 
 mod api;
+mod blackbox;
+mod cli;
 mod engine;
+mod kinds;
+mod layering;
 mod openapi;
 mod problems;
 mod report;

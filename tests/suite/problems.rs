@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
-use reqwest::Client;
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use tickr::job::State;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{Answer, TestApp, answer, contract, eventually};
+use crate::support::{Answer, TestApp, answer, contract, eventually, http};
 
 /// What is sent, and what must come back.
 struct Case {
@@ -209,7 +208,7 @@ fn bad_batches() -> Vec<Case> {
 }
 
 async fn send(tickr: &TestApp, path: &str, body: impl Into<reqwest::Body>) -> Answer {
-    answer(Client::new().post(tickr.url(path)).header(CONTENT_TYPE, "application/json").body(body)).await
+    answer(http().post(tickr.url(path)).header(CONTENT_TYPE, "application/json").body(body)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -295,7 +294,7 @@ async fn only_declared_json_is_read_as_json() {
         for media in
             [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("application/jsonx"), Some("")]
         {
-            let request = Client::new().post(tickr.url(path)).body(r#"{"kind": "noop"}"#);
+            let request = http().post(tickr.url(path)).body(r#"{"kind": "noop"}"#);
             let request = match media {
                 Some(media) => request.header(CONTENT_TYPE, media),
                 None => request,
@@ -305,7 +304,7 @@ async fn only_declared_json_is_read_as_json() {
         }
     }
     for media in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.shop+json"] {
-        let request = Client::new().post(tickr.url("/v1/jobs")).header(CONTENT_TYPE, media).body(r#"{"kind": "noop"}"#);
+        let request = http().post(tickr.url("/v1/jobs")).header(CONTENT_TYPE, media).body(r#"{"kind": "noop"}"#);
         assert_eq!(answer(request).await.status, 201, "{media}");
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::contract;
 use super::servers::{connect, database, drop_database, servers, unique_name};
-use super::{DEADLINE, eventually};
+use super::{DEADLINE, eventually, http};
 
 /// A running tickr. `stop` it at the end of a test.
 pub(crate) struct TestApp {
@@ -76,11 +76,11 @@ impl TestApp {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
-        answer(reqwest::Client::new().get(self.url(path))).await
+        answer(http().get(self.url(path))).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
-        answer(reqwest::Client::new().post(self.url(path)).json(&body)).await
+        answer(http().post(self.url(path)).json(&body)).await
     }
 
     /// Enqueue through the API; the new job's id.

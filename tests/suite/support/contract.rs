@@ -82,11 +82,12 @@ pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, b
         assert!(body.as_str() == Some(""), "{said} with a body that {template} does not document: {body}");
         return;
     };
-    if content.contains_key("application/octet-stream") {
-        return;
-    }
     let described = content.get(media);
     let described = described.unwrap_or_else(|| panic!("{said}, but {template} documents {:?}", content.keys()));
+    if template == "/v1/reports/{file}" && status == 200 {
+        // Files, whose insides are their own business.
+        return;
+    }
     fits(&format!("{method} {template} {status}"), &described["schema"], body, &said);
 }
 

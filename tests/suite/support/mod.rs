@@ -2,7 +2,10 @@
 
 mod app;
 pub(crate) mod contract;
+pub(crate) mod program;
 mod servers;
+#[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
+pub(crate) mod smtp_sink;
 
 pub(crate) use app::{Answer, TestApp, answer};
 pub(crate) use servers::database;
@@ -26,4 +29,10 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut
         assert!(Instant::now() < deadline, "gave up waiting until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// A client; the TLS implementation that it insists on is chosen first.
+pub(crate) fn http() -> reqwest::Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::new()
 }

@@ -1,0 +1,214 @@
+//! The built command from outside: `tickr dev` as a user starts it, stops it, kills it and starts it again.
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::support::program::{Program, command, example, nothing_runs_in, outcome, tickr};
+use crate::support::{TestApp, answer, eventually, http};
+
+/// A user's machine: a folder to work in, a home and a place for temporary files, all of them empty.
+struct Desk {
+    root: tempfile::TempDir,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let root = tempfile::Builder::new().prefix("tickr").tempdir().unwrap();
+        for name in ["work", "home", "tmp"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        Self { root }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.root.path().join("data")
+    }
+
+    fn dev(&self, more: &[&str]) -> Command {
+        let data = self.data();
+        let mut args = vec!["dev", "--dir", data.to_str().unwrap(), "--http-addr", "127.0.0.1:0"];
+        args.extend(more);
+        let mut command = command(&tickr(), &self.root.path().join("work"), &args);
+        command.env("HOME", self.root.path().join("home")).env("TMPDIR", self.root.path().join("tmp"));
+        command
+    }
+
+    async fn start(&self, more: &[&str]) -> (Program, String) {
+        let mut program = Program::spawn(self.dev(more));
+        let docs = program.says("  API      ").await;
+        (program, docs.strip_suffix("/docs").unwrap().to_owned())
+    }
+
+    /// Nothing runs, and nothing was left outside the data folder.
+    async fn is_tidy(&self) {
+        nothing_runs_in(self.root.path()).await;
+        for name in ["work", "home", "tmp"] {
+            let left: Vec<_> = std::fs::read_dir(self.root.path().join(name)).unwrap().collect();
+            assert!(left.is_empty(), "{left:?}");
+        }
+    }
+}
+
+async fn get(url: &str, path: &str) -> Value {
+    answer(http().get(format!("{url}{path}"))).await.body
+}
+
+async fn jobs(url: &str, state: &str) -> Vec<Value> {
+    get(url, &format!("/v1/jobs?state={state}")).await["data"].as_array().unwrap().clone()
+}
+
+async fn until(url: &str, id: &str, state: &str) -> Value {
+    eventually(&format!("job {id} is {state}"), async || {
+        let job = get(url, &format!("/v1/jobs/{id}")).await;
+        (job["state"] == state).then_some(job)
+    })
+    .await
+}
+
+/// The mails of an outbox: headers, unfolded, and body.
+fn mails(outbox: &Path) -> Vec<(String, String)> {
+    let files = std::fs::read_dir(outbox).unwrap().map(|entry| entry.unwrap().path());
+    let mails = files.filter(|path| path.extension().is_some_and(|ext| ext == "eml"));
+    mails
+        .map(|path| {
+            let text = std::fs::read_to_string(path).unwrap().replace("\r\n", "\n");
+            let (head, body) = text.split_once("\n\n").unwrap();
+            (head.replace("\n ", " "), body.to_owned())
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
+    let desk = Desk::new();
+    let (mut program, url) = desk.start(&[]).await;
+
+    // The samples: a mail, a callback, a report and the mail that carries it.
+    let done = eventually("the samples are done", async || {
+        let done = jobs(&url, "completed").await;
+        (done.len() == 4).then_some(done)
+    })
+    .await;
+    let mut kinds: Vec<&str> = done.iter().map(|job| job["kind"].as_str().unwrap()).collect();
+    kinds.sort_unstable();
+    assert_eq!(kinds, ["email", "email", "http", "report"]);
+    program.says("the first job completed ").await;
+
+    // The report over HTTP, and the same bytes in the mail.
+    let report = done.iter().find(|job| job["kind"] == "report").unwrap()["id"].as_str().unwrap();
+    let report = get(&url, &format!("/v1/jobs/{report}")).await;
+    let file = report["result"]["file"].as_str().unwrap();
+    let page = http().get(format!("{url}/v1/reports/{file}")).send().await.unwrap().bytes().await.unwrap();
+    assert!(page.starts_with(b"<!DOCTYPE html>"));
+    let mails_now = mails(&desk.data().join("outbox"));
+    assert_eq!(mails_now.len(), 2);
+    let (head, body) = mails_now.iter().find(|(head, _)| head.contains("Subject: Your first report")).unwrap();
+    assert!(head.contains("To: you@example.com") && head.contains("multipart/mixed"), "{head}");
+    let boundary = head.split_once("boundary=\"").unwrap().1.split_once('"').unwrap().0;
+    let parts: Vec<&str> = body.split(&format!("--{boundary}")).collect();
+    let (part_head, part) = parts[2].trim_start().split_once("\n\n").unwrap();
+    assert!(part_head.contains("attachment") && part_head.contains(file), "{part_head}");
+    assert_eq!(STANDARD.decode(part.replace('\n', "")).unwrap(), page);
+
+    // The printed line works, pasted as it is.
+    let said = program.said();
+    let curl = &said[said.find("curl -s ").unwrap()..];
+    let body = curl.split_once("-d '").unwrap().1.split_once('\'').unwrap().0;
+    let line = &curl[..curl.find(body).unwrap() + body.len() + 1];
+    let accepted: Value = if Command::new("curl").arg("--version").output().await.is_ok() {
+        let (code, out, err) = outcome(command("sh".as_ref(), &desk.root.path().join("work"), &["-c", line])).await;
+        assert_eq!(code, 0, "{err}");
+        serde_json::from_str(&out).unwrap()
+    } else {
+        let post = http().post(format!("{url}/v1/jobs")).header("content-type", "application/json");
+        answer(post.body(body.to_owned())).await.body
+    };
+    until(&url, accepted["id"].as_str().unwrap(), "completed").await;
+
+    // Stopped and started again, it knows what it owes.
+    let mail = json!({"to": "ada@example.com", "subject": "Later", "text": "x"});
+    let later = json!({"kind": "email", "payload": mail, "delay_ms": 3_000});
+    let first_runner = get(&url, "/v1/runners").await["data"][0]["id"].clone();
+    let later = answer(http().post(format!("{url}/v1/jobs")).json(&later)).await.body;
+    program.signal("INT").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    desk.is_tidy().await;
+    let said = program.said();
+    assert!(!said.contains("ERROR"), "{said}");
+
+    let (mut program, url) = desk.start(&["--no-samples"]).await;
+    program.says("found 6 jobs from earlier runs").await;
+    let job = until(&url, later["id"].as_str().unwrap(), "completed").await;
+    assert_eq!(job["attempts"].as_array().unwrap().len(), 1);
+    assert_ne!(job["attempts"][0]["runner"], first_runner, "{said}\n{job:#}");
+    assert!(job["started_at"].as_str() >= job["execute_at"].as_str(), "never early");
+    assert!(mails(&desk.data().join("outbox")).iter().any(|(head, _)| head.contains("Subject: Later")));
+
+    // One folder, one tickr.
+    let (code, _, err) = outcome(desk.dev(&[])).await;
+    assert_eq!(code, 1);
+    assert!(err.contains("in use by another tickr") && err.contains("data"), "{err}");
+    assert_eq!(get(&url, "/readyz").await["status"], "ready");
+
+    // Killed, it takes its servers along, and starts again.
+    program.signal("KILL").await;
+    program.ends().await;
+    let (mut program, url) = desk.start(&["--no-samples"]).await;
+    assert_eq!(jobs(&url, "completed").await.len(), 6);
+    program.signal("KILL").await;
+    program.ends().await;
+    desk.is_tidy().await;
+    let (mut program, url) = desk.start(&["--no-samples"]).await;
+    assert_eq!(get(&url, "/v1/stats").await["states"]["completed"], 6);
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0));
+    desk.is_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_during_the_start_leaves_nothing_either() {
+    let desk = Desk::new();
+    let mut program = Program::spawn(desk.dev(&[]));
+    eventually("its servers are starting", async || desk.data().join("servers").exists().then_some(())).await;
+    program.signal("INT").await;
+    program.ends().await;
+    desk.is_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_of_ones_own_runs_in_a_whole_tickr() {
+    let tickr = TestApp::start().await;
+    let mysql = tickr.config.mysql_url().unwrap().expose().to_owned();
+    let redis = tickr.config.redis_url().unwrap().expose().to_owned();
+    let args = ["--http-addr", "127.0.0.1:0", "--queues", "own", "--redis-prefix", &tickr.config.redis_prefix];
+    let mut command = command(&example("own_kind").await, tickr.dir.path(), &args);
+    command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", redis).env("TICKR_LOG_FORMAT", "json");
+    let mut program = Program::spawn(command);
+    let addr = program.says("\"addr\":\"").await;
+    let url = format!("http://{}", addr.split('"').next().unwrap());
+
+    let kinds = get(&url, "/v1/kinds").await;
+    let kind = kinds["data"].as_array().unwrap().iter().find(|kind| kind["kind"] == "thumbnail").unwrap();
+    assert_eq!(kind["schema"]["properties"]["width"]["maximum"], 4_096);
+    let enqueue = async |payload: Value| {
+        let job = json!({"kind": "thumbnail", "payload": payload, "queue": "own"});
+        answer(http().post(format!("{url}/v1/jobs")).json(&job)).await
+    };
+    let refused = enqueue(json!({"image": "cat.png", "width": 0})).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/payload/width"]));
+    let accepted = enqueue(json!({"image": "cat.png", "width": 320})).await;
+    assert_eq!(accepted.status, 201);
+    let job = until(&url, accepted.body["id"].as_str().unwrap(), "completed").await;
+    assert_eq!(job["result"], json!({"file": "cat-320px.png", "attempt": 1}));
+    let rejected = enqueue(json!({"image": "cat.gif", "width": 320})).await;
+    let job = until(&url, rejected.body["id"].as_str().unwrap(), "failed").await;
+    assert_eq!((&job["last_error"], &job["attempt"]), (&json!("cat.gif is not a PNG"), &json!(1)));
+
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    tickr.stop().await;
+}

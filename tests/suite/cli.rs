@@ -1,0 +1,305 @@
+//! The built command, subcommand by subcommand: what it prints, what it does, how it ends.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tickr::event::Event;
+use tickr::job::State;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::process::Command;
+
+use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::{TestApp, answer, eventually, http};
+
+/// `tickr …` in a folder of the test.
+fn run(dir: &Path, args: &[&str]) -> Command {
+    command(&tickr(), dir, args)
+}
+
+/// `tickr …` against the tickr of the test.
+fn client(app: &TestApp, args: &[&str]) -> Command {
+    let mut command = run(app.dir.path(), args);
+    command.env("TICKR_URL", app.url(""));
+    command
+}
+
+async fn ok(command: Command) -> String {
+    let (code, out, err) = outcome(command).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    out
+}
+
+fn servers(app: &TestApp, command: &mut Command) {
+    command
+        .env("TICKR_MYSQL_URL", app.config.mysql_url().unwrap().expose())
+        .env("TICKR_REDIS_URL", app.config.redis_url().unwrap().expose())
+        .env("TICKR_REDIS_PREFIX", &app.config.redis_prefix);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tickr.toml"), "horizon = \"never\"\ncolour = \"red\"\n").unwrap();
+    let mut serve = run(dir.path(), &["serve", "--lease", "1ms", "--queues", "Bad Name"]);
+    serve.env("TICKR_WORKERS", "none").env("TICKR_API_TOKENS", "canary,x").env("TICKR_HTTP_ADDR", "nowhere");
+    let (code, out, err) = outcome(serve).await;
+    assert_eq!((code, out.as_str()), (2, ""), "{err}");
+    for part in [
+        "mysql_url",
+        "TICKR_MYSQL_URL",
+        "redis_url",
+        "workers",
+        "TICKR_WORKERS",
+        "lease",
+        "--lease",
+        "queues",
+        "http_addr",
+        "horizon",
+        "tickr.toml",
+        "colour",
+    ] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
+    assert!(!err.contains("canary") && !err.contains("backtrace"), "{err}");
+
+    let (code, _, err) = outcome(run(dir.path(), &["serve", "--no-such-flag"])).await;
+    assert_eq!(code, 2, "{err}");
+    let (code, _, err) = outcome(run(dir.path(), &[])).await;
+    assert!(code == 2 && err.contains("serve") && err.contains("dev"), "{err}");
+    let (code, _, err) = outcome(run(dir.path(), &["serve", "--config", "nowhere.toml"])).await;
+    assert!(code == 2 && err.contains("nowhere.toml"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_mysql_it_says_what_it_tried_and_how_to_start_one() {
+    let dir = tempfile::tempdir().unwrap();
+    // A port that nobody listens on, for as long as the test holds it.
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port();
+    drop(held);
+    let mysql = format!("mysql://root:canary@127.0.0.1:{port}/tickr");
+    let began = Instant::now();
+    let serve = ["serve", "--mysql-url", &mysql, "--redis-url", "redis://127.0.0.1:1", "--http-addr", "127.0.0.1:0"];
+    let migrate = ["migrate", "--mysql-url", &mysql];
+    let (serve, migrate) = tokio::join!(outcome(run(dir.path(), &serve)), outcome(run(dir.path(), &migrate)));
+    for (code, out, err) in [serve, migrate] {
+        assert_eq!(code, 1, "{out}{err}");
+        for part in [&format!("127.0.0.1:{port}"), "tickr dev", "TICKR_MYSQL_URL", "--mysql-url"] {
+            assert!(err.contains(part), "{part} is not in:\n{err}");
+        }
+        assert!(!format!("{out}{err}").contains("canary"), "{out}{err}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_it_serves_all_the_same_and_says_so() {
+    let app = TestApp::start().await;
+    let args = ["serve", "--redis-url", "redis://127.0.0.1:1", "--http-addr", "127.0.0.1:0", "--queues", "alone"];
+    let mut serve = run(app.dir.path(), &args);
+    servers(&app, &mut serve);
+    serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
+    let mut program = Program::spawn(serve);
+    let addr = program.says("\"addr\":\"").await;
+    let url = format!("http://{}", addr.split('"').next().unwrap());
+    let job = json!({"kind": "noop", "queue": "alone"});
+    let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&job)).await;
+    assert_eq!(accepted.status, 201);
+    app.until(accepted.body["id"].as_str().unwrap().parse().unwrap(), State::Completed).await;
+    eventually("it knows that Redis is out", async || {
+        let ready = answer(http().get(format!("{url}/readyz"))).await;
+        assert_eq!(ready.status, 200);
+        (ready.body["index"] == "degraded").then_some(())
+    })
+    .await;
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_taken_port_is_named_with_the_setting_that_changes_it() {
+    let app = TestApp::start().await;
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let mut serve = run(app.dir.path(), &["serve", "--http-addr", &addr]);
+    servers(&app, &mut serve);
+    let (code, _, err) = outcome(serve).await;
+    assert_eq!(code, 1, "{err}");
+    for part in [addr.as_str(), "cannot listen", "--http-addr", "TICKR_HTTP_ADDR"] {
+        assert!(err.contains(part), "{part} is not in:\n{err}");
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn migrate_is_repeatable_and_rebuild_has_redis_fed_again() {
+    let app = TestApp::start().await;
+    for _ in 0..2 {
+        let mut migrate = run(app.dir.path(), &["migrate"]);
+        migrate.env("TICKR_MYSQL_URL", app.config.mysql_url().unwrap().expose());
+        assert_eq!(ok(migrate).await, "the tables are up to date\n");
+    }
+    let id = app.enqueue(json!({"kind": "noop", "delay_ms": 1_500})).await;
+    let mut rebuild = run(app.dir.path(), &["rebuild"]);
+    rebuild
+        .env("TICKR_REDIS_URL", app.config.redis_url().unwrap().expose())
+        .env("TICKR_REDIS_PREFIX", &app.config.redis_prefix);
+    let act = async {
+        let said = ok(rebuild).await;
+        assert!(said.starts_with("forgot ") && said.contains("feed Redis again"), "{said}");
+    };
+    app.event("a rebuild", act, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
+    let job = app.until(id, State::Completed).await;
+    assert_eq!(job["attempts"].as_array().unwrap().len(), 1);
+    let (code, _, err) = outcome(run(app.dir.path(), &["rebuild", "--redis-url", "redis://:canary@127.0.0.1:1"])).await;
+    assert!(code == 1 && err.contains("127.0.0.1:1") && !err.contains("canary"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
+    let app = TestApp::start().await;
+    let job = async |out: &str| app.job(out.split(' ').next().unwrap().parse().unwrap()).await;
+    let bare = ok(client(&app, &["enqueue", "noop"])).await;
+    assert!(bare.ends_with(" waiting\n"), "{bare}");
+    assert_eq!(job(&bare).await["payload"], json!({}));
+
+    std::fs::write(app.dir.path().join("payload.json"), r#"{"from": "a file"}"#).unwrap();
+    let file = ok(client(&app, &["enqueue", "noop", "@payload.json"])).await;
+    assert_eq!(job(&file).await["payload"], json!({"from": "a file"}));
+
+    let mut piped = client(&app, &["enqueue", "noop", "-"]);
+    piped.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(br#"{"from": "a pipe"}"#).await.unwrap();
+    let out = child.wait_with_output().await.unwrap();
+    assert!(out.status.success());
+    assert_eq!(job(&String::from_utf8(out.stdout).unwrap()).await["payload"], json!({"from": "a pipe"}));
+
+    let waited = ok(client(&app, &["enqueue", "sleep", r#"{"ms": 50}"#, "--wait", "30s", "--json"])).await;
+    let waited: Value = serde_json::from_str(&waited).unwrap();
+    assert_eq!((&waited["state"], &waited["result"]), (&json!("completed"), &json!({"slept_ms": 50})));
+
+    let all = [
+        "enqueue",
+        "noop",
+        r#"{"a": 1}"#,
+        "--queue",
+        "slow",
+        "--delay-ms",
+        "3600000",
+        "--max-attempts",
+        "3",
+        "--timeout-ms",
+        "500",
+        "--priority",
+        "1",
+        "--unique-key",
+        "k",
+        "--json",
+    ];
+    let all: Value = serde_json::from_str(&ok(client(&app, &all)).await).unwrap();
+    for (field, value) in [
+        ("queue", json!("slow")),
+        ("max_attempts", json!(3)),
+        ("timeout_ms", json!(500)),
+        ("priority", json!(1)),
+        ("unique_key", json!("k")),
+        ("state", json!("waiting")),
+    ] {
+        assert_eq!(all[field], value, "{field}");
+    }
+    let dated = ok(client(&app, &["enqueue", "noop", "--at", "2020-01-01T00:00:00Z", "--wait", "30s"])).await;
+    assert!(dated.ends_with(" completed\n"), "{dated}");
+
+    // What the API refuses, with the place; what is no JSON, before anything is sent; nobody there.
+    let (code, out, err) = outcome(client(&app, &["enqueue", "sleep", r#"{"ms": "x"}"#])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("/payload/ms") && err.contains("invalid_payload"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["enqueue", "noop", "{"])).await;
+    assert!(code == 1 && err.contains("not JSON"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["enqueue", "noop", "@nowhere.json"])).await;
+    assert!(code == 1 && err.contains("nowhere.json"), "{err}");
+    let (code, _, err) = outcome(run(app.dir.path(), &["enqueue", "noop", "--url", "http://127.0.0.1:1"])).await;
+    assert!(code == 1 && err.contains("http://127.0.0.1:1") && err.contains("tickr dev"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_listed_shown_and_steered() {
+    let app = TestApp::start().await;
+    let later = || async { app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await };
+    let (first, second) = (later().await, later().await);
+    let failed = app.enqueue_kind("fail", json!({"permanent": true})).await;
+    app.until(failed, State::Failed).await;
+
+    let list = ok(client(&app, &["jobs", "list"])).await;
+    let rows: Vec<&str> = list.lines().collect();
+    assert!(rows[0].contains("ID") && rows[0].contains("LAST ERROR"), "{list}");
+    assert!(rows[1].contains(&failed.to_string()) && rows[1].contains("rejected on request"), "{list}");
+    assert!(rows[3].contains(&first.to_string()), "newest first: {list}");
+    let json = ok(client(&app, &["jobs", "list", "--state", "waiting", "--limit", "1", "--json"])).await;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((json.as_array().unwrap().len(), &json[0]["id"]), (1, &json!(second.to_string())));
+
+    let shown = ok(client(&app, &["jobs", "show", &failed.to_string()])).await;
+    for part in ["failed", "rejected on request", "1/5", "#1", "rejected"] {
+        assert!(shown.contains(part), "{part} is not in:\n{shown}");
+    }
+    assert!(ok(client(&app, &["jobs", "cancel", &first.to_string()])).await.contains("cancelled"));
+    assert_eq!(app.job(first).await["state"], "cancelled");
+    ok(client(&app, &["jobs", "run-now", &second.to_string()])).await;
+    app.until(second, State::Completed).await;
+    ok(client(&app, &["jobs", "retry", &failed.to_string()])).await;
+    app.until(failed, State::Failed).await;
+
+    let (code, _, err) = outcome(client(&app, &["jobs", "cancel", &second.to_string()])).await;
+    assert!(code == 1 && err.contains("wrong_state") && err.contains("completed"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["jobs", "show", "not-an-id"])).await;
+    assert!(code == 1 && err.contains("invalid_id"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["jobs", "show", "a/../../stats"])).await;
+    assert!(code == 1 && err.contains("invalid_id"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_brings_its_token_and_config_masks_every_secret() {
+    let app =
+        TestApp::start_with(|config| config.api_tokens = vec!["canary-token".into()], tickr::handlers::Registry::new())
+            .await;
+    let (code, _, err) = outcome(client(&app, &["enqueue", "noop"])).await;
+    assert!(code == 1 && err.contains("unauthorized"), "{err}");
+    let mut with_token = client(&app, &["enqueue", "noop"]);
+    with_token.env("TICKR_TOKEN", "canary-token");
+    ok(with_token).await;
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = "workers = 7\n[smtp]\nhost = \"mail.example.com\"\nusername = \"u\"\npassword = \"canary-smtp\"\nfrom = \"a@b.example\"\n";
+    std::fs::write(dir.path().join("tickr.toml"), file).unwrap();
+    let mut config = run(dir.path(), &["config", "--redis-url", "redis://:canary-redis@cache:6379"]);
+    config
+        .env("TICKR_MYSQL_URL", "mysql://app:canary-mysql@db:3306/tickr")
+        .env("TICKR_API_TOKENS", "canary-token-that-is-long")
+        .env("TICKR_CALLBACK_SECRET", "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5");
+    let (code, out, err) = outcome(config).await;
+    assert_eq!(code, 0, "{err}");
+    assert!(!format!("{out}{err}").contains("canary") && !out.contains("Y2FuYXJ5"), "{out}{err}");
+    for part in [
+        "mysql_url",
+        "db:3306",
+        "TICKR_MYSQL_URL",
+        "cache:6379",
+        "--redis-url",
+        "workers",
+        "7",
+        "tickr.toml",
+        "smtp.host",
+    ] {
+        assert!(out.contains(part), "{part} is not in:\n{out}");
+    }
+    let (code, reference, _) = outcome(run(dir.path(), &["config", "--reference"])).await;
+    assert!(code == 0 && reference.contains("TICKR_SHUTDOWN_GRACE"), "{reference}");
+    app.stop().await;
+}

@@ -1,0 +1,120 @@
+//! The built programs, started as a user would: in an empty folder, with an environment of their own, seen only through
+//! what they print, answer and leave behind.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+
+use super::{DEADLINE, eventually};
+
+/// The `tickr` command of this build.
+pub(crate) fn tickr() -> PathBuf {
+    env!("CARGO_BIN_EXE_tickr").into()
+}
+
+/// An example of this build. `cargo test` builds them with the tests; asked for one test target alone, it does not.
+pub(crate) async fn example(name: &str) -> PathBuf {
+    let path = tickr().parent().unwrap().join("examples").join(name);
+    if !path.exists() {
+        let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
+        let mut build = Command::new(cargo);
+        build.args(["build", "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.status().await.unwrap().success());
+    }
+    path
+}
+
+/// A command line in a folder, without the settings of whoever runs the tests.
+pub(crate) fn command(program: &Path, dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let keep = name == "TICKR_MYSQLD";
+        if name.to_string_lossy().starts_with("TICKR_") && !keep {
+            command.env_remove(name);
+        }
+    }
+    command.args(args).current_dir(dir).stdin(Stdio::null()).kill_on_drop(true);
+    command
+}
+
+/// What a command that ended said: exit code, standard output, standard error.
+pub(crate) async fn outcome(mut command: Command) -> (i32, String, String) {
+    let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("the command ends").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+/// A program that runs until it is told to stop.
+pub(crate) struct Program {
+    child: Child,
+    said: Arc<Mutex<String>>,
+}
+
+impl Program {
+    pub(crate) fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let said = Arc::<Mutex<String>>::default();
+        listen(child.stdout.take().unwrap(), Arc::clone(&said));
+        listen(child.stderr.take().unwrap(), Arc::clone(&said));
+        Self { child, said }
+    }
+
+    /// Everything printed so far, on both channels.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Wait for a line that has `mark`; the rest of the line.
+    pub(crate) async fn says(&mut self, mark: &str) -> String {
+        let (child, said) = (&mut self.child, &self.said);
+        let mut ended = false;
+        let deadline = tokio::time::Instant::now() + DEADLINE;
+        loop {
+            let text = said.lock().unwrap().clone();
+            if let Some(rest) = text.lines().find_map(|line| line.split_once(mark).map(|(_, rest)| rest.to_owned())) {
+                return rest;
+            }
+            assert!(!ended, "it ended without saying {mark:?}:\n{text}");
+            assert!(tokio::time::Instant::now() < deadline, "it does not say {mark:?}:\n{text}");
+            // What it said last is read once more after its end.
+            ended = child.try_wait().unwrap().is_some();
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn signal(&self, name: &str) {
+        let pid = self.child.id().expect("it runs").to_string();
+        assert!(Command::new("sh").args(["-c", "kill -s $0 $1", name, &pid]).status().await.unwrap().success());
+    }
+
+    pub(crate) async fn ends(&mut self) -> ExitStatus {
+        let ended = tokio::time::timeout(DEADLINE, self.child.wait()).await;
+        ended.unwrap_or_else(|_| panic!("it does not end:\n{}", self.said())).unwrap()
+    }
+}
+
+fn listen(channel: impl AsyncRead + Unpin + Send + 'static, said: Arc<Mutex<String>>) {
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(channel).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let mut said = said.lock().unwrap();
+            said.push_str(&line);
+            said.push('\n');
+        }
+    });
+}
+
+/// Wait until no process names this folder in its command line.
+pub(crate) async fn nothing_runs_in(dir: &Path) {
+    let dir = dir.to_str().unwrap().to_owned();
+    eventually(&format!("no process names {dir}"), async || {
+        let output = Command::new("ps").args(["-A", "-ww", "-o", "args"]).output().await.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (!text.lines().any(|line| line.contains(&dir))).then_some(())
+    })
+    .await;
+}
