@@ -16,16 +16,17 @@ pub(crate) fn tickr() -> PathBuf {
     env!("CARGO_BIN_EXE_tickr").into()
 }
 
-/// An example of this build. `cargo test` builds them with the tests; asked for one test target alone, it does not.
+/// An example, as new as the tests. `cargo test` builds them together; asked for one test target alone, it does not.
 pub(crate) async fn example(name: &str) -> PathBuf {
-    let path = tickr().parent().unwrap().join("examples").join(name);
-    if !path.exists() {
-        let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
-        let mut build = Command::new(cargo);
-        build.args(["build", "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        assert!(build.status().await.unwrap().success());
-    }
-    path
+    let folder = tickr().parent().unwrap().to_owned();
+    let profile = match folder.file_name().unwrap().to_str().unwrap() {
+        "debug" => "dev",
+        other => other,
+    };
+    let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    build.args(["build", "--quiet", "--profile", profile, "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(build.status().await.unwrap().success());
+    folder.join("examples").join(name)
 }
 
 /// A command line in a folder, without the settings of whoever runs the tests.
