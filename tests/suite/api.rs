@@ -331,14 +331,22 @@ async fn kinds_come_with_schemas_that_say_what_enqueue_enforces() {
 #[tokio::test(flavor = "multi_thread")]
 async fn runners_and_health_tell_who_serves() {
     let tickr = TestApp::start().await;
-    let runners = tickr.get("/v1/runners").await.body;
-    let runner = &runners["data"][0];
+    // The heartbeat writes the runner down a moment after the start.
+    let runner = eventually("the runner is listed", async || {
+        let runner = tickr.get("/v1/runners").await.body["data"][0].take();
+        (!runner.is_null()).then_some(runner)
+    })
+    .await;
     assert_eq!(runner["id"], tickr.app.runner().as_str());
     assert_eq!((&runner["slots"], &runner["queues"]), (&json!(4), &json!(["default"])));
     assert_eq!(runner["stopped_at"], Value::Null);
     let other = tickr.another().await;
     let name = other.runner().to_string();
-    assert_eq!(tickr.get("/v1/runners").await.body["data"].as_array().unwrap().len(), 2);
+    eventually("both are listed", async || {
+        let runners = tickr.get("/v1/runners").await.body;
+        (runners["data"].as_array().unwrap().len() == 2).then_some(())
+    })
+    .await;
     other.stop(tokio_util::sync::CancellationToken::new()).await;
     eventually("the stopped runner is struck off", async || {
         let runners = tickr.get("/v1/runners").await.body;
