@@ -1,21 +1,26 @@
 //! A whole tickr inside a test: its own database, key prefix, folders and port.
 
 use std::future::Future;
+use std::path::Path;
+use std::time::Duration;
 
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use sqlx::MySqlConnection;
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
 use tickr::app::App;
 use tickr::broker::{Draft, Enqueued};
 use tickr::config::Config;
 use tickr::engine::Stopped;
 use tickr::event::Event;
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
+use tickr::job::{Due, JobId, State};
+use tickr::services::{Options, Services};
+use tickr::store::Store;
 use tokio_util::sync::CancellationToken;
 
 use super::contract;
 use super::servers::{connect, database, drop_database, servers, unique_name};
-use super::{DEADLINE, eventually, http};
+use super::{DEADLINE, eventually};
 
 /// A running tickr. `stop` it at the end of a test.
 pub(crate) struct TestApp {
@@ -23,6 +28,9 @@ pub(crate) struct TestApp {
     pub(crate) config: Config,
     pub(crate) dir: tempfile::TempDir,
     name: String,
+    client: reqwest::Client,
+    /// Servers of the test's own, for those that make them fail.
+    own: Option<Services>,
 }
 
 /// An answer of the API.
@@ -40,21 +48,54 @@ impl TestApp {
 
     /// With a changed configuration and kinds of the test's own.
     pub(crate) async fn start_with(change: impl FnOnce(&mut Config), own: Registry) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
         let (name, url) = database().await;
+        Self::start_on(None, name, &url, &servers().redis_url(), change, own).await
+    }
+
+    /// On a pair of servers that only this test has and may make fail. `before` is their condition at the start.
+    pub(crate) async fn start_alone(before: impl FnOnce(&Services), change: impl FnOnce(&mut Config)) -> Self {
+        let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+        let name = unique_name();
+        let (mysql, redis) = (own.mysql_url(&name), own.redis_url());
+        Store::create_database(&mysql).await.unwrap();
+        before(&own);
+        Self::start_on(Some(own), name, &mysql, &redis, change, Registry::new()).await
+    }
+
+    async fn start_on(
+        own: Option<Services>,
+        name: String,
+        mysql: &str,
+        redis: &str,
+        change: impl FnOnce(&mut Config),
+        kinds: Registry,
+    ) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
-        let mut config = Config::for_tests(&url, &servers().redis_url());
+        let mut config = Config::for_tests(mysql, redis);
         config.redis_prefix = unique_name();
         config.outbox_dir = Some(dir.path().join("outbox"));
         config.reports_dir = dir.path().join("reports");
         change(&mut config);
-        let app = App::start(&config, own).await.unwrap();
-        Self { app, config, dir, name }
+        let app = App::start(&config, kinds).await.unwrap();
+        Self { app, config, dir, name, client: reqwest::Client::new(), own }
+    }
+
+    /// The servers of [`start_alone`](Self::start_alone).
+    pub(crate) fn services(&self) -> &Services {
+        self.own.as_ref().expect("only a test that started alone may touch its servers")
     }
 
     /// Another tickr on the same tables and keys.
     pub(crate) async fn another(&self) -> App {
-        App::start(&self.config, Registry::new()).await.unwrap()
+        self.another_with(|_| {}, Registry::new()).await
+    }
+
+    /// Another tickr on the same tables and keys, with a changed configuration and kinds of its own.
+    pub(crate) async fn another_with(&self, change: impl FnOnce(&mut Config), own: Registry) -> App {
+        let mut config = self.config.clone();
+        change(&mut config);
+        App::start(&config, own).await.unwrap()
     }
 
     pub(crate) async fn stop(self) -> Stopped {
@@ -65,10 +106,10 @@ impl TestApp {
 
     /// Stop, and start again on the same tables and keys.
     pub(crate) async fn restart(self) -> Self {
-        let Self { app, config, dir, name } = self;
+        let Self { app, config, dir, name, client, own } = self;
         app.stop(CancellationToken::new()).await;
         let app = App::start(&config, Registry::new()).await.unwrap();
-        Self { app, config, dir, name }
+        Self { app, config, dir, name, client, own }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -76,11 +117,11 @@ impl TestApp {
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
-        answer(http().get(self.url(path))).await
+        answer(self.client.get(self.url(path))).await
     }
 
     pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
-        answer(http().post(self.url(path)).json(&body)).await
+        answer(self.client.post(self.url(path)).json(&body)).await
     }
 
     /// Enqueue through the API; the new job's id.
@@ -93,6 +134,19 @@ impl TestApp {
     /// Enqueue a kind with a payload.
     pub(crate) async fn enqueue_kind(&self, kind: &str, payload: Value) -> JobId {
         self.enqueue(json!({"kind": kind, "payload": payload})).await
+    }
+
+    /// Enqueue any number of jobs through the API, in batches.
+    pub(crate) async fn enqueue_many(&self, jobs: impl IntoIterator<Item = Value>) -> Vec<JobId> {
+        let jobs: Vec<Value> = jobs.into_iter().collect();
+        let mut ids = Vec::with_capacity(jobs.len());
+        for batch in jobs.chunks(1_000) {
+            let answer = self.post("/v1/jobs/batch", json!({"jobs": batch})).await;
+            assert_eq!(answer.status, 201, "{:#}", answer.body);
+            let accepted = answer.body["jobs"].as_array().unwrap();
+            ids.extend(accepted.iter().map(|job| job["id"].as_str().unwrap().parse::<JobId>().unwrap()));
+        }
+        ids
     }
 
     /// Enqueue without HTTP.
@@ -118,6 +172,28 @@ impl TestApp {
             (job["state"] == state.as_str()).then_some(job)
         })
         .await
+    }
+
+    /// The verdicts of a job's attempts, in order; an open attempt has none.
+    pub(crate) async fn verdicts(&self, id: JobId) -> Vec<String> {
+        let job = self.job(id).await;
+        let attempts = job["attempts"].as_array().unwrap();
+        attempts.iter().map(|attempt| attempt["verdict"].as_str().unwrap_or("open").to_owned()).collect()
+    }
+
+    /// Wait until this many attempts of the job have ended.
+    pub(crate) async fn until_attempts(&self, id: JobId, count: usize) -> Value {
+        eventually(&format!("{count} attempts of job {id} have ended"), || async {
+            let job = self.job(id).await;
+            let ended = job["attempts"].as_array().unwrap().iter().filter(|attempt| !attempt["verdict"].is_null());
+            (ended.count() >= count).then_some(job)
+        })
+        .await
+    }
+
+    /// Wait until a query gives this number.
+    pub(crate) async fn until_count(&self, sql: &'static str, wanted: i64) {
+        eventually(&format!("{wanted} = {sql}"), || async { (self.count(sql).await == wanted).then_some(()) }).await;
     }
 
     /// Wait until every job of the tables has ended.
@@ -162,6 +238,39 @@ impl TestApp {
     /// One number from the tables.
     pub(crate) async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
+    }
+
+    /// Change the tables behind tickr's back.
+    pub(crate) async fn sql(&self, sql: impl Into<String>) {
+        self.mysql().await.execute(sqlx::raw_sql(AssertSqlSafe(sql.into()))).await.unwrap();
+    }
+
+    /// What must hold of the tables at any moment, however the test treated tickr: nothing is lost or in two places,
+    /// attempts are numbered without gaps, no attempt began early, no end is contradicted, the tallies add up.
+    pub(crate) async fn assert_sound(&self) {
+        let faults: [&'static str; 7] = [
+            "SELECT COUNT(*) FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE o.id IS NULL AND NOT EXISTS \
+             (SELECT 1 FROM attempts a WHERE a.job_id = j.id AND a.end_state IS NOT NULL)",
+            "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
+            "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
+             HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
+            "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND (started_at < execute_at OR finished_at < started_at)",
+            "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
+             ON a.job_id = o.id WHERE o.attempt <> COALESCE(a.n, 0) + (o.state = 'executing')",
+            "SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed WHERE o.id IS NULL",
+            "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
+             - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",
+        ];
+        for fault in faults {
+            assert_eq!(self.count(fault).await, 0, "{fault}");
+        }
+    }
+
+    /// Every job ran to its success in one attempt: nothing was lost, nothing ran twice.
+    pub(crate) async fn assert_each_ran_once(&self, jobs: i64) {
+        assert_eq!(self.count("SELECT COUNT(DISTINCT job_id) FROM attempts WHERE end_state = 'completed'").await, jobs);
+        assert_eq!(self.count("SELECT COUNT(*) FROM attempts").await, jobs);
+        self.assert_sound().await;
     }
 
     /// A connection to Redis of the test's own, and a key under this test's prefix.
@@ -210,4 +319,14 @@ impl Answer {
     pub(crate) fn pointers(&self) -> Vec<&str> {
         self.body["errors"].as_array().into_iter().flatten().filter_map(|e| e["pointer"].as_str()).collect()
     }
+}
+
+/// A job of the API's shape, as far as tests use it, for enqueueing without HTTP.
+pub(crate) fn draft(job: &Value) -> Draft {
+    let payload = job.get("payload").map_or_else(|| "{}".to_owned(), Value::to_string);
+    let mut draft = Draft::new(job["kind"].as_str().unwrap(), RawValue::from_string(payload).unwrap());
+    draft.due = job["delay_ms"].as_u64().map_or(Due::Now, |ms| Due::After(Duration::from_millis(ms)));
+    draft.queue = job["queue"].as_str().map(str::to_owned);
+    draft.unique_key = job["unique_key"].as_str().map(str::to_owned);
+    draft
 }

@@ -3,12 +3,16 @@
 mod app;
 pub(crate) mod contract;
 pub(crate) mod program;
+mod proxy;
+mod runner;
 mod servers;
 #[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
 pub(crate) mod smtp_sink;
 
-pub(crate) use app::{Answer, TestApp, answer};
-pub(crate) use servers::database;
+pub(crate) use app::{Answer, TestApp, answer, draft};
+pub(crate) use proxy::Proxy;
+pub(crate) use runner::Runner;
+pub(crate) use servers::{connect, database, drop_database};
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,0 +1,151 @@
+//! Redis as a disposable index: wrong, stale and missing entries change nothing but the moment, and it stays small.
+
+use std::time::Duration;
+
+use redis::AsyncTypedCommands;
+use serde_json::json;
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+
+use crate::support::{TestApp, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn duplicates_strangers_and_garbage_in_a_ready_list_run_each_job_once() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop", "delay_ms": 700}))).await;
+    let mut redis = tickr.redis().await;
+    let list = tickr.key("ready:default");
+    let mut pushed: Vec<String> = Vec::new();
+    for turn in 0..5 {
+        pushed.extend(ids.iter().map(ToString::to_string));
+        pushed.extend([JobId::new().to_string(), format!("garbage-{turn}"), String::new(), "\u{1F4A5}".into()]);
+    }
+    // Before they are due and while they are.
+    redis.lpush(&list, &pushed).await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE execute_at > UTC_TIMESTAMP(3)", 0).await;
+    redis.lpush(&list, &pushed).await.unwrap();
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(50).await;
+    // And after they have ended: the list is emptied, nothing starts.
+    redis.lpush(&list, &pushed).await.unwrap();
+    let last = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(last, State::Completed).await;
+    tickr.assert_each_ran_once(51).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_score_in_the_past_starts_nothing_early() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..30).map(|n| json!({"kind": "noop", "delay_ms": 1_500 + n * 10}))).await;
+    let mut redis = tickr.redis().await;
+    eventually("all are listed", || {
+        let (mut redis, key) = (redis.clone(), tickr.key("waiting"));
+        async move { (redis.zcard(key).await.unwrap() == 30).then_some(()) }
+    })
+    .await;
+    // Again and again, because the reconciler keeps putting the right ones back.
+    for _ in 0..10 {
+        for id in &ids {
+            redis.zadd(tickr.key("waiting"), format!("default:{id}"), 1_000).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // Members that name no job do no harm either.
+    redis.zadd(tickr.key("waiting"), "nonsense", 1).await.unwrap();
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(30).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_beyond_the_horizon_cost_redis_nothing_and_are_fed_when_it_reaches_them() {
+    let short = |config: &mut Config| config.horizon = Duration::from_secs(3);
+    let tickr = TestApp::start_with(short, Registry::new()).await;
+    let mut redis = tickr.redis().await;
+    let near = tickr.enqueue(json!({"kind": "noop", "delay_ms": 2_500})).await;
+    tickr.enqueue_many((0..500).map(|n| json!({"kind": "noop", "delay_ms": 86_400_000 + n}))).await;
+    let soon = tickr.enqueue_many((0..20).map(|n| json!({"kind": "noop", "delay_ms": 12_000 + n}))).await;
+    eventually("the near one is listed", || {
+        let (mut redis, key) = (redis.clone(), tickr.key("waiting"));
+        async move { (redis.zcard(key).await.unwrap() == 1).then_some(()) }
+    })
+    .await;
+    tickr.until(near, State::Completed).await;
+    for id in soon {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE started_at < execute_at").await, 0);
+    let late_ms =
+        tickr.count("SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts").await;
+    // Fed ahead of their time, not found after it.
+    assert!(late_ms < 1_000, "{late_ms} ms late");
+    assert_eq!(redis.zcard(tickr.key("waiting")).await.unwrap(), 0);
+    tickr.stop().await;
+}
+
+/// Run a backlog through a short ready list; the longest length seen.
+async fn backlog(jobs: i64, high: usize, low: usize) -> usize {
+    let change = |config: &mut Config| {
+        (config.ready_high_water, config.ready_low_water, config.workers) = (high, low, 8);
+    };
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let over = tokio_util::sync::CancellationToken::new();
+    let watch = {
+        let (mut redis, list, over) = (tickr.redis().await, tickr.key("ready:default"), over.clone());
+        tokio::spawn(async move {
+            let mut longest = 0;
+            while !over.is_cancelled() {
+                longest = longest.max(redis.llen(&list).await.unwrap());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            longest
+        })
+    };
+    tickr.enqueue_many((0..jobs).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    over.cancel();
+    let longest = watch.await.unwrap();
+    tickr.assert_each_ran_once(jobs).await;
+    // Roughly in order: most start near their place in the line.
+    let started: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts ORDER BY started_at, job_id")
+        .fetch_all(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    let mut asked = started.clone();
+    asked.sort();
+    let place: std::collections::HashMap<_, _> = asked.iter().enumerate().map(|(at, id)| (id, at)).collect();
+    let mut off: Vec<usize> = started.iter().enumerate().map(|(at, id)| at.abs_diff(place[id])).collect();
+    off.sort_unstable();
+    let (middle, farthest) = (off[off.len() / 2], off[off.len() - 1]);
+    println!("{jobs} jobs, high {high}, low {low}: longest list {longest}, farthest from its place {farthest}");
+    assert!(middle <= high.max(100), "{middle} places out of line");
+    tickr.stop().await;
+    longest
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_list_stays_within_its_high_water_and_all_behind_it_run_in_order() {
+    let longest = backlog(3_000, 200, 50).await;
+    assert!((100..=200).contains(&longest), "{longest}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_ready_list_without_a_low_water_is_refilled_when_it_is_empty() {
+    assert!(backlog(300, 20, 0).await <= 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_listed_by_several_runners_runs_once() {
+    let tickr = TestApp::start().await;
+    let second = tickr.another().await;
+    let third = tickr.another().await;
+    tickr.enqueue_many((0..600).map(|n| json!({"kind": "noop", "delay_ms": n % 500}))).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(600).await;
+    let stopped = tokio_util::sync::CancellationToken::new();
+    second.stop(stopped.clone()).await;
+    third.stop(stopped).await;
+    tickr.stop().await;
+}

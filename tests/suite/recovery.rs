@@ -1,0 +1,303 @@
+//! What tickr makes of lost indexes, dead runners and a killed MySQL: every accepted job still runs, in bounded time.
+
+use std::time::Duration;
+
+use redis::AsyncTypedCommands;
+use serde_json::{Value, json};
+use tickr::event::Event;
+use tickr::handlers::Registry;
+use tickr::index::Health;
+use tickr::job::{JobId, State};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Runner, TestApp, eventually};
+
+/// Work for a while: due between now and a second from now.
+fn soon(jobs: u64) -> impl Iterator<Item = Value> {
+    (0..jobs).map(|n| json!({"kind": "noop", "delay_ms": n % 1_000}))
+}
+
+async fn until_health(tickr: &TestApp, wanted: Health) {
+    eventually(&format!("the index is {}", wanted.as_str()), || async {
+        (tickr.app.index().health().now() == wanted).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_run_without_redis_and_a_redis_that_comes_later_is_used() {
+    let tickr = TestApp::start_alone(|own| own.redis().kill9().unwrap(), |_| {}).await;
+    tickr.enqueue_many(soon(300)).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(300).await;
+    let ready = tickr.get("/readyz").await;
+    assert_eq!((ready.status, &ready.body["index"]), (200, &json!("degraded")));
+
+    tickr.services().redis().start_again().unwrap();
+    until_health(&tickr, Health::Fast).await;
+    assert_eq!(tickr.get("/readyz").await.body["index"], "fast");
+    // Through the index from here on: what is due later stands in it.
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 60_000})).await;
+    let mut redis = tickr.redis().await;
+    let member = format!("default:{id}");
+    eventually("the index knows the job", || {
+        let (mut redis, key, member) = (redis.clone(), tickr.key("waiting"), member.clone());
+        async move { redis.zscore(key, member).await.unwrap() }
+    })
+    .await;
+    assert!(redis.exists(tickr.key("epoch")).await.unwrap());
+    tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+    tickr.until(id, State::Completed).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_restarted_empty_under_waiting_jobs_loses_none_and_runs_each_once() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    until_health(&tickr, Health::Fast).await;
+    tickr.enqueue_many((0..500).map(|n| json!({"kind": "noop", "delay_ms": 500 + n * 3}))).await;
+    tickr.services().redis().kill9().unwrap();
+    until_health(&tickr, Health::Degraded).await;
+    tickr.services().redis().start_again().unwrap();
+    until_health(&tickr, Health::Fast).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(500).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flushing_redis_at_random_moments_under_load_loses_none_and_runs_each_once() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let mut redis = tickr.redis().await;
+    let load = async {
+        for _ in 0..20 {
+            tickr.enqueue_many(soon(100)).await;
+        }
+    };
+    let flushes = async {
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_millis(rand::random_range(0..120))).await;
+            redis.flushall().await.unwrap();
+        }
+    };
+    tokio::join!(load, flushes);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2_000).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flushed_backlog_longer_than_a_ready_list_is_worked_off_without_pauses() {
+    let small = |config: &mut tickr::config::Config| {
+        (config.ready_high_water, config.ready_low_water, config.workers) = (100, 30, 16);
+    };
+    let tickr = TestApp::start_with(small, Registry::new()).await;
+    // Far enough that all wait when the index is lost.
+    tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}))).await;
+    tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
+    let mut redis = tickr.redis().await;
+    let keys = [tickr.key("epoch"), tickr.key("waiting")];
+    let began = Instant::now();
+    redis.del(&keys[..]).await.unwrap();
+    tickr.until_idle().await;
+    let took = began.elapsed();
+    println!("2,000 jobs behind a ready list of 100: {took:?}");
+    // A pass of the reconciler every three seconds would bring a hundred each time.
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    tickr.assert_each_ran_once(2_000).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_ready_list_comes_back_within_its_bound() {
+    let busy = |config: &mut tickr::config::Config| config.workers = 1;
+    let tickr = TestApp::start_with(busy, Registry::new()).await;
+    let first = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(first, State::Executing).await;
+    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
+    let mut redis = tickr.redis().await;
+    let list = tickr.key("ready:default");
+    eventually("all are listed", || {
+        let (mut redis, list) = (redis.clone(), list.clone());
+        async move { (redis.llen(list).await.unwrap() == 50).then_some(()) }
+    })
+    .await;
+    redis.del(&list).await.unwrap();
+    let lost = Instant::now();
+    eventually("all are listed again", || {
+        let (mut redis, list) = (redis.clone(), list.clone());
+        async move { (redis.llen(list).await.unwrap() == 50).then_some(()) }
+    })
+    .await;
+    // G3, and a second for a busy machine.
+    assert!(lost.elapsed() < Duration::from_secs(7), "{:?}", lost.elapsed());
+    tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 50);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 51);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_a_runner_finds_its_work_behind_any_backlog_of_others() {
+    let tickr = TestApp::start_alone(|own| own.redis().kill9().unwrap(), |_| {}).await;
+    // Overdue and in front: another queue's jobs, and jobs of a kind that nobody here has.
+    tickr.enqueue_many((0..300).map(|_| json!({"kind": "noop", "queue": "mail"}))).await;
+    let far = (0..300).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}));
+    tickr.enqueue_many(far).await;
+    tickr.sql(
+        "UPDATE owed SET kind = 'later', execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND WHERE queue = 'default'; \
+         UPDATE jobs SET kind = 'later' WHERE queue = 'default'",
+    )
+    .await;
+    let ours = tickr.enqueue_many((0..10).map(|_| json!({"kind": "noop"}))).await;
+    for id in ours {
+        tickr.until(id, State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 10);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
+    let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(3);
+    let tickr = TestApp::start_with(lease, Registry::new()).await;
+    let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    // A runner that fell silent a lease ago, with a claim of its last moments.
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 3000, UTC_TIMESTAMP(6) - INTERVAL 60 SECOND, \
+             UTC_TIMESTAMP(6) - INTERVAL 3 SECOND); \
+             UPDATE owed SET state = 'executing', attempt = 1, token = UNHEX(REPLACE(UUID(), '-', '')), \
+             runner = 'gone/1-abcdef', execute_at = UTC_TIMESTAMP(3), started_at = UTC_TIMESTAMP(6), \
+             lease_until = UTC_TIMESTAMP(6) + INTERVAL 2500000 MICROSECOND",
+        )
+        .await;
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
+    let late_ms = tickr
+        .count(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 - 2500 FROM attempts WHERE verdict = 'lost'",
+        )
+        .await;
+    // G3: the lease and five seconds.
+    assert!((0..5_000).contains(&late_ms), "{late_ms} ms after the lease");
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_renewed_is_never_reaped() {
+    let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let tickr = TestApp::start_with(lease, Registry::new()).await;
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 5_000})).await;
+    tickr.until(id, State::Executing).await;
+    // Somebody is silent, so the reaper searches the owed rows at every look.
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 600000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL 700 SECOND)",
+        )
+        .await;
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
+    let bystander = |config: &mut tickr::config::Config| config.queues = vec!["elsewhere".into()];
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
+    let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 1_500}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
+    first.kill9();
+    let killed = Instant::now();
+    let mut second = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 20).await;
+    // G3: the lease of two seconds and five more, and two for a busy machine.
+    assert!(killed.elapsed() < Duration::from_secs(9), "{:?}", killed.elapsed());
+    tickr.until_idle().await;
+    for id in ids {
+        assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
+        assert_eq!(tickr.job(id).await["attempt"], 2);
+    }
+    tickr.assert_sound().await;
+    second.signal("TERM");
+    assert_eq!(second.exit_code().await, Some(0));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_kills_its_runners_ends_as_failed() {
+    let bystander = |config: &mut tickr::config::Config| config.queues = vec!["elsewhere".into()];
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
+    let id = tickr.enqueue(json!({"kind": "abort", "max_attempts": 2, "retry": retry})).await;
+    for attempt in 1..=2 {
+        let mut runner = Runner::start(&tickr, &[]);
+        assert_eq!(runner.exit_code().await, None, "it aborts");
+        tickr.until_attempts(id, attempt).await;
+    }
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!(tickr.verdicts(id).await, ["lost", "lost"]);
+    assert_eq!(job["last_error"], "the runner died or lost its lease");
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killing_mysql_under_load_loses_no_acknowledged_job() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let broker = tickr.app.broker();
+    let over = CancellationToken::new();
+    let load = {
+        let over = &over;
+        async move {
+            let mut acknowledged: Vec<JobId> = Vec::new();
+            while !over.is_cancelled() {
+                let jobs = soon(20).map(|job| super::support::draft(&job));
+                let jobs = jobs.map(|draft| broker.prepare(draft).unwrap()).collect();
+                match broker.enqueue_all(jobs).await {
+                    Ok(accepted) => acknowledged.extend(accepted.iter().map(|receipt| receipt.id)),
+                    Err(error) => assert!(error.is_transient(), "{error}"),
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            acknowledged
+        }
+    };
+    let chaos = async {
+        for _ in 0..2 {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            tickr.services().mysql().kill9().unwrap();
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            tickr.services().mysql().start_again().unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        over.cancel();
+    };
+    let (acknowledged, ()) = tokio::join!(load, chaos);
+    let back = Instant::now();
+    tickr.until_idle().await;
+    println!("{} jobs, done {:?} after mysql was back", acknowledged.len(), back.elapsed());
+    // Attempts whose claim was committed and not answered end with their lease.
+    assert!(back.elapsed() < Duration::from_secs(15), "{:?}", back.elapsed());
+    for id in &acknowledged {
+        assert_eq!(tickr.job(*id).await["state"], "completed", "{id}");
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_epoch_leads_to_a_rebuild() {
+    let tickr = TestApp::start().await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = tickr.redis().await;
+    let lose = async { redis.del(tickr.key("epoch")).await.map(drop).unwrap() };
+    tickr.event("a rebuild", lose, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
+    tickr.stop().await;
+}

@@ -1,0 +1,213 @@
+//! What follows when an attempt does not succeed.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tickr::config::KindConfig;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tickr::store::MOST_SPARED;
+
+use crate::support::{TestApp, eventually};
+
+/// Milliseconds between the end of the newest attempt and the next execution, as MySQL has them.
+async fn delay_ms(tickr: &TestApp, id: JobId) -> i64 {
+    sqlx::query_scalar(
+        "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 FROM owed o \
+         JOIN attempts a ON a.job_id = o.id AND a.number = o.attempt WHERE o.id = ?",
+    )
+    .bind(id.uuid())
+    .fetch_one(&mut tickr.mysql().await)
+    .await
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_default_policy_doubles_from_a_second_and_its_times_stand_in_mysql() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue_kind("fail", json!({})).await;
+    for (attempt, middle) in [(1, 1_000), (2, 2_000), (3, 4_000)] {
+        let job = tickr.until_attempts(id, attempt).await;
+        assert_eq!(job["state"], "retrying");
+        let delay = delay_ms(&tickr, id).await;
+        assert!((middle * 9 / 10 - 1..=middle * 11 / 10 + 1).contains(&delay), "{delay} ms after attempt {attempt}");
+        // The test does not wait for what it has read.
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kind_overrides_the_policy_and_a_job_overrides_its_kind() {
+    let quick = KindConfig {
+        max_attempts: Some(2),
+        retry_base: Some(Duration::from_millis(40)),
+        retry_cap: Some(Duration::from_millis(40)),
+        ..KindConfig::default()
+    };
+    let tickr = TestApp::start_with(|config| config.kinds.extend([("fail".into(), quick)]), Registry::new()).await;
+    let as_its_kind = tickr.enqueue_kind("fail", json!({})).await;
+    let own = json!({"base_ms": 600_000, "factor": 1.0, "cap_ms": 600_000, "jitter": 0.0});
+    let as_it_asks = tickr.enqueue(json!({"kind": "fail", "retry": own, "max_attempts": 7})).await;
+    let job = tickr.until(as_its_kind, State::Failed).await;
+    assert_eq!((&job["max_attempts"], job["attempts"].as_array().unwrap().len()), (&json!(2), 2));
+    let job = tickr.until(as_it_asks, State::Retrying).await;
+    assert_eq!(job["max_attempts"], 7);
+    assert!((599_999..=600_001).contains(&delay_ms(&tickr, as_it_asks).await));
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permanent_failure_and_a_job_of_one_attempt_fail_at_once() {
+    let tickr = TestApp::start().await;
+    let permanent = tickr.enqueue_kind("fail", json!({"permanent": true})).await;
+    let single = tickr.enqueue(json!({"kind": "fail", "max_attempts": 1})).await;
+    let job = tickr.until(permanent, State::Failed).await;
+    assert_eq!((&job["attempt"], &job["max_attempts"]), (&json!(1), &json!(5)));
+    assert_eq!(tickr.verdicts(permanent).await, ["rejected"]);
+    tickr.until(single, State::Failed).await;
+    assert_eq!(tickr.verdicts(single).await, ["failed"]);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snooze_burns_no_attempt() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue_kind("fail", json!({"snooze_ms": 600_000})).await;
+    let job = tickr.until_attempts(id, 1).await;
+    assert_eq!((&job["state"], &job["attempt"]), (&json!("waiting"), &json!(0)));
+    assert_eq!(tickr.verdicts(id).await, ["snoozed"]);
+    assert!((599_999..=600_002).contains(&delay_ms(&tickr, id).await));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snoozes_are_bounded_and_then_count_as_failures() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "fail", "payload": {"snooze_ms": 0}, "max_attempts": 2});
+    let id = tickr.enqueue(job).await;
+    let job = tickr.until(id, State::Failed).await;
+    let verdicts = tickr.verdicts(id).await;
+    assert_eq!(verdicts.len(), MOST_SPARED as usize + 2);
+    assert!(verdicts[..MOST_SPARED as usize].iter().all(|verdict| verdict == "snoozed"));
+    assert_eq!(verdicts[MOST_SPARED as usize..], ["failed", "failed"]);
+    assert_eq!(job["attempt"], 2);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_panics_leave_every_worker_alive() {
+    let tickr = TestApp::start().await;
+    let panics = (0..100).map(|_| json!({"kind": "panic", "max_attempts": 1}));
+    let ids = tickr.enqueue_many(panics).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'panicked'").await, 100);
+    assert_eq!(tickr.job(ids[0]).await["last_error"], "panicked: panicked on request");
+    // As many jobs at the same time as there are workers.
+    let sleepers = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 60_000}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    for id in sleepers {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_over_its_time_limit_is_stopped_and_one_that_does_not_listen_is_dropped() {
+    let tickr = TestApp::start().await;
+    let job = |stubborn| json!({"kind": "sleep", "payload": {"ms": 600_000, "stubborn": stubborn}, "timeout_ms": 100, "max_attempts": 1});
+    let (polite, stubborn) = (tickr.enqueue(job(false)).await, tickr.enqueue(job(true)).await);
+    for (id, most_ms) in [(polite, 1_900), (stubborn, 10_000)] {
+        let job = tickr.until(id, State::Failed).await;
+        assert_eq!(job["last_error"], "timed out after 100 ms");
+        assert_eq!(tickr.verdicts(id).await, ["timed_out"]);
+        let took_ms: i64 = sqlx::query_scalar(
+            "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 FROM attempts WHERE job_id = ?",
+        )
+        .bind(id.uuid())
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+        assert!((100..most_ms).contains(&took_ms), "{took_ms} ms");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_handler_that_blocks_its_thread_holds_up_neither_its_verdict_nor_its_neighbours() {
+    let tickr = TestApp::start().await;
+    let blocking = json!({"kind": "spin", "payload": {"ms": 4_000}, "timeout_ms": 100, "max_attempts": 1});
+    let id = tickr.enqueue(blocking).await;
+    tickr.until(id, State::Executing).await;
+    let beside = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(beside, State::Completed).await;
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!(tickr.verdicts(id).await, ["timed_out"], "{job:#}");
+    // Longer than a lease: the heartbeat has a thread of its own.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_no_longer_decodes_is_rejected() {
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 1}, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE jobs SET payload = '{\"ms\": \"long\"}'").await;
+    tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!(tickr.verdicts(id).await, ["rejected"]);
+    assert!(job["last_error"].as_str().unwrap().starts_with("read the payload as sleep: invalid type"), "{job:#}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retry_by_an_operator_gives_all_attempts_back() {
+    let tickr = TestApp::start().await;
+    let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
+    let id = tickr.enqueue(json!({"kind": "fail", "payload": {"times": 2}, "max_attempts": 2, "retry": retry})).await;
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!(job["attempt"], 2);
+    // It fails twice in each life.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+    tickr.until_attempts(id, 4).await;
+    let job = tickr.until(id, State::Failed).await;
+    assert_eq!(job["attempt"], 2);
+    let numbers: Vec<_> = job["attempts"].as_array().unwrap().iter().map(|attempt| attempt["number"].clone()).collect();
+    assert_eq!(numbers, [1, 2, 3, 4]);
+
+    let cancelled = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/cancel"), json!({})).await.status, 200);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await.status, 200);
+    let job = tickr.until(cancelled, State::Completed).await;
+    assert_eq!(job["attempt"], 1);
+    // The end of a success is final.
+    let answer = tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await;
+    assert_eq!((answer.status, &answer.body["current_state"]), (409, &json!("completed")));
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_may_be_interrupted_however_often_it_snoozed_before_an_operator_retried_it() {
+    let tickr = TestApp::start_with(|config| config.shutdown_grace = Duration::ZERO, Registry::new()).await;
+    let id = tickr.enqueue(json!({"kind": "fail", "payload": {"snooze_ms": 0}, "max_attempts": 1})).await;
+    tickr.until(id, State::Failed).await;
+    tickr.sql("UPDATE jobs SET kind = 'sleep', payload = '{\"ms\": 600000}'").await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+    tickr.until(id, State::Executing).await;
+    let tickr = tickr.restart().await;
+    let verdicts = eventually("the interrupted attempt is in the ledger", || async {
+        let verdicts = tickr.verdicts(id).await;
+        (verdicts.len() > MOST_SPARED as usize + 1).then_some(verdicts)
+    })
+    .await;
+    assert_eq!(verdicts[MOST_SPARED as usize + 1], "interrupted");
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    tickr.stop().await;
+}

@@ -1,0 +1,180 @@
+//! SIGTERM, SIGINT and `App::stop`: what can finish finishes, what cannot is given back, nothing is lost or run twice.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::engine::Stopped;
+use tickr::handlers::Registry;
+use tickr::index::Health;
+use tickr::job::State;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Runner, TestApp, eventually};
+
+fn sleep(ms: u64) -> Value {
+    json!({"kind": "sleep", "payload": {"ms": ms}})
+}
+
+/// A tickr that takes jobs and runs none of them.
+async fn bystander() -> TestApp {
+    TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_finishes_what_it_can_and_gives_back_the_rest_without_burning_an_attempt() {
+    let tickr = bystander().await;
+    let grace = |config: &mut Config| {
+        (config.shutdown_grace, config.queues) = (Duration::from_millis(1_500), vec!["default".into()]);
+    };
+    let runner = tickr.another_with(grace, Registry::new()).await;
+    let (short, long) = (tickr.enqueue(sleep(1_000)).await, tickr.enqueue(sleep(4_000)).await);
+    for id in [short, long] {
+        tickr.until(id, State::Executing).await;
+    }
+    let stopped = runner.stop(CancellationToken::new()).await;
+    assert_eq!(stopped, Stopped { given_back: 1, abandoned: 0 });
+    assert_eq!(tickr.verdicts(short).await, ["succeeded"]);
+    let job = tickr.job(long).await;
+    assert_eq!((&job["state"], &job["attempt"]), (&json!("waiting"), &json!(0)));
+    assert_eq!(tickr.verdicts(long).await, ["interrupted"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NOT NULL").await, 1);
+
+    let next = tickr.another_with(grace, Registry::new()).await;
+    let job = tickr.until(long, State::Completed).await;
+    assert_eq!(job["attempt"], 1);
+    assert_eq!(tickr.verdicts(long).await, ["interrupted", "succeeded"]);
+    next.stop(CancellationToken::new()).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_runner_stops_within_one_block_of_its_fetcher() {
+    let tickr = bystander().await;
+    let mut runners = Vec::new();
+    for _ in 0..5 {
+        runners.push(tickr.another().await);
+    }
+    eventually("all are whole", || async {
+        let whole = runners.iter().all(|runner| runner.index().health().now() == Health::Fast);
+        whole.then_some(())
+    })
+    .await;
+    let began = Instant::now();
+    futures_util::future::join_all(runners.into_iter().map(|runner| runner.stop(CancellationToken::new()))).await;
+    // A block is a second.
+    assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hurried_stop_does_not_wait_for_the_grace() {
+    let tickr = bystander().await;
+    let patient = |config: &mut Config| {
+        (config.shutdown_grace, config.queues) = (Duration::from_secs(600), vec!["default".into()]);
+    };
+    let runner = tickr.another_with(patient, Registry::new()).await;
+    let stubborn = json!({"kind": "sleep", "payload": {"ms": 600_000, "stubborn": true}});
+    let ids = [tickr.enqueue(sleep(600_000)).await, tickr.enqueue(stubborn).await];
+    for id in ids {
+        tickr.until(id, State::Executing).await;
+    }
+    let (hurry, began) = (CancellationToken::new(), Instant::now());
+    hurry.cancel();
+    let stopped = runner.stop(hurry).await;
+    assert_eq!(stopped, Stopped { given_back: 2, abandoned: 0 });
+    // A block of the fetcher, and the two seconds of one that does not listen.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    for id in ids {
+        assert_eq!(tickr.verdicts(id).await, ["interrupted"]);
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_starts_while_the_runner_stops_is_given_back_too() {
+    let tickr = bystander().await;
+    tickr.enqueue_many((0..400).map(|_| sleep(600_000))).await;
+    for _ in 0..6 {
+        let at_once = |config: &mut Config| {
+            (config.shutdown_grace, config.queues) = (Duration::ZERO, vec!["default".into()]);
+            config.workers = 64;
+        };
+        let runner = tickr.another_with(at_once, Registry::new()).await;
+        // As soon as anything runs, in the middle of the claims.
+        eventually("something runs", || async {
+            (tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await > 0).then_some(())
+        })
+        .await;
+        let stopped = runner.stop(CancellationToken::new()).await;
+        assert_eq!(stopped.abandoned, 0);
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 0);
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'interrupted'").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND spared = attempt").await, 400);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn signals_under_load_lose_nothing_and_run_nothing_twice() {
+    let tickr = bystander().await;
+    tickr.enqueue_many((0..1_500).map(|n| sleep(n % 40))).await;
+    for signal in ["TERM", "INT"] {
+        let done = tickr.count("SELECT COUNT(*) FROM attempts").await;
+        let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "8")]);
+        eventually("it works", || async {
+            (tickr.count("SELECT COUNT(*) FROM attempts").await > done + 100).then_some(())
+        })
+        .await;
+        runner.signal(signal);
+        assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+        assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state <> 'waiting'").await, 0);
+    }
+    let owed = tickr.count("SELECT COUNT(*) FROM owed").await;
+    assert!(owed > 0, "the signals came in the middle of the work");
+    let runner = tickr.another_with(|config| config.queues = vec!["default".into()], Registry::new()).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(1_500).await;
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_gives_back_now() {
+    let tickr = bystander().await;
+    let id = tickr.enqueue(sleep(600_000)).await;
+    for (turn, signals) in [["TERM", "TERM"], ["INT", "TERM"]].into_iter().enumerate() {
+        let mut runner = Runner::start(&tickr, &[("TICKR_SHUTDOWN_GRACE", "10m")]);
+        tickr.until(id, State::Executing).await;
+        runner.signal(signals[0]);
+        runner.until_log("a second signal gives running jobs back now").await;
+        let second = Instant::now();
+        runner.signal(signals[1]);
+        assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+        assert!(second.elapsed() < Duration::from_secs(5), "{:?}", second.elapsed());
+        let job = tickr.job(id).await;
+        assert_eq!((&job["state"], &job["attempt"]), (&json!("waiting"), &json!(0)));
+        assert_eq!(tickr.verdicts(id).await, vec!["interrupted"; turn + 1]);
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_while_mysql_and_redis_are_out_still_ends() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.shutdown_grace = Duration::from_millis(200)).await;
+    let id = tickr.enqueue(sleep(600_000)).await;
+    tickr.until(id, State::Executing).await;
+    tickr.services().redis().kill9().unwrap();
+    tickr.services().mysql().kill9().unwrap();
+    let began = Instant::now();
+    let stopped = tickr.stop().await;
+    // Its verdict could not be written: the lease ends by itself.
+    assert_eq!(stopped.abandoned, 1);
+    println!("stopped without servers in {:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+}

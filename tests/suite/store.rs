@@ -1,0 +1,515 @@
+//! The store alone, on a real server: what it promises without an engine or an index.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
+use tickr::job::{AttemptToken, Due, JobId, JobOptions, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Verdict};
+use tickr::services::{Options, Services};
+use tickr::store::{Again, Claim, Claimant, Claimed, Keyed, Moved, Settled, Settlement, Store, StoreSettings};
+
+use crate::support::{Proxy, connect, database, drop_database, eventually};
+
+struct TestStore {
+    store: Store,
+    claimant: Claimant,
+    url: String,
+    name: String,
+}
+
+impl TestStore {
+    async fn start() -> Self {
+        let (name, url) = database().await;
+        Self::at(name, url.clone(), url).await
+    }
+
+    /// Reached through `through`, looked at through `url`.
+    async fn at(name: String, url: String, through: String) -> Self {
+        let settings = StoreSettings { url: through, connections: 4, flushers: 2 };
+        let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+        store.migrate().await.unwrap();
+        let claimant = claimant(&store);
+        Self { store, claimant, url, name }
+    }
+
+    async fn claimed(&self, id: JobId) -> Claimed {
+        match self.claimant.claim(id).await.unwrap() {
+            Claim::Won(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn mysql(&self) -> MySqlConnection {
+        connect(&self.url).await
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
+    }
+
+    /// No session of this database is in the middle of a transaction.
+    async fn until_no_transaction_is_open(&self) {
+        eventually("no transaction is open", || async { transactions(&self.url).await.is_empty().then_some(()) }).await;
+    }
+
+    async fn stop(self) {
+        drop(self.claimant);
+        self.store.close().await;
+        drop_database(&self.url, &self.name).await;
+    }
+}
+
+/// The open transactions of a database: their state and isolation level.
+async fn transactions(url: &str) -> Vec<(String, String)> {
+    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ONE_AT_A_TIME.lock().await;
+    // The server answers from a copy that it renews only when nobody has read it for a tenth of a second.
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    sqlx::query_as(
+        "SELECT t.trx_state, t.trx_isolation_level FROM information_schema.innodb_trx t \
+         JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE()",
+    )
+    .fetch_all(&mut connect(url).await)
+    .await
+    .unwrap()
+}
+
+fn claimant(store: &Store) -> Claimant {
+    store.claimant(RunnerId::of_process("test"), vec!["noop".parse().unwrap()], Duration::from_secs(30))
+}
+
+fn job() -> NewJob {
+    NewJob {
+        id: JobId::new(),
+        kind: "noop".parse().unwrap(),
+        queue: "default".parse().unwrap(),
+        payload: RawValue::from_string("{}".into()).unwrap(),
+        due: Due::Now,
+        priority: Priority::NORMAL,
+        max_attempts: 5,
+        unique_key: None,
+        options: JobOptions::default(),
+    }
+}
+
+fn keyed(key: &str) -> NewJob {
+    NewJob { unique_key: Some(key.to_owned()), ..job() }
+}
+
+fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
+    Settlement {
+        id: claimed.id,
+        token: claimed.token,
+        number: claimed.number,
+        verdict,
+        error: (verdict != Verdict::Succeeded).then(|| "on request".to_owned()),
+        result: None,
+        follow_ups: Vec::new(),
+        again: Again::Backoff(RetryPolicy::default(), 0.5),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn concurrent_inserts_share_their_commits() {
+    let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let url = own.mysql_url("commits");
+    Store::create_database(&url).await.unwrap();
+    let test = TestStore::at("commits".into(), url.clone(), url).await;
+    let commits = async || {
+        let (_, n): (String, String) =
+            sqlx::query_as("SHOW GLOBAL STATUS LIKE 'Com_commit'").fetch_one(&mut test.mysql().await).await.unwrap();
+        n.parse::<i64>().unwrap()
+    };
+    test.store.insert(vec![job()]).await.unwrap();
+    let before = commits().await;
+    let inserts = (0..50).map(|_| test.store.insert(vec![job()]));
+    for accepted in futures_util::future::join_all(inserts).await {
+        assert_eq!(accepted.unwrap().len(), 1);
+    }
+    let commits = commits().await - before;
+    println!("50 inserts in {commits} commits");
+    assert!((1..25).contains(&commits), "{commits}");
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 51);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_is_written_whole_or_not_at_all_and_its_neighbours_do_not_suffer() {
+    let test = TestStore::start().await;
+    let taken = job();
+    test.store.insert(vec![taken.clone()]).await.unwrap();
+    let bad = vec![job(), taken.clone(), job()];
+    let good: Vec<Vec<NewJob>> = (0..10).map(|_| vec![job(), job()]).collect();
+    let mut calls = vec![test.store.insert(bad)];
+    calls.extend(good.into_iter().map(|jobs| test.store.insert(jobs)));
+    let answers = futures_util::future::join_all(calls).await;
+    assert!(!answers[0].as_ref().unwrap_err().is_transient());
+    assert!(answers[1..].iter().all(Result::is_ok));
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 21);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed").await, 21);
+    test.until_no_transaction_is_open().await;
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_write_leaves_no_lock_behind() {
+    let test = TestStore::start().await;
+    let taken = job();
+    test.store.insert(vec![taken.clone()]).await.unwrap();
+    test.store.insert(vec![taken.clone()]).await.unwrap_err();
+    test.until_no_transaction_is_open().await;
+    // Somebody else may write the row at once.
+    let mut mysql = test.mysql().await;
+    mysql.execute("SET SESSION innodb_lock_wait_timeout = 1").await.unwrap();
+    mysql.execute("UPDATE jobs SET max_attempts = 6").await.unwrap();
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
+    let test = TestStore::start().await;
+    // Keys are compared as bytes.
+    for key in ["order-7", "Order-7", "order-7 ", "ordér-7"] {
+        let calls = (0..20).map(|_| test.store.insert_keyed(vec![keyed(key)]));
+        let answers = futures_util::future::join_all(calls).await;
+        let mut winners = BTreeSet::new();
+        let mut holders = BTreeSet::new();
+        for answer in answers {
+            match answer.unwrap() {
+                Keyed::Accepted(accepted) => assert!(winners.insert(accepted[0].id)),
+                Keyed::Taken(taken) => assert!(holders.insert(taken[0].1) || holders.len() == 1),
+            }
+        }
+        assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
+    }
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 4);
+    // Every end gives the key back: a success, a failure, a cancel.
+    let holders: Vec<uuid::Uuid> =
+        sqlx::query_scalar("SELECT job_id FROM unique_keys").fetch_all(&mut test.mysql().await).await.unwrap();
+    let holders: Vec<JobId> = holders.into_iter().map(JobId::from_uuid).collect();
+    for (id, verdict) in holders.iter().zip([Verdict::Succeeded, Verdict::Rejected, Verdict::Cancelled]) {
+        let claimed = test.claimed(*id).await;
+        assert!(matches!(test.store.settle(settlement(&claimed, verdict)).await.unwrap(), Settled::Done { .. }));
+    }
+    assert_eq!(test.store.cancel(holders[3]).await.unwrap(), Moved::Done(State::Cancelled));
+    assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 0);
+    // A retry takes the key again, unless another job has it by now.
+    assert!(matches!(test.store.retry(holders[3]).await.unwrap(), Moved::Waits(_)));
+    assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_with_a_taken_key_writes_nothing() {
+    let test = TestStore::start().await;
+    let first = keyed("a");
+    test.store.insert_keyed(vec![first.clone()]).await.unwrap();
+    let answer = test.store.insert_keyed(vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
+    assert_eq!(answer, Keyed::Taken(vec![(2, first.id)]));
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
+    assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
+    assert!(matches!(test.store.insert_keyed(vec![keyed("b")]).await.unwrap(), Keyed::Accepted(_)));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tables_refuse_what_the_state_machine_never_writes() {
+    let test = TestStore::start().await;
+    test.store.insert(vec![job()]).await.unwrap();
+    let mut mysql = test.mysql().await;
+    for impossible in [
+        "UPDATE jobs SET priority = 10",
+        "UPDATE jobs SET max_attempts = 0",
+        "UPDATE jobs SET max_attempts = 101",
+        "UPDATE owed SET state = 'executing'",
+        "UPDATE owed SET token = REPEAT('x', 16)",
+        "UPDATE owed SET runner = 'somebody'",
+        "UPDATE owed SET lease_until = UTC_TIMESTAMP(6)",
+        "UPDATE owed SET cancel_requested_at = UTC_TIMESTAMP(6)",
+        "UPDATE owed SET state = 'retrying'",
+        "UPDATE owed SET spared = 1",
+        "INSERT INTO attempts SELECT id, 0, 1, 'r', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', 'completed', 'no', NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'lost', 'completed', NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, '1', NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, '', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, NULL, 'no' FROM jobs",
+    ] {
+        let refused = mysql.execute(sqlx::raw_sql(AssertSqlSafe(impossible))).await.unwrap_err().to_string();
+        assert!(refused.to_lowercase().contains("constraint"), "{impossible}: {refused}");
+    }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_holder_of_the_token_can_end_an_attempt() {
+    let test = TestStore::start().await;
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let claimed = test.claimed(accepted[0].id).await;
+    assert!(matches!(test.claimant.claim(claimed.id).await.unwrap(), Claim::Gone));
+
+    let mut forged = settlement(&claimed, Verdict::Succeeded);
+    forged.token = AttemptToken::new();
+    assert!(matches!(test.store.settle(forged.clone()).await.unwrap(), Settled::NotOurs));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 0);
+
+    let done = test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap();
+    assert!(matches!(done, Settled::Done { state: State::Retrying, .. }));
+    // A late writer, with the right that it once had.
+    assert!(matches!(test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'failed'").await, 1);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_refused_before_the_due_time_and_for_other_kinds() {
+    let test = TestStore::start().await;
+    let later = NewJob { due: Due::After(Duration::from_secs(3_600)), ..job() };
+    let other = NewJob { kind: "other".parse::<Name>().unwrap(), ..job() };
+    let (later_id, other_id) = (later.id, other.id);
+    test.store.insert(vec![later, other]).await.unwrap();
+    assert!(matches!(test.claimant.claim(later_id).await.unwrap(), Claim::NotDue(_)));
+    assert!(matches!(test.claimant.claim(other_id).await.unwrap(), Claim::OtherKind(_)));
+    assert!(matches!(test.claimant.claim(JobId::new()).await.unwrap(), Claim::Gone));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE attempt = 0").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_is_claimed_by_one_of_many() {
+    let test = TestStore::start().await;
+    let claimants: Vec<Claimant> = (0..4).map(|_| claimant(&test.store)).collect();
+    let jobs: Vec<NewJob> = (0..100).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let calls = claimants.iter().flat_map(|claimant| ids.iter().rev().map(|id| claimant.claim(*id)));
+    let won = futures_util::future::join_all(calls).await;
+    let won: Vec<JobId> = won
+        .into_iter()
+        .filter_map(|claim| match claim.unwrap() {
+            Claim::Won(claimed) => Some(claimed.id),
+            Claim::Gone => None,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(won.len(), 100);
+    assert_eq!(won.iter().collect::<BTreeSet<_>>().len(), 100);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE attempt <> 1").await, 0);
+    drop(claimants);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
+    let test = TestStore::start().await;
+    let jobs: Vec<NewJob> = (0..3).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let mut claimed = Vec::new();
+    for id in &ids {
+        claimed.push(test.claimed(*id).await);
+    }
+    assert!(test.store.expired_attempts(10).await.unwrap().is_empty());
+    let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id IN (?, ?)";
+    sqlx::query(expire).bind(ids[0].uuid()).bind(ids[1].uuid()).execute(&mut test.mysql().await).await.unwrap();
+    assert_eq!(test.store.expired_attempts(10).await.unwrap().len(), 2);
+    // Between its look and its write: the first is seen as expired, the second with another token, the third not at all.
+    let seen = vec![(ids[0], claimed[0].token), (ids[1], AttemptToken::new()), (ids[2], claimed[2].token)];
+    let reaped = test.store.reap(seen).await.unwrap();
+    assert_eq!(reaped.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[0]]);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 2);
+    // Its former holder comes too late; the others still hold theirs.
+    assert!(matches!(test.store.settle(settlement(&claimed[0], Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
+    for claimed in &claimed[1..] {
+        let done = test.store.settle(settlement(claimed, Verdict::Succeeded)).await.unwrap();
+        assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
+    }
+    // An end is the end.
+    assert!(test.store.reap(vec![(ids[1], claimed[1].token)]).await.unwrap().is_empty());
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 2);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_tallies_add_up_after_every_kind_of_end() {
+    let test = TestStore::start().await;
+    let jobs: Vec<NewJob> = (0..40)
+        .map(|n| NewJob { queue: if n % 2 == 0 { "default" } else { "mail" }.parse().unwrap(), ..job() })
+        .collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    for (at, id) in ids.iter().enumerate() {
+        let verdict = match at / 2 % 5 {
+            0 => Verdict::Succeeded,
+            1 => Verdict::Rejected,
+            2 => Verdict::Failed,
+            3 => {
+                assert_eq!(test.store.cancel(*id).await.unwrap(), Moved::Done(State::Cancelled));
+                continue;
+            }
+            _ => continue,
+        };
+        let claimed = test.claimed(*id).await;
+        test.store.settle(settlement(&claimed, verdict)).await.unwrap();
+    }
+    // Two of the rejected live again; one of them ends again.
+    for at in [2, 12] {
+        assert!(matches!(test.store.retry(ids[at]).await.unwrap(), Moved::Waits(_)));
+    }
+    let claimed = test.claimed(ids[2]).await;
+    assert_eq!((claimed.attempt, claimed.number), (1, 2));
+    test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+
+    let stats = test.store.stats().await.unwrap();
+    let told: BTreeSet<(String, State, i64)> =
+        stats.owed.iter().chain(&stats.ended).map(|count| (count.queue.to_string(), count.state, count.jobs)).collect();
+    let counted: Vec<(String, String, i64)> = sqlx::query_as(
+        "SELECT j.queue, COALESCE(o.state, a.end_state), COUNT(*) FROM jobs j LEFT JOIN owed o ON o.id = j.id \
+         LEFT JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL \
+         AND a.number = (SELECT MAX(number) FROM attempts WHERE job_id = j.id) GROUP BY 1, 2",
+    )
+    .fetch_all(&mut test.mysql().await)
+    .await
+    .unwrap();
+    let counted: BTreeSet<(String, State, i64)> =
+        counted.into_iter().map(|(queue, word, n)| (queue, State::from_word(&word).unwrap(), n)).collect();
+    assert_eq!(told, counted);
+    assert_eq!(told.iter().map(|(_, _, n)| n).sum::<i64>(), 40);
+    assert!(stats.exact);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_connection() {
+    let test = Arc::new(TestStore::start().await);
+    let standing = job();
+    test.store.insert(vec![standing.clone()]).await.unwrap();
+    for round in 0..200_u64 {
+        let (store, id) = (test.store.clone(), standing.id);
+        let call = tokio::spawn(async move {
+            match round % 5 {
+                0 => drop(store.insert(vec![job(), job()]).await),
+                1 => drop(store.insert_keyed(vec![keyed(&format!("k{round}")), job()]).await),
+                2 => drop(store.run_now(id).await),
+                3 => drop(store.job(id).await),
+                _ => drop(store.stats().await),
+            }
+        });
+        tokio::time::sleep(Duration::from_micros(rand::random_range(0..1_500))).await;
+        call.abort();
+    }
+    // As many calls at once as there are connections, and more: each finds one.
+    let calls = (0..16).map(|n| test.store.insert_keyed(vec![keyed(&format!("after-{n}"))]));
+    for answer in futures_util::future::join_all(calls).await {
+        let Keyed::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
+        // Acknowledged means visible to everybody.
+        let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ?")
+            .bind(accepted[0].id.uuid())
+            .fetch_one(&mut test.mysql().await)
+            .await
+            .unwrap();
+        assert_eq!(seen, 1);
+    }
+    test.until_no_transaction_is_open().await;
+    // Whole or not at all, also for those who did not wait for the answer.
+    assert_eq!(
+        test.count("SELECT COUNT(*) FROM jobs j LEFT JOIN owed o USING (id) WHERE o.id IS NULL").await
+            + test
+                .count("SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id WHERE o.id IS NULL")
+                .await,
+        0
+    );
+    Arc::into_inner(test).unwrap().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
+    let (name, url) = database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+
+    // Accepted once, though the answer to the first commit never came.
+    proxy.cut_after("COMMIT");
+    let one = job();
+    let accepted = test.store.insert(vec![one.clone()]).await.unwrap();
+    assert_eq!((accepted.len(), accepted[0].id), (1, one.id));
+    assert_eq!(proxy.cuts(), 1);
+
+    proxy.cut_after("COMMIT");
+    let two = keyed("k");
+    let Keyed::Accepted(accepted) = test.store.insert_keyed(vec![two.clone(), job()]).await.unwrap() else {
+        panic!("the key is its own");
+    };
+    assert_eq!((accepted.len(), accepted[0].id), (2, two.id));
+    assert_eq!(proxy.cuts(), 2);
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 3);
+
+    // Settled once; the repeated run finds its own line in the ledger.
+    let claimed = test.claimed(one.id).await;
+    proxy.cut_after("COMMIT");
+    let settled = test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap();
+    assert!(matches!(settled, Settled::Done { state: State::Retrying, .. }), "{settled:?}");
+    assert_eq!(proxy.cuts(), 3);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_the_pool_and_of_the_batches_are_read_committed() {
+    let test = TestStore::start().await;
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let claimed = test.claimed(accepted[0].id).await;
+    // Somebody holds the row, so that both calls stand still in the middle of their transactions.
+    let mut holder = test.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    held.execute("SELECT * FROM owed FOR UPDATE").await.unwrap();
+    let cancel = tokio::spawn({
+        let store = test.store.clone();
+        async move { store.cancel(claimed.id).await }
+    });
+    let settle = tokio::spawn({
+        let (store, settlement) = (test.store.clone(), settlement(&claimed, Verdict::Succeeded));
+        async move { store.settle(settlement).await }
+    });
+    let levels = eventually("both wait for the row", || async {
+        let mut open = transactions(&test.url).await;
+        open.retain(|(state, _)| state == "LOCK WAIT");
+        let levels: Vec<String> = open.into_iter().map(|(_, level)| level).collect();
+        (levels.len() == 2).then_some(levels)
+    })
+    .await;
+    held.rollback().await.unwrap();
+    assert_eq!(levels, ["READ COMMITTED"; 2]);
+    cancel.await.unwrap().unwrap();
+    settle.await.unwrap().unwrap();
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn times_are_utc_on_a_server_that_lives_elsewhere() {
+    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let own = Services::start(&options.mysql_flag("--default-time-zone=+13:00")).unwrap();
+    let url = own.mysql_url("kiritimati");
+    Store::create_database(&url).await.unwrap();
+    let test = TestStore::at("kiritimati".into(), url.clone(), url).await;
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let claimed = test.claimed(accepted[0].id).await;
+    for moment in [accepted[0].created_at, accepted[0].execute_at, claimed.started_at] {
+        let off = (chrono::Utc::now() - moment).num_seconds().abs();
+        assert!(off < 60, "{off} s");
+    }
+    // A moment that a caller names means the same to the server.
+    let due = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    let later = test.store.insert(vec![NewJob { due: Due::At(due), ..job() }]).await.unwrap();
+    let ms = test.count("SELECT MAX(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), execute_at)) FROM owed").await;
+    assert!((3_590..=3_600).contains(&ms), "{ms} s");
+    assert!(matches!(test.claimant.claim(later[0].id).await.unwrap(), Claim::NotDue(_)));
+    test.stop().await;
+}

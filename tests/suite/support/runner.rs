@@ -1,0 +1,80 @@
+//! `tickr serve` as a process of its own, to be signalled and killed.
+
+use std::fs::File;
+use std::process::{Child, Command, Stdio};
+
+use super::{TestApp, eventually};
+
+/// A running `tickr serve`. Killed when dropped.
+pub(crate) struct Runner {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Runner {
+    /// Start the binary on the tables and keys of `tickr`, with the test kinds, a lease of two seconds and `env`.
+    pub(crate) fn start(tickr: &TestApp, env: &[(&str, &str)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let log = File::create(dir.path().join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_tickr"))
+            .arg("serve")
+            .current_dir(dir.path())
+            .env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose())
+            .env("TICKR_REDIS_URL", tickr.config.redis_url().unwrap().expose())
+            .env("TICKR_REDIS_PREFIX", &tickr.config.redis_prefix)
+            .env("TICKR_HTTP_ADDR", "127.0.0.1:0")
+            .env("TICKR_TEST_KINDS", "1")
+            .env("TICKR_LEASE", "2s")
+            .env("RUST_BACKTRACE", "0")
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, dir }
+    }
+
+    /// What it wrote so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// Wait until its log says this.
+    pub(crate) async fn until_log(&self, text: &str) {
+        eventually(&format!("the runner says {text:?}"), || async { self.log().contains(text).then_some(()) }).await;
+    }
+
+    /// Send a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let sent = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    pub(crate) fn kill9(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Wait for its end; nothing when a signal ended it.
+    pub(crate) async fn exit_code(&mut self) -> Option<i32> {
+        let deadline = tokio::time::Instant::now() + super::DEADLINE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(tokio::time::Instant::now() < deadline, "the runner does not end:\n{}", self.log());
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the runner said:\n{}", self.log());
+        }
+    }
+}
