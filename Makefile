@@ -12,7 +12,7 @@ help: ## List the targets
 deps: ## Install the MariaDB and Redis server binaries if they are missing (no system service)
 	@sh $(INSTALL)
 
-run: deps cargo ## Start tickr with private servers, sample jobs and the dashboard
+run: deps cargo ## Start tickr with private servers and a few sample jobs
 	@cargo run -- dev $(ARGS)
 
 test: deps cargo ## Run every test against private MariaDB and Redis servers

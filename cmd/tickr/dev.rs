@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
-use tickr::app::{App, Signals};
+use tickr::app::{App, SHUTDOWN, Signals};
 use tickr::broker::{Draft, Enqueued};
 use tickr::config::{Config, Flags, Loaded, ParamType, ParamValue, ReportParam, ReportQuery, Statement, Subset};
 use tickr::event::Event;
@@ -75,6 +75,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         app.run_until_signalled(&mut signals).await;
         anyhow::Ok(())
     });
+    runtime.shutdown_timeout(SHUTDOWN);
     // The servers go last, also after a failed start.
     drop(services);
     Ok(outcome?)

@@ -12,7 +12,7 @@ mod kinds;
 mod run;
 mod signals;
 
-pub use run::{exit_code, run, serve};
+pub use run::{SHUTDOWN, exit_code, run, serve};
 pub use signals::Signals;
 
 use std::net::SocketAddr;

@@ -1,6 +1,7 @@
 //! From the command line to the end of the process, for `tickr serve` and for binaries with kinds of their own.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{ArgMatches, Command};
 
@@ -8,6 +9,9 @@ use super::{App, Signals};
 use crate::config::{Config, Flags, LogFormat, Subset};
 use crate::handlers::Registry;
 use crate::telemetry::init_logs;
+
+/// How long threads may take that the ordered stop could not reach.
+pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
 /// Run a whole tickr, with the kinds that ship and those in `own`, until SIGTERM or SIGINT.
 ///
@@ -48,7 +52,7 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     // One TLS implementation for everything; an error says that the caller chose one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         // Before the start, so that a signal during it is not lost.
         let mut signals = Signals::register()?;
         let app = tokio::select! {
@@ -60,7 +64,10 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
         };
         app.run_until_signalled(&mut signals).await;
         Ok(())
-    })
+    });
+    // Everything is settled. A handler that blocks its thread does not get to hold the exit as well.
+    runtime.shutdown_timeout(SHUTDOWN);
+    outcome
 }
 
 /// The exit code that goes with an error: 2 for wrong configuration, 1 for everything else.

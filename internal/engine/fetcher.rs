@@ -87,8 +87,14 @@ async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<V
     if !taken.ids.is_empty() {
         return Ok(taken.ids);
     }
-    // Not cancelled when the runner stops: it returns within a second, and what it took is run.
-    Ok(fetch.wait().await?.into_iter().collect())
+    // Not cancelled when the runner stops, because Redis would hand the next id to a connection that nobody reads. It
+    // returns within a second, and what it took meanwhile is for somebody else.
+    let Some((id, list)) = fetch.wait().await? else { return Ok(Vec::new()) };
+    if shared.stop_fetching.is_cancelled() {
+        fetch.put_back(id, list).await?;
+        return Ok(Vec::new());
+    }
+    Ok(vec![id])
 }
 
 /// Due work straight from the store. Reads more than is needed and shuffles, so that several runners rarely claim the

@@ -27,6 +27,10 @@ pub struct Taken {
     pub refill: bool,
 }
 
+/// The list that an id came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyList(String);
+
 /// One fetcher's line to Redis.
 pub struct Fetch {
     client: redis::Client,
@@ -73,16 +77,26 @@ impl Fetch {
         Ok(Taken { ids: words.iter().skip(1).filter_map(|id| id.parse().ok()).collect(), refill })
     }
 
-    /// Wait up to a second for one id. Must not be cancelled.
+    /// Wait up to a second for one id. Must not be cancelled. The other half of the answer is the place for
+    /// [`put_back`](Self::put_back).
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]; the connection is dropped.
-    pub async fn wait(&mut self) -> Result<Option<JobId>, IndexError> {
+    pub async fn wait(&mut self) -> Result<Option<(JobId, ReadyList)>, IndexError> {
         let mut conn = self.connection().await?;
         match conn.brpop(&self.lists, BLOCK_SECONDS).await {
-            Ok(popped) => Ok(popped.and_then(|[_list, id]| id.parse().ok())),
+            Ok(popped) => Ok(popped.and_then(|[list, id]| Some((id.parse().ok()?, ReadyList(list))))),
             Err(e) => Err(self.broken("wait for ready jobs", &e)),
         }
+    }
+
+    /// Give back an id that nobody here will run, as the next to be taken.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]; the connection is dropped, and the reconciler brings the id back.
+    pub async fn put_back(&mut self, id: JobId, list: ReadyList) -> Result<(), IndexError> {
+        let mut conn = self.connection().await?;
+        conn.rpush(list.0, id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
     async fn connection(&mut self) -> Result<MultiplexedConnection, IndexError> {

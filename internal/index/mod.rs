@@ -13,7 +13,7 @@ mod health;
 mod keys;
 
 pub use crate::event::Health;
-pub use fetch::{Fetch, Taken};
+pub use fetch::{Fetch, ReadyList, Taken};
 pub use health::IndexHealth;
 pub use keys::Line;
 

@@ -474,8 +474,9 @@ pub(super) async fn count(
 }
 
 /// An earlier run, of this batch or of one that its caller gave up, whose COMMIT was never answered may have done the work:
-/// then the token is gone, and the ledger has our line. Only the holder of the token and the reaper write the line of an attempt, and the reaper's says `lost`; so any
-/// other line is ours. Look there before telling a caller that its lease was taken away.
+/// then the token is gone, and the ledger has our line. Only the holder of the token and the reaper write the line of an
+/// attempt, and the reaper's says `lost`; so any other line that says what we say is ours. Look there before telling a
+/// caller that its lease was taken away.
 async fn recognise_own_work(
     conn: &mut MySqlConnection,
     items: &[Settlement],
@@ -487,15 +488,19 @@ async fn recognise_own_work(
         }
         let ours = sqlx::query(
             "SELECT COALESCE(a.end_state, o.state), o.execute_at FROM attempts a LEFT JOIN owed o ON o.id = a.job_id \
-             WHERE a.job_id = ? AND a.number = ? AND a.verdict <> 'lost'",
+             WHERE a.job_id = ? AND a.number = ? AND a.verdict IN (?, ?)",
         )
         .bind(item.id.uuid())
         .bind(item.number)
+        .bind(item.verdict.as_str())
+        // A snooze too many was written as a failure.
+        .bind(if item.verdict == Verdict::Snoozed { Verdict::Failed.as_str() } else { item.verdict.as_str() })
         .fetch_optional(&mut *conn)
         .await?;
         if let Some(row) = ours {
             let word: Option<&str> = row.try_get(0)?;
-            let state = word.and_then(State::from_word).ok_or_else(|| corrupt("state"))?;
+            // Without one, the job has lived on and ended since: nobody waits for this answer any more.
+            let Some(state) = word.and_then(State::from_word) else { continue };
             // Hints for it and its follow-up jobs are the reconciler's now.
             *answer = Settled::Done { state, execute_at: row.try_get(1)?, line: None, follow_ups: Vec::new() };
         }
