@@ -21,6 +21,7 @@ mod worker;
 
 pub use live::StopReason;
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,6 +69,8 @@ struct Shared {
     /// A claim failed and may have been committed all the same: until then its attempt may need to be reaped, though
     /// this runner lives.
     in_doubt_until: Mutex<Option<Instant>>,
+    /// Kinds that some living runner has, as last seen by the reaper.
+    living_kinds: Mutex<HashSet<Name>>,
     /// Something the reconciler should look at before its time.
     reconcile: Notify,
     /// Lines to refill.
@@ -137,6 +140,7 @@ impl Engine {
             live,
             store_trouble: AtomicBool::new(false),
             in_doubt_until: Mutex::new(None),
+            living_kinds: Mutex::new(HashSet::new()),
             reconcile: Notify::new(),
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),
@@ -238,6 +242,11 @@ impl Shared {
         let until = Instant::now() + self.settings.lease + Duration::from_secs(5);
         *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
         self.store_failed();
+    }
+
+    /// Can some other living runner run this kind?
+    fn runs_elsewhere(&self, kind: &Name) -> bool {
+        self.living_kinds.lock().unwrap_or_else(PoisonError::into_inner).contains(kind)
     }
 
     /// May there be attempts of this runner that it does not know of?

@@ -3,7 +3,7 @@
 //! The owed rows are not indexed by lease, so they are not searched while everybody is alive: a look at the short list
 //! of runners decides. Any runner may reap; two at once read the same rows and one of them finds the token changed.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -43,6 +43,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 
 async fn run_once(shared: &Shared, anyway: bool) -> Result<usize, StoreError> {
     let silent = shared.store.silent_runners().await?;
+    // While at the list of runners: whom a job of a foreign kind waits for.
+    let kinds = shared.store.living_kinds().await?;
+    *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
     if silent.is_empty() && !anyway {
         return Ok(0);
     }

@@ -10,8 +10,10 @@ use super::fetcher::Ticket;
 use super::{Shared, executor};
 use crate::store::{Claim, Claimant};
 
-/// How long the index forgets a job that this runner has no handler for, before it is offered again.
-const OTHER_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
+/// How long the index forgets a job that this runner has no handler for, before it is offered again: when no runner has
+/// one, and when another has, which must then only win the race for it.
+const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
+const OTHERS_KIND_PAUSE_MS: i64 = 100;
 
 /// How long the index keeps a job that it delivered too early, at the least.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
@@ -37,7 +39,12 @@ pub(super) async fn work_until_closed(
             }
             Ok(Claim::OtherKind(mut job)) => {
                 // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
-                job.execute_at = shared.store.clock().now() + OTHER_KIND_PAUSE;
+                let pause = if shared.runs_elsewhere(&job.kind) {
+                    TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
+                } else {
+                    NOBODYS_KIND_PAUSE
+                };
+                job.execute_at = shared.store.clock().now() + pause;
                 shared.broker.hint_due(&job);
             }
             Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),

@@ -4,7 +4,7 @@
 //! decides anything about a job. Redis may deliver an id twice, which the store's compare-and-set claim drops; it must
 //! not forget one for long, which the reconciler sees to.
 //!
-//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`: each headed by its keys, arguments and answers
+//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`: each headed by its keys, arguments and answers
 //! - [`Index`]: what the broker, the scheduler and the reconciler call
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
 
@@ -161,8 +161,8 @@ impl Index {
             settings,
             offset_us: AtomicI64::new(0),
             health: IndexHealth::new(),
-            hint: Script::new(include_str!("hint.lua")),
-            mover: Script::new(include_str!("move.lua")),
+            hint: Script::new(concat!(include_str!("lists.lua"), include_str!("hint.lua"))),
+            mover: Script::new(concat!(include_str!("lists.lua"), include_str!("move.lua"))),
             refilled: Script::new(include_str!("refilled.lua")),
         };
         Ok(Self { shared: Arc::new(shared), conn })

@@ -1,4 +1,4 @@
--- Move due entries from the sorted set to their ready lists.
+-- Move due entries from the sorted set to their ready lists. Comes after lists.lua.
 --
 -- KEYS  1 epoch  2 waiting  3 overflow
 -- ARGV  1 the store's clock minus Redis's, microseconds
@@ -15,36 +15,11 @@ local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
 local now = math.floor((clock + ARGV[1]) / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
-local high = tonumber(ARGV[3])
-local lines = {}
 for at = 1, #due, 2 do
-  local member, score = due[at], tonumber(due[at + 1])
-  local name, id = string.sub(member, 1, -38), string.sub(member, -36)
-  local line = lines[name]
-  if not line then
-    local key = ARGV[4] .. name
-    local noted = redis.call('HGET', KEYS[3], name)
-    line = { key = key, room = high - redis.call('LLEN', key), ids = {}, noted = noted and tonumber(string.match(noted, '^%d+')), after = noted and string.find(noted, ':') }
-    if noted then line.room = 0 end
-    lines[name] = line
-  end
-  if #line.ids < line.room then
-    line.ids[#line.ids + 1] = id
-  else
-    line.room = 0
-    -- At the very time of a note that names an id, the id may lie before it: then the whole time is noted.
-    if not line.noted or score < line.noted or (score == line.noted and line.after) then
-      line.after = nil
-      line.noted = score
-      redis.call('HSET', KEYS[3], name, string.format('%d', score))
-    end
-  end
+  -- A member is the line, a colon and the 36 characters of an id.
+  offer(string.sub(due[at], 1, -38), string.sub(due[at], -36), tonumber(due[at + 1]))
 end
-for _, line in pairs(lines) do
-  for from = 1, #line.ids, 1000 do
-    redis.call('LPUSH', line.key, unpack(line.ids, from, math.min(from + 999, #line.ids)))
-  end
-end
+push()
 if #due > 0 then
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due / 2 - 1)
 end

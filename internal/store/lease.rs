@@ -1,5 +1,6 @@
 //! Leases: renewed by their holder, taken away by the reaper.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection, Row};
@@ -105,6 +106,30 @@ impl Store {
                 .fetch_all(conn)
                 .await?;
                 Ok(found.into_iter().map(RunnerId::from_stored).collect())
+            })
+        })
+        .await
+    }
+
+    /// The kinds that living runners can run.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn living_kinds(&self) -> Result<HashSet<Name>, StoreError> {
+        on_pool(&self.shared.pool, "read the kinds of living runners", move |conn, _| {
+            Box::pin(async move {
+                let found: Vec<String> = sqlx::query_scalar(
+                    "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL \
+                     AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                )
+                .fetch_all(conn)
+                .await?;
+                let mut kinds = HashSet::new();
+                for text in found {
+                    let names: Vec<Name> = serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()))?;
+                    kinds.extend(names);
+                }
+                Ok(kinds)
             })
         })
         .await

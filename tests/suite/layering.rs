@@ -239,3 +239,11 @@ fn the_reader_of_sources_reads_what_it_should() {
     assert!(line("use redis;").names("redis") && line("a(redis::cmd(x))").names("redis"));
     assert!(!line("self::redis::plan()").names("redis") && !line("my_redis::x").names("redis"));
 }
+
+#[test]
+fn the_readme_has_the_configuration_table_of_this_binary() {
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let (_, rest) = readme.split_once("<!-- configuration: tickr config --reference -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- end of configuration -->").unwrap();
+    assert_eq!(table.trim(), tickr::config::markdown_table().trim(), "paste the output of `tickr config --reference`");
+}
