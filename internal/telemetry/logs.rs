@@ -1,5 +1,7 @@
 //! Logs: one line per event on standard error, for people or as JSON. Never payloads, headers or secrets.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 
 /// Set up logging for this process. The second call changes nothing, so tests may call it freely.
@@ -18,7 +20,8 @@ pub fn init_logs(filter: &str, json: bool) {
     let outcome = if json {
         builder.json().flatten_event(true).with_current_span(false).try_init()
     } else {
-        builder.with_target(false).try_init()
+        // Colours are for terminals; in a file they are noise.
+        builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init()
     };
     drop(outcome);
 }

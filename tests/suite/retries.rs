@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tickr::config::KindConfig;
-use tickr::handlers::Registry;
+use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, State};
 use tickr::store::MOST_SPARED;
 
@@ -209,5 +211,58 @@ async fn a_job_may_be_interrupted_however_often_it_snoozed_before_an_operator_re
     assert_eq!(verdicts[MOST_SPARED as usize + 1], "interrupted");
     tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     tickr.until(id, State::Cancelled).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stored_job_that_cannot_be_read_fails_alone() {
+    let tickr = TestApp::start().await;
+    let jobs: Vec<_> = (0..60).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000})).collect();
+    let answer = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
+    let ids: Vec<JobId> = answer.body["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| job["id"].as_str().unwrap().parse().unwrap())
+        .collect();
+    let bad = ids[30];
+    sqlx::query("UPDATE jobs SET options = '{broken' WHERE id = ?")
+        .bind(bad.uuid())
+        .execute(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    // All due at once, so that they share their claims.
+    tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
+    tickr.until_idle().await;
+    let ends: Vec<(String, i64)> = sqlx::query_as("SELECT verdict, COUNT(*) FROM attempts GROUP BY verdict ORDER BY 1")
+        .fetch_all(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    assert_eq!(ends, [("succeeded".to_owned(), 59), ("rejected".to_owned(), 1)]);
+    tickr.stop().await;
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Chatty {}
+
+impl Kind for Chatty {
+    const NAME: &'static str = "chatty";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_progress_note_costs_a_job_its_lease() {
+    let mut own = Registry::new();
+    own.register(|_: Chatty, ctx: Context| async move {
+        // Three leases long, and each note would not fit its column once it is written as JSON.
+        for step in 0..60 {
+            ctx.progress(f64::from(step), "\"\\\u{1b}\n".repeat(60));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(().into())
+    });
+    let tickr = TestApp::start_with(|config| config.lease = Duration::from_secs(1), own).await;
+    let id = tickr.enqueue_kind("chatty", json!({})).await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
     tickr.stop().await;
 }

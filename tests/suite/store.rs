@@ -523,3 +523,19 @@ async fn times_are_utc_on_a_server_that_lives_elsewhere() {
     assert!(matches!(test.claimant.claim(later[0].id).await.unwrap(), Claim::NotDue(_)));
     test.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
+    let test = TestStore::start().await;
+    let most: u64 = sqlx::query_scalar("SELECT CAST(@@max_allowed_packet AS UNSIGNED)")
+        .fetch_one(&mut test.mysql().await)
+        .await
+        .unwrap();
+    let payload = format!("{{\"x\":\"{}\"}}", "y".repeat(250_000));
+    let count = usize::try_from(most).unwrap() / payload.len() + 10;
+    let heavy = || NewJob { payload: RawValue::from_string(payload.clone()).unwrap(), ..job() };
+    let accepted = test.store.insert((0..count).map(|_| heavy()).collect()).await.unwrap();
+    assert_eq!(accepted.len(), count);
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs WHERE LENGTH(payload) > 250000").await, count as i64);
+    test.stop().await;
+}
