@@ -115,12 +115,15 @@ impl Store {
             // The driver's message may quote the URL.
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?
             .statement_cache_capacity(1_024);
-        let started = Instant::now();
+        let (started, mut told) = (Instant::now(), false);
         let mut conn = loop {
             match link::open(&options).await {
                 Ok(conn) => break conn,
                 Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
-                    tracing::info!(error = %e, "mysql does not answer yet");
+                    // Said once; the end of the wait says the rest.
+                    if !std::mem::replace(&mut told, true) {
+                        tracing::info!(error = %e, patience_s = patience.as_secs(), "mysql does not answer yet");
+                    }
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
                 Err(e) => return Err(StoreError::from_driver(attempted, &e)),
