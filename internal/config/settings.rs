@@ -29,7 +29,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
         |c, t| parse::some(&mut c.redis_url, ServerUrl::redis(t).map_err(Into::into)),
     )
     .secrecy(Secrecy::Url),
-    Row::new("http_addr", "HOST:PORT", "Where the API and the dashboard listen", |c, t| {
+    Row::new("http_addr", "HOST:PORT", "Where the API listens", |c, t| {
         parse::put(&mut c.http_addr, parse::listen_addr(t))
     })
     .default("127.0.0.1:7070"),

@@ -255,13 +255,18 @@ async fn no_progress_note_costs_a_job_its_lease() {
     own.register(|_: Chatty, ctx: Context| async move {
         // Three leases long, and each note would not fit its column once it is written as JSON.
         for step in 0..60 {
-            ctx.progress(f64::from(step), "\"\\\u{1b}\n".repeat(60));
+            ctx.progress(f64::from(step + 1), "\"".repeat(200));
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         Ok(().into())
     });
     let tickr = TestApp::start_with(|config| config.lease = Duration::from_secs(1), own).await;
     let id = tickr.enqueue_kind("chatty", json!({})).await;
+    // The note is too much, the percentage is kept.
+    eventually("the progress is seen", || async {
+        tickr.job(id).await["progress"]["percent"].as_f64().filter(|percent| *percent > 0.0)
+    })
+    .await;
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
     tickr.stop().await;
