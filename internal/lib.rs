@@ -20,6 +20,7 @@
 //! | [`index`] | Redis: every command and script | deciding anything about a job |
 //! | [`handlers`] | kinds: payload types, their schemas, the work | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
+//! | [`verify`] | proving from the tables that promises were kept | mending anything but the index |
 //! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything behind the broker |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
@@ -41,5 +42,6 @@ pub mod services;
 pub mod store;
 pub mod table;
 pub mod telemetry;
+pub mod verify;
 
 pub use app::run;

@@ -25,6 +25,14 @@ pub(crate) fn args(command: Command) -> Command {
         )
 }
 
+/// The argument of commands that change something.
+pub(crate) fn idempotency_key() -> Arg {
+    Arg::new("idempotency-key")
+        .long("idempotency-key")
+        .value_name("KEY")
+        .help("Do it at most once: the same command with the same key gets the first answer")
+}
+
 /// One running tickr.
 pub(crate) struct Client {
     url: String,
@@ -44,8 +52,14 @@ impl Client {
         self.call(self.http.get(format!("{}{path}", self.url))).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
-        self.call(self.http.post(format!("{}{path}", self.url)).json(body)).await
+    /// With an idempotency key, if there is one: sent again with the same key, the request is not carried out again.
+    pub(crate) async fn post(&self, path: &str, body: &Value, key: Option<&String>) -> anyhow::Result<Value> {
+        let request = self.http.post(format!("{}{path}", self.url)).json(body);
+        self.call(match key {
+            Some(key) => request.header("Idempotency-Key", key),
+            None => request,
+        })
+        .await
     }
 
     /// A problem document becomes an error that a person can act on.

@@ -27,6 +27,12 @@ pub(crate) fn command() -> Command {
         .arg(text("timeout-ms", "MS", "Time limit of one attempt").value_parser(value_parser!(u64)))
         .arg(text("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
         .arg(text("unique-key", "KEY", "At most one unfinished job per kind and key"))
+        .arg(
+            text("on-conflict", "WHAT", "If a job has the unique key: return it, reject this one, or replace it")
+                .value_parser(["return", "reject", "replace"])
+                .requires("unique-key"),
+        )
+        .arg(client::idempotency_key())
         .arg(text("wait", "DURATION", "Wait for the result, such as 30s"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the job as JSON"));
     client::args(command)
@@ -37,7 +43,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let text = |name: &str| matches.get_one::<String>(name).cloned();
     job.insert("kind".into(), text("kind").into());
     job.insert("payload".into(), payload(&text("payload").unwrap_or_default())?);
-    for (flag, field) in [("queue", "queue"), ("at", "execute_at"), ("unique-key", "unique_key")] {
+    let texts =
+        [("queue", "queue"), ("at", "execute_at"), ("unique-key", "unique_key"), ("on-conflict", "on_conflict")];
+    for (flag, field) in texts {
         if let Some(value) = text(flag) {
             job.insert(field.into(), value.into());
         }
@@ -55,7 +63,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
     let client = Client::from_matches(matches)?;
     crate::runtime()?.block_on(async {
-        let mut job = client.post("/v1/jobs", &Value::Object(job)).await?;
+        let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
         let id = job.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
         if let Some(wait) = text("wait") {
             client.get(&format!("/v1/jobs/{id}/result?wait={wait}")).await?;

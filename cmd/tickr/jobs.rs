@@ -32,9 +32,9 @@ pub(crate) fn command() -> Command {
                 .arg(json()),
         ))
         .subcommand(one("show", "Show a job with its attempts"))
-        .subcommand(one("cancel", "Cancel a job"))
-        .subcommand(one("retry", "Give a failed or cancelled job a new life"))
-        .subcommand(one("run-now", "Make a waiting job due now"))
+        .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
+        .subcommand(one("retry", "Give a failed or cancelled job a new life").arg(client::idempotency_key()))
+        .subcommand(one("run-now", "Make a waiting job due now").arg(client::idempotency_key()))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
@@ -48,7 +48,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
         let job = match verb {
             "show" => client.get(&format!("/v1/jobs/{id}")).await?,
-            verb => client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({})).await?,
+            verb => {
+                let key = matches.get_one::<String>("idempotency-key");
+                client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({}), key).await?
+            }
         };
         if as_json {
             println!("{job:#}");

@@ -8,6 +8,7 @@ mod jobs;
 mod migrate;
 mod rebuild;
 mod serve;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
             enqueue::command(),
             jobs::command(),
             rebuild::command(),
+            verify::command(),
             config::command(),
         ]);
     let matches = command.get_matches();
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
+        Some(("verify", matches)) => verify::run(matches),
         Some(("config", matches)) => config::run(matches),
         // clap refuses every other word.
         _ => Ok(()),

@@ -42,12 +42,16 @@ impl Tokens {
     }
 }
 
+/// Whose token a request came with, as a digest. Absent while there are no tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Caller(pub(super) [u8; 32]);
+
 fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
 /// Health is open, everything else needs a token once there are tokens.
-pub(super) async fn check(State(api): State<Api>, request: Request, next: Next) -> Response {
+pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let open = matches!(request.uri().path(), "/livez" | "/readyz");
     if open || api.tokens.digests.is_empty() {
         return next.run(request).await;
@@ -56,7 +60,11 @@ pub(super) async fn check(State(api): State<Api>, request: Request, next: Next) 
     // The scheme's name is case-insensitive (RFC 9110).
     let token =
         given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    if token.is_some_and(|(_, token)| api.tokens.knows(token.trim())) {
+    if let Some((_, token)) = token
+        && api.tokens.knows(token.trim())
+    {
+        let caller = Caller(digest(token.trim()));
+        request.extensions_mut().insert(caller);
         next.run(request).await
     } else {
         Problem::new(Code::Unauthorized, "send Authorization: Bearer with a token of TICKR_API_TOKENS").into_response()

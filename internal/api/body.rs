@@ -24,8 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How much of a body that is too large is still read.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 
-/// A JSON body of type `T`, in which unknown fields are errors.
-pub(super) struct Body<T>(pub(super) T);
+/// A JSON body of type `T`, in which unknown fields are errors, and its text.
+pub(super) struct Body<T>(pub(super) T, pub(super) Vec<u8>);
 
 impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Problem;
@@ -42,7 +42,8 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
             let detail = "declare the body with Content-Type: application/json";
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
         }
-        parse(&bytes?).map(Self)
+        let bytes = bytes?;
+        parse(&bytes).map(|parsed| Self(parsed, bytes))
     }
 }
 

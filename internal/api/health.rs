@@ -23,7 +23,7 @@ pub(super) async fn livez() -> &'static str {
 pub(super) struct ReadyAnswer {
     /// `ready`, `draining` or `store_unavailable`.
     status: &'static str,
-    /// Does MySQL answer?
+    /// Does MySQL answer, and take writes?
     mysql: bool,
     /// `fast`, `rebuilding` or `degraded`. Never makes the answer red: jobs run without Redis.
     index: &'static str,
@@ -32,33 +32,39 @@ pub(super) struct ReadyAnswer {
     /// If not durable: which settings are to blame.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     weaknesses: Vec<String>,
+    /// What makes Redis forget more than it must, such as an eviction policy. As far as Redis tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_weakness: Option<String>,
 }
 
 /// Should this runner get traffic?
 ///
-/// Red only when MySQL does not answer or the runner is stopping.
+/// Red only when MySQL does not answer, takes no writes, or the runner is stopping.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = ReadyAnswer),
-        (status = 503, description = "Draining, or MySQL does not answer", body = ReadyAnswer),
+        (status = 503, description = "Draining, or MySQL does not answer or takes no writes", body = ReadyAnswer),
     )
 )]
 pub(super) async fn readyz(State(api): State<Api>) -> Response {
     let draining = *api.draining.borrow();
-    let asked = tokio::time::timeout(Duration::from_secs(2), api.broker.store().durability()).await;
+    let limit = Duration::from_secs(2);
+    let asked = tokio::time::timeout(limit, api.broker.store().durability());
+    let (asked, mysql) = tokio::join!(asked, api.broker.store().takes_writes(limit));
     let durability = asked.ok().and_then(Result::ok);
-    let status = match (draining, durability.is_some()) {
+    let status = match (draining, mysql) {
         (true, _) => "draining",
         (false, true) => "ready",
         (false, false) => "store_unavailable",
     };
     let answer = ReadyAnswer {
         status,
-        mysql: durability.is_some(),
+        mysql,
         index: api.index.health().now().as_str(),
         durable: durability.as_ref().map(|d| d.durable),
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
+        index_weakness: api.index.weakness(),
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(code, answer)

@@ -1,9 +1,11 @@
 //! `/v1/jobs`: enqueue, read, steer.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,13 +17,14 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::body::{Asked, Body, IdPath, Object};
+use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
 use super::view::{JobView, RetryView, StateWord};
 use super::{Api, json};
-use crate::broker::{Draft, Enqueued};
+use crate::broker::Draft;
 use crate::handlers;
-use crate::job::{self, Due, JobId, NewJob, limits};
-use crate::store::{Filter, Moved};
+use crate::job::{self, Due, JobId, Name, NewJob, OnConflict, limits};
+use crate::store::{Answer, Filter, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
 
 /// A job to enqueue.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -51,12 +54,26 @@ pub(super) struct NewJobBody {
     /// 0 runs first, 9 last; 5 when left out.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// At most one unfinished job per (kind, key). If there is one, it is returned with 200 and nothing is written.
+    /// At most one unfinished job per (kind, key); `on_conflict` says what happens if there is one.
     #[schema(min_length = 1, max_length = 255)]
     unique_key: Option<String>,
+    /// `return` answers with the job that has the key and writes nothing, `reject` answers 409, `replace` cancels that job
+    /// unless it executes, and accepts the new one; `return` when left out. Only with `unique_key`.
+    #[schema(value_type = Option<OnConflictWord>)]
+    on_conflict: Option<OnConflict>,
     /// Backoff; the kind's own when left out.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
+}
+
+/// What happens to a job whose unique key an unfinished job has.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum OnConflictWord {
+    Return,
+    Reject,
+    Replace,
 }
 
 fn empty_object() -> Box<RawValue> {
@@ -84,6 +101,7 @@ impl NewJobBody {
             timeout_ms: self.timeout_ms,
             retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
+            on_conflict: self.on_conflict,
         })
     }
 }
@@ -93,9 +111,34 @@ fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem>
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
 
+/// Accept jobs, at most once if they have an idempotency key, and answer with what `word` makes of the receipts.
+async fn accept(
+    api: &Api,
+    jobs: Vec<NewJob>,
+    once: Option<Once>,
+    word: Wording<Receipts>,
+    taken: impl FnOnce(&[(usize, Holder)]) -> Problem,
+) -> Result<Response, Problem> {
+    let answer = |keyed: Keyed, word: &Wording<Receipts>| match keyed {
+        Keyed::Accepted(receipts) => Ok(respond(word(&receipts), false)),
+        Keyed::Taken(holders) => Err(taken(&holders)),
+    };
+    match once {
+        None => answer(api.broker.enqueue_keyed(jobs).await?, &word),
+        Some(once) => {
+            let outcome = api.broker.enqueue_once(jobs, once, Arc::clone(&word)).await?;
+            conclude(outcome, |refused| answer(refused, &word))
+        }
+    }
+}
+
+fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
+    Answer { status: status.as_u16(), body: serde_json::to_string(body).unwrap_or_default() }
+}
+
 /// Enqueue a job
 ///
-/// Answers after the job is committed. With a `unique_key` that an unfinished job has, answers 200 with that job.
+/// Answers after the job is committed. With a `unique_key` that an unfinished job has, `on_conflict` decides.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue_job", request_body = NewJobBody,
     responses(
@@ -104,6 +147,7 @@ fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem>
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "key_taken: `holder` has the unique key; nothing was written", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
@@ -111,19 +155,37 @@ fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem>
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn enqueue(State(api): State<Api>, Body(body): Body<NewJobBody>) -> Result<Response, Problem> {
-    let job = prepare(&api, body, "")?;
-    let view = job.clone();
-    match api.broker.enqueue(job).await? {
-        Enqueued::Accepted(accepted) => {
-            let mut response = json(StatusCode::CREATED, JobView::accepted(&view, &accepted));
-            if let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{}", accepted.id)) {
-                response.headers_mut().insert(header::LOCATION, location);
-            }
-            Ok(response)
-        }
-        Enqueued::KeyTaken { holder } => read(&api, holder).await.map(|job| json(StatusCode::OK, job)),
-    }
+pub(super) async fn enqueue(
+    State(api): State<Api>,
+    key: Key,
+    Body(body, text): Body<NewJobBody>,
+) -> Result<Response, Problem> {
+    let once = key.once("POST /v1/jobs", Some(&text))?;
+    let job = match prepare(&api, body, "") {
+        Ok(job) => job,
+        Err(problem) => return recall(&api, once, problem).await,
+    };
+    let asked = job.clone();
+    let word = move |receipts: &Receipts| match (receipts.placed.first(), receipts.holder.as_deref()) {
+        (Some(Placed::New(accepted)), _) => worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted)),
+        (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
+        // The store gives the one or the other.
+        (_, None) => worded(StatusCode::OK, &()),
+    };
+    accept(&api, vec![job], once, Arc::new(word), |taken| {
+        let detail = "an unfinished job has this unique key; nothing was written";
+        let problem =
+            Problem::new(Code::KeyTaken, detail).at("", taken.iter().map(|held| key_taken("", held)).collect());
+        taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
+    })
+    .await
+}
+
+fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+    handlers::Problem::at(
+        format!("{prefix}/unique_key"),
+        format!("is held by job {}, which is {}", holder.id, holder.state),
+    )
 }
 
 /// Jobs to enqueue together.
@@ -145,11 +207,15 @@ pub(super) struct BatchAnswer {
 /// The receipt of one job of a batch.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Receipt {
-    /// The new job.
+    /// The job.
     id: String,
     /// When it is due.
     #[schema(value_type = String, format = DateTime)]
     execute_at: super::view::Moment,
+    /// True when this is no new job: it had the unique key, or comes earlier in the same batch with it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    existing: bool,
 }
 
 /// Enqueue many jobs, all or none
@@ -157,6 +223,7 @@ pub(super) struct Receipt {
     post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch", request_body = BatchBody,
     responses(
         (status = 201, description = "All accepted and durable", body = BatchAnswer),
+        (status = 200, description = "Unfinished jobs have all the unique keys; nothing was written", body = BatchAnswer),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 409, description = "key_taken: nothing was written", body = Problem),
@@ -168,7 +235,37 @@ pub(super) struct Receipt {
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn enqueue_batch(State(api): State<Api>, Body(body): Body<BatchBody>) -> Result<Response, Problem> {
+pub(super) async fn enqueue_batch(
+    State(api): State<Api>,
+    key: Key,
+    Body(body, text): Body<BatchBody>,
+) -> Result<Response, Problem> {
+    let once = key.once("POST /v1/jobs/batch", Some(&text))?;
+    let jobs = match prepare_all(&api, body) {
+        Ok(jobs) => jobs,
+        Err(problem) => return recall(&api, once, problem).await,
+    };
+    let word = |receipts: &Receipts| {
+        let receipt = |placed: &Placed| match placed {
+            Placed::New(accepted) => (accepted.id, accepted.execute_at, false),
+            Placed::Held(holder) => (holder.id, holder.execute_at, true),
+        };
+        let receipt = |placed: &Placed| {
+            let (id, execute_at, existing) = receipt(placed);
+            Receipt { id: id.to_string(), execute_at: super::view::Moment(execute_at), existing }
+        };
+        let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
+        worded(status, &BatchAnswer { jobs: receipts.placed.iter().map(receipt).collect() })
+    };
+    accept(&api, jobs, once, Arc::new(word), |taken| {
+        let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
+        let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
+        problem.at("", taken.iter().map(here).collect())
+    })
+    .await
+}
+
+fn prepare_all(api: &Api, body: BatchBody) -> Result<Vec<NewJob>, Problem> {
     let count = body.jobs.len();
     if count == 0 || count > limits::MAX_BATCH {
         let here = handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
@@ -176,39 +273,33 @@ pub(super) async fn enqueue_batch(State(api): State<Api>, Body(body): Body<Batch
     }
     let mut jobs = Vec::with_capacity(count);
     let mut first: Option<Problem> = None;
+    // Collect what is wrong with every job, up to a page of it.
+    let mut wrong = |problem: Problem| match &mut first {
+        None => first = Some(problem),
+        Some(first) if first.errors.len() < 50 => first.errors.extend(problem.errors),
+        Some(_) => {}
+    };
+    let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(body)) in body.jobs.into_iter().enumerate() {
-        match prepare(&api, body, &format!("/jobs/{place}")) {
-            Ok(job) => jobs.push(job),
-            // Collect what is wrong with every job, up to a page of it.
-            Err(problem) => match &mut first {
-                None => first = Some(problem),
-                Some(first) if first.errors.len() < 50 => first.errors.extend(problem.errors),
-                Some(_) => {}
-            },
+        let prefix = format!("/jobs/{place}");
+        let job = match prepare(api, body, &prefix) {
+            Ok(job) => job,
+            Err(problem) => {
+                wrong(problem);
+                continue;
+            }
+        };
+        if let Some(key) = &job.unique_key {
+            let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
+            if first < place && job.on_conflict != OnConflict::Return {
+                let here = handlers::Problem::at("/unique_key", format!("is the key of /jobs/{first} as well"));
+                let detail = "a job can neither reject nor replace another one of its own batch";
+                wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
+            }
         }
+        jobs.push(job);
     }
-    if let Some(problem) = first {
-        return Err(problem);
-    }
-    let keyed = jobs.iter().any(|job| job.unique_key.is_some());
-    let accepted = if keyed { api.broker.enqueue_keyed(jobs).await? } else { Ok(api.broker.enqueue_all(jobs).await?) };
-    match accepted {
-        Ok(accepted) => {
-            let receipt = |receipt: crate::store::Accepted| Receipt {
-                id: receipt.id.to_string(),
-                execute_at: super::view::Moment(receipt.execute_at),
-            };
-            Ok(json(StatusCode::CREATED, BatchAnswer { jobs: accepted.into_iter().map(receipt).collect() }))
-        }
-        Err(taken) => {
-            let here = |(place, holder): (usize, JobId)| {
-                handlers::Problem::at(format!("/jobs/{place}/unique_key"), format!("is held by job {holder}"))
-            };
-            let problem =
-                Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
-            Err(problem.at("", taken.into_iter().map(here).collect()))
-        }
-    }
+    first.map_or(Ok(jobs), Err)
 }
 
 /// Which jobs to list.
@@ -355,9 +446,8 @@ pub(super) fn missing(id: JobId) -> Problem {
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
-    let moved = api.broker.cancel(id).await?;
-    steered(&api, id, moved, "a job that has ended cannot be cancelled").await
+pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Cancel, key).await
 }
 
 /// Retry a failed or cancelled job
@@ -374,9 +464,8 @@ pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath) -> Result
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
-    let moved = api.broker.retry(id).await?;
-    steered(&api, id, moved, "only a failed or cancelled job, whose unique key is free, can be retried").await
+pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Retry, key).await
 }
 
 /// Run a waiting job now
@@ -393,19 +482,38 @@ pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath) -> Result<
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn run_now(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
-    let moved = api.broker.run_now(id).await?;
-    steered(&api, id, moved, "only a waiting or retrying job can be run now").await
+pub(super) async fn run_now(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
+    steer(&api, id, Steer::RunNow, key).await
 }
 
-async fn steered(api: &Api, id: JobId, moved: Moved, refusal: &str) -> Result<Response, Problem> {
-    match moved {
-        Moved::Done(_) | Moved::Waits(_) => Ok(json(StatusCode::OK, read(api, id).await?)),
-        Moved::Asked => Ok(json(StatusCode::ACCEPTED, read(api, id).await?)),
+async fn steer(api: &Api, id: JobId, steer: Steer, key: Key) -> Result<Response, Problem> {
+    let (word, refusal) = match steer {
+        Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
+        Steer::Retry => ("retry", "only a failed or cancelled job, whose unique key is free, can be retried"),
+        Steer::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
+    };
+    let refused = |moved: Moved| match moved {
         Moved::Refused(state) => {
-            Err(Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state))
+            Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
         }
-        Moved::Missing => Err(missing(id)),
+        _ => missing(id),
+    };
+    let status = |moved: &Moved| if *moved == Moved::Asked { StatusCode::ACCEPTED } else { StatusCode::OK };
+    if let Some(once) = key.once(&format!("POST /v1/jobs/{id}/{word}"), None)? {
+        let word = move |steered: &Steered| {
+            worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
+        };
+        let outcome = api.broker.steer_once(id, steer, once, Arc::new(word)).await?;
+        return conclude(outcome, |moved| Err(refused(moved)));
+    }
+    let moved = match steer {
+        Steer::Cancel => api.broker.cancel(id).await?,
+        Steer::Retry => api.broker.retry(id).await?,
+        Steer::RunNow => api.broker.run_now(id).await?,
+    };
+    match moved {
+        Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
+        done => Ok(json(status(&done), read(api, id).await?)),
     }
 }
 

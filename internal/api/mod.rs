@@ -8,6 +8,7 @@ mod body;
 mod health;
 mod jobs;
 mod kinds;
+mod once;
 mod problem;
 mod reports;
 mod results;
@@ -89,6 +90,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts();
+    once::describe(&mut document);
     describe_problems(&mut document);
     (routes, document)
 }
@@ -126,7 +128,7 @@ pub fn router(parts: ApiParts) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
-        .layer(middleware::from_fn(dress))
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "the request made tickr stumble").into_response()
         }))
@@ -134,7 +136,7 @@ pub fn router(parts: ApiParts) -> Router {
 }
 
 /// Headers that every answer carries.
-async fn dress(request: Request, next: Next) -> Response {
+async fn dress(State(api): State<Api>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -142,6 +144,10 @@ async fn dress(request: Request, next: Next) -> Response {
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
         "default-src 'none'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     ));
+    if *api.draining.borrow() {
+        // Whoever keeps the connection for its next request should make that request elsewhere.
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

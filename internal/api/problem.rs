@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use crate::broker::Invalid;
 use crate::handlers;
 use crate::job::State;
-use crate::store::StoreError;
+use crate::store::{Holder, StoreError};
 
 /// The catalogue of things that can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -31,6 +31,8 @@ pub enum Code {
     WrongState,
     /// 409: an unfinished job has this unique key.
     KeyTaken,
+    /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
+    IdempotencyInProgress,
     /// 413: the body is larger than the limit.
     TooLarge,
     /// 415: the body is not declared as `application/json`.
@@ -41,6 +43,8 @@ pub enum Code {
     UnknownKind,
     /// 422: the payload does not fit the kind's schema; `errors` say where and why.
     InvalidPayload,
+    /// 422: this Idempotency-Key belongs to another request.
+    IdempotencyConflict,
     /// 422: the id in the path is not an id.
     InvalidId,
     /// 422: the cursor was not made by this listing.
@@ -61,12 +65,15 @@ impl Code {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::WrongState | Self::KeyTaken => StatusCode::CONFLICT,
+            Self::WrongState | Self::KeyTaken | Self::IdempotencyInProgress => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::InvalidRequest | Self::UnknownKind | Self::InvalidPayload | Self::InvalidId | Self::InvalidCursor => {
-                StatusCode::UNPROCESSABLE_ENTITY
-            }
+            Self::InvalidRequest
+            | Self::UnknownKind
+            | Self::InvalidPayload
+            | Self::IdempotencyConflict
+            | Self::InvalidId
+            | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
             Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -83,11 +90,13 @@ impl Code {
             Self::RequestTimeout => "The body took too long",
             Self::WrongState => "Not possible in the job's state",
             Self::KeyTaken => "An unfinished job has this unique key",
+            Self::IdempotencyInProgress => "A request with this key is under way",
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body must be application/json",
             Self::InvalidRequest => "The request is not what this call takes",
             Self::UnknownKind => "Unknown kind",
             Self::InvalidPayload => "The payload does not fit the kind",
+            Self::IdempotencyConflict => "The key belongs to another request",
             Self::InvalidId => "Not a job id",
             Self::InvalidCursor => "Not a cursor of this listing",
             Self::Overloaded => "Too many requests are waiting",
@@ -104,7 +113,8 @@ impl Code {
 /// One thing that is wrong with the request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FieldError {
-    /// JSON pointer (RFC 6901) into the body, empty for the body as a whole; or the name of a query parameter.
+    /// JSON pointer (RFC 6901) into the body, empty for the body as a whole; or the name of a query
+    /// parameter or of a header.
     pub pointer: String,
     /// What is wrong and what would be right.
     pub detail: String,
@@ -127,10 +137,13 @@ pub struct Problem {
     /// What exactly is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
-    /// The state the job is in, with `wrong_state`.
+    /// The state the job is in: with `wrong_state` the one that was asked about, with `key_taken` the one in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<super::view::StateWord>)]
     pub current_state: Option<State>,
+    /// The job that has the unique key, with `key_taken` of a single job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub holder: Option<String>,
 }
 
 impl Problem {
@@ -144,6 +157,7 @@ impl Problem {
             detail: detail.into(),
             errors: Vec::new(),
             current_state: None,
+            holder: None,
         }
     }
 
@@ -159,6 +173,12 @@ impl Problem {
     pub(super) fn in_state(mut self, state: State) -> Self {
         self.current_state = Some(state);
         self
+    }
+
+    /// This job is in the way.
+    pub(super) fn held_by(mut self, holder: &Holder) -> Self {
+        self.holder = Some(holder.id.to_string());
+        self.in_state(holder.state)
     }
 
     /// A draft was refused; `prefix` points at it in the body.
@@ -203,7 +223,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(code, Code::StoreUnavailable | Code::Overloaded) {
+        if matches!(code, Code::StoreUnavailable | Code::Overloaded | Code::IdempotencyInProgress) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if code == Code::Unauthorized {

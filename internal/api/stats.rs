@@ -121,6 +121,8 @@ pub(super) struct RunnerView {
     started_at: Moment,
     #[schema(value_type = String, format = DateTime)]
     heartbeat_at: Moment,
+    /// How long ago that was, by the database's clock, in milliseconds.
+    heartbeat_age_ms: u64,
     /// When it stopped or was found dead; null while it lives.
     #[schema(value_type = Option<String>, format = DateTime)]
     stopped_at: Option<Moment>,
@@ -145,6 +147,7 @@ pub(super) async fn runners(State(api): State<Api>) -> Result<Response, Problem>
         busy: runner.busy,
         started_at: Moment(runner.started_at),
         heartbeat_at: Moment(runner.heartbeat_at),
+        heartbeat_age_ms: runner.heartbeat_age.as_millis() as u64,
         stopped_at: runner.stopped_at.map(Moment),
     };
     let data = api.broker.store().runners(200).await?.into_iter().map(view).collect();

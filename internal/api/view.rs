@@ -141,6 +141,9 @@ pub(super) struct AttemptView {
     #[schema(value_type = Option<VerdictWord>)]
     pub(super) verdict: Option<Verdict>,
     pub(super) error: Option<String>,
+    /// Only on a lost attempt: what its runner reported after its lease had been taken away. Evidence, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) late_note: Option<String>,
 }
 
 /// Where a job is in its life.
@@ -236,6 +239,7 @@ impl From<Attempt> for AttemptView {
             finished_at: attempt.finished_at.map(Moment),
             verdict: attempt.verdict,
             error: attempt.error,
+            late_note: attempt.late_note,
         }
     }
 }

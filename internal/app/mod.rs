@@ -1,13 +1,15 @@
 //! A whole tickr process: the composition root, with the ordered start and stop.
 //!
 //! Start: store, migrations, index (which may be out), broker, engine, API. Stop, on the first SIGTERM or SIGINT:
-//! 1. readiness turns red, so that a load balancer looks elsewhere
-//! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP finishes its open requests
+//! 1. readiness turns red, so that a load balancer looks elsewhere; answers ask clients to close their connections
+//! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP goes on
 //! 3. what still runs is told to stop and given back without burning its attempt
-//! 4. loops end, the runner is struck off the list, connections close
+//! 4. loops end, the runner is struck off the list
+//! 5. the door closes behind the last guest, open requests are finished, connections close
 //!
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
+mod door;
 mod kinds;
 mod run;
 mod signals;
@@ -35,6 +37,7 @@ use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{Name, RunnerId};
 use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
+use door::Door;
 
 /// How long a start waits for MySQL before it says that it is missing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -52,6 +55,9 @@ pub enum StartError {
         "{0}\ntried {1}\nis MySQL or MariaDB running there? `tickr dev` starts a private one; TICKR_MYSQL_URL or --mysql-url names another"
     )]
     Store(StoreError, String),
+    /// The store answers and cannot be used as it is.
+    #[error("{0}\nthe server is {1}")]
+    StoreRefused(StoreError, String),
     /// The server may lose what it acknowledged, and strict durability is asked for.
     #[error(
         "strict_durability is set and the MySQL server may lose acknowledged commits: {0}\nset innodb_flush_log_at_trx_commit=1 and, with a binary log, sync_binlog=1"
@@ -97,6 +103,7 @@ pub struct App {
     draining: watch::Sender<bool>,
     tasks: TaskTracker,
     grace: Duration,
+    notice: Duration,
 }
 
 impl App {
@@ -108,7 +115,7 @@ impl App {
         // Metrics begin before the first thing worth counting.
         let _ = crate::telemetry::metrics_page();
         let store = connect_store(config).await?;
-        let durability = store.durability().await.map_err(|e| StartError::Store(e, mysql_of(config)))?;
+        let durability = store.durability().await.map_err(|e| of_the_store(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");
             if config.strict_durability {
@@ -117,7 +124,7 @@ impl App {
             tracing::warn!(weaknesses, "the MySQL server may lose acknowledged commits in a power cut");
         }
         tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
-        store.migrate().await.map_err(|e| StartError::Store(e, mysql_of(config)))?;
+        store.migrate().await.map_err(|e| of_the_store(e, config))?;
 
         let index = Index::new(IndexSettings {
             url: config.redis_url()?.expose().to_owned(),
@@ -138,6 +145,7 @@ impl App {
             queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
             lease: config.lease,
             retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
+            keep_answers: config.retention_idempotency,
         };
         let engine = Engine::start(broker.clone(), index.clone(), registry, settings).map_err(StartError::Thread)?;
         let (draining, drains) = watch::channel(false);
@@ -152,7 +160,8 @@ impl App {
         let stop_http = CancellationToken::new();
         let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
         tracing::info!(%addr, "listening");
-        Ok(Self { addr, broker, index, store, engine, http, stop_http, draining, tasks, grace: config.shutdown_grace })
+        let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
+        Ok(Self { addr, broker, index, store, engine, http, stop_http, draining, tasks, grace, notice })
     }
 
     /// Where the API listens.
@@ -201,11 +210,17 @@ impl App {
         }
     }
 
-    /// Stop in order. `hurry` ends the grace early.
+    /// Stop in order. `hurry` ends the grace and the notice early.
     pub async fn stop(self, hurry: CancellationToken) -> Stopped {
-        let Self { broker, index, store, engine, mut http, stop_http, draining, tasks, grace, addr: _ } = self;
+        let Self { broker, index, store, engine, mut http, stop_http, draining, tasks, grace, notice, addr: _ } = self;
         draining.send_replace(true);
-        let stopped = engine.stop(grace, hurry).await;
+        let noticed = async {
+            tokio::select! {
+                () = tokio::time::sleep(notice) => {}
+                () = hurry.cancelled() => {}
+            }
+        };
+        let (stopped, ()) = tokio::join!(engine.stop(grace, hurry.clone()), noticed);
         stop_http.cancel();
         if tokio::time::timeout(HTTP_GRACE, &mut http).await.is_err() {
             // A connection that its client keeps open has had its time.
@@ -232,7 +247,13 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
         connections: config.mysql_connections,
         flushers: 2,
     };
-    Store::connect(&settings, PATIENCE).await.map_err(|e| StartError::Store(e, mysql_of(config)))
+    Store::connect(&settings, PATIENCE).await.map_err(|e| of_the_store(e, config))
+}
+
+/// Only a server that does not answer is asked for; one that refuses has said why.
+fn of_the_store(error: StoreError, config: &Config) -> StartError {
+    let of = if error.is_transient() { StartError::Store } else { StartError::StoreRefused };
+    of(error, mysql_of(config))
 }
 
 fn mysql_of(config: &Config) -> String {
@@ -240,7 +261,12 @@ fn mysql_of(config: &Config) -> String {
 }
 
 async fn serve_http(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
-    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+    let door = Door::of(&listener);
+    let closed = async move {
+        stop.cancelled().await;
+        door.close().await;
+    };
+    let served = axum::serve(listener, router).with_graceful_shutdown(closed);
     if let Err(error) = served.await {
         tracing::error!(%error, "http server ended");
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::handlers::{Problem, Registry};
-use crate::job::{Due, JobId, JobOptions, Name, NewJob, Priority, RetryPolicy, limits};
+use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, limits};
 
 /// What a caller asks for. Everything but kind and payload may be left open.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Draft {
     pub retry: Option<RetryPolicy>,
     /// At most one unfinished job per (kind, key).
     pub unique_key: Option<String>,
+    /// What happens when an unfinished job has the unique key; only together with one.
+    pub on_conflict: Option<OnConflict>,
 }
 
 impl Draft {
@@ -44,6 +46,7 @@ impl Draft {
             timeout_ms: None,
             retry: None,
             unique_key: None,
+            on_conflict: None,
         }
     }
 }
@@ -108,6 +111,9 @@ impl Draft {
         if self.unique_key.as_ref().is_some_and(|key| !key_fits(key)) {
             wrong("/unique_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
+        if self.on_conflict.is_some() && self.unique_key.is_none() {
+            wrong("/on_conflict", "means something only together with unique_key".to_owned());
+        }
         match self.due {
             Due::Now => {}
             Due::After(delay) if delay <= limits::MAX_AHEAD => {}
@@ -139,7 +145,9 @@ impl Draft {
             priority,
             max_attempts,
             unique_key: self.unique_key,
+            on_conflict: self.on_conflict.unwrap_or_default(),
             options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry },
+            batch: None,
         })
     }
 }

@@ -106,8 +106,7 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake:
             Ok(_) => {}
             Err(error) => {
                 metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
-                if let Some(error) = error {
-                    index.health().failed(&error);
+                if error.is_some() {
                     // The scheduler finds out what is the matter at once, not at its next look.
                     wake.inner.scheduler.notify_one();
                 }

@@ -6,9 +6,11 @@
 
 mod draft;
 mod hints;
+mod idempotency;
 
 pub use draft::{Draft, Invalid};
 pub use hints::Wake;
+pub use idempotency::{IdempotencyKey, InvalidKey};
 
 use std::sync::Arc;
 
@@ -17,8 +19,10 @@ use tokio_util::task::TaskTracker;
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
-use crate::job::{JobId, Name, NewJob};
-use crate::store::{Accepted, DueJob, Keyed, Moved, Store, StoreError};
+use crate::job::{JobId, Name, NewJob, State};
+use crate::store::{
+    Accepted, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer, Steered, Store, StoreError, Wording,
+};
 use crate::telemetry::Meters;
 use hints::Hints;
 
@@ -37,15 +41,12 @@ pub struct Broker {
 pub enum Enqueued {
     /// Accepted.
     Accepted(Accepted),
-    /// An unfinished job of the same kind has the same unique key; nothing was written.
-    KeyTaken {
-        /// The job that has it.
-        holder: JobId,
-    },
+    /// This unfinished job of the same kind has the same unique key, and stands for the one that was asked for. Nothing
+    /// was written.
+    Held(Holder),
+    /// This unfinished job of the same kind has the same unique key and is in the way. Nothing was written.
+    KeyTaken(Holder),
 }
-
-/// Jobs of a batch, by place, whose unique keys are held, and by which unfinished jobs.
-pub type KeysTaken = Vec<(usize, JobId)>;
 
 impl Broker {
     /// A broker over both servers. Its hint task is joined through `tasks` and ends when the last clone is dropped.
@@ -74,33 +75,16 @@ impl Broker {
     /// # Errors
     /// When the store cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
-        let no_receipt =
-            || StoreError::Corrupt { attempted: "enqueue a job", cause: "the store gave no receipt".into() };
-        if job.unique_key.is_none() {
-            let accepted = self.enqueue_all(vec![job]).await?.pop();
-            return accepted.map(Enqueued::Accepted).ok_or_else(no_receipt);
-        }
-        match self.enqueue_keyed(vec![job]).await? {
-            Ok(mut accepted) => accepted.pop().map(Enqueued::Accepted).ok_or_else(no_receipt),
-            Err(mut taken) => {
-                let (_, holder) = taken.pop().ok_or_else(no_receipt)?;
-                Ok(Enqueued::KeyTaken { holder })
-            }
-        }
-    }
-
-    /// Accept jobs some of which have unique keys, all or none. When unfinished jobs hold some of the keys, nothing is
-    /// written and the inner error says which jobs of the batch, by place, and who holds their keys.
-    ///
-    /// # Errors
-    /// When the store cannot be reached or refuses.
-    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Result<Vec<Accepted>, KeysTaken>, StoreError> {
-        Ok(match self.store.insert_keyed(jobs).await? {
-            Keyed::Accepted(accepted) => {
-                self.announce(&accepted);
-                Ok(accepted)
-            }
-            Keyed::Taken(taken) => Err(taken),
+        let first = match self.enqueue_keyed(vec![job]).await? {
+            Keyed::Accepted(mut receipts) => receipts.placed.pop().map(|placed| match placed {
+                Placed::New(accepted) => Enqueued::Accepted(accepted),
+                Placed::Held(holder) => Enqueued::Held(holder),
+            }),
+            Keyed::Taken(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyTaken(holder)),
+        };
+        first.ok_or_else(|| StoreError::Corrupt {
+            attempted: "enqueue a job",
+            cause: "the store gave no receipt".into(),
         })
     }
 
@@ -109,10 +93,62 @@ impl Broker {
     /// # Errors
     /// When the store cannot be reached, is overloaded or refuses.
     pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
-        debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "keyed jobs go one by one");
+        debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "keyed jobs go to enqueue_keyed");
         let accepted = self.store.insert(jobs).await?;
         self.announce(&accepted);
         Ok(accepted)
+    }
+
+    /// Accept jobs that may have unique keys, all or none, in this order. Durable when it returns. Jobs whose keys
+    /// unfinished jobs have are treated as each wishes; when one of them may not be accepted, nothing is written.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, is overloaded or refuses.
+    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
+            self.store.insert_keyed(jobs).await?
+        } else {
+            Keyed::Accepted(Receipts::of(self.store.insert(jobs).await?))
+        };
+        self.announce_keyed(&keyed);
+        Ok(keyed)
+    }
+
+    /// As [`enqueue_keyed`](Self::enqueue_keyed), at most once for the key of `once` (G8). `word` words the receipts as the
+    /// answer that is given to whoever asks again.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, is overloaded or refuses.
+    pub async fn enqueue_once(
+        &self,
+        jobs: Vec<NewJob>,
+        once: Once,
+        word: Wording<Receipts>,
+    ) -> Result<Outcome<Keyed>, StoreError> {
+        let outcome = self.store.insert_once(jobs, once, word).await?;
+        if let Outcome::First { done: Some(keyed), .. } = &outcome {
+            self.announce_keyed(keyed);
+        }
+        Ok(outcome)
+    }
+
+    /// Cancel, retry or run a job now, at most once for the key of `once`. `word` words what was done as the answer that
+    /// is given to whoever asks again.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn steer_once(
+        &self,
+        id: JobId,
+        steer: Steer,
+        once: Once,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Moved>, StoreError> {
+        let outcome = self.store.steer_once(id, steer, once, word).await?;
+        if let Outcome::First { done: Some(moved), .. } = &outcome {
+            self.announce_move(id, moved);
+        }
+        Ok(outcome)
     }
 
     /// Stop a job (G9).
@@ -121,12 +157,7 @@ impl Broker {
     /// When the store cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId) -> Result<Moved, StoreError> {
         let moved = self.store.cancel(id).await?;
-        match moved {
-            // Its entry stays in the index until it pops; the claim drops it.
-            Moved::Done(_) => self.events.emit(Event::Cancelled { id }),
-            Moved::Asked => self.events.emit(Event::CancelRequested { id }),
-            Moved::Waits(_) | Moved::Refused(_) | Moved::Missing => {}
-        }
+        self.announce_move(id, &moved);
         Ok(moved)
     }
 
@@ -136,9 +167,7 @@ impl Broker {
     /// When the store cannot be reached or refuses.
     pub async fn retry(&self, id: JobId) -> Result<Moved, StoreError> {
         let moved = self.store.retry(id).await?;
-        if let Moved::Waits(accepted) = &moved {
-            self.hints.send(entry(accepted));
-        }
+        self.announce_move(id, &moved);
         Ok(moved)
     }
 
@@ -148,10 +177,18 @@ impl Broker {
     /// When the store cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId) -> Result<Moved, StoreError> {
         let moved = self.store.run_now(id).await?;
-        if let Moved::Waits(accepted) = &moved {
-            self.hints.send(entry(accepted));
-        }
+        self.announce_move(id, &moved);
         Ok(moved)
+    }
+
+    fn announce_move(&self, id: JobId, moved: &Moved) {
+        match moved {
+            // Its entry stays in the index until it pops; the claim drops it.
+            Moved::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
+            Moved::Asked => self.events.emit(Event::CancelRequested { id }),
+            Moved::Waits(accepted) => self.hints.send(entry(accepted)),
+            Moved::Done(_) | Moved::Refused(_) | Moved::Missing => {}
+        }
     }
 
     /// Tell the index of a job that waits, for the engine: a retry, a snooze, something popped too early.
@@ -172,6 +209,14 @@ impl Broker {
         }
         metrics::counter!("tickr_jobs_accepted_total").increment(accepted.len() as u64);
         self.meters.accepted(accepted.len() as u64);
+    }
+
+    fn announce_keyed(&self, keyed: &Keyed) {
+        let Keyed::Accepted(receipts) = keyed else { return };
+        for id in &receipts.replaced {
+            self.events.emit(Event::Cancelled { id: *id });
+        }
+        self.announce(&receipts.accepted().cloned().collect::<Vec<_>>());
     }
 
     /// What wakes the scheduler and a fetcher that does without Redis.

@@ -19,7 +19,11 @@ pub(super) fn between(text: &str, least: Duration, most: Duration) -> Result<Dur
     Ok(duration)
 }
 
-fn parse(text: &str) -> Result<Duration, &'static str> {
+/// A duration such as `250ms`, `30s` or `7d`.
+///
+/// # Errors
+/// In a few words, what is wrong with it.
+pub fn parse(text: &str) -> Result<Duration, &'static str> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);

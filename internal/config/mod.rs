@@ -53,6 +53,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 pub use callback::CallbackSecret;
+pub use duration::parse as parse_duration;
 pub use error::{ConfigError, ConfigErrors, ConfigWarning};
 pub use flags::{Flags, Subset};
 pub use kinds::KindConfig;
@@ -85,6 +86,8 @@ pub struct Config {
     pub lease: Duration,
     /// How long running jobs may finish after SIGTERM.
     pub shutdown_grace: Duration,
+    /// How long the API goes on after the signal, so that a balancer that reads readiness can look elsewhere first.
+    pub shutdown_notice: Duration,
     /// How far ahead the index looks.
     pub horizon: Duration,
     /// The first part of every index key, without braces.
@@ -101,6 +104,8 @@ pub struct Config {
     pub retention_completed: Duration,
     /// How long failed jobs are kept.
     pub retention_failed: Duration,
+    /// How long answers are kept for their idempotency keys.
+    pub retention_idempotency: Duration,
     /// The largest request body in bytes.
     pub body_limit_bytes: usize,
     /// The log filter, known to parse.
@@ -189,6 +194,7 @@ impl Config {
             workers: 4,
             lease: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
+            shutdown_notice: Duration::ZERO,
             mysql_connections: 4,
             callback_allow_private: true,
             test_kinds: true,
@@ -217,6 +223,7 @@ impl Config {
             queues: Vec::new(),
             lease: Duration::ZERO,
             shutdown_grace: Duration::ZERO,
+            shutdown_notice: Duration::ZERO,
             horizon: Duration::ZERO,
             redis_prefix: String::new(),
             ready_high_water: 0,
@@ -225,6 +232,7 @@ impl Config {
             strict_durability: false,
             retention_completed: Duration::ZERO,
             retention_failed: Duration::ZERO,
+            retention_idempotency: Duration::ZERO,
             body_limit_bytes: 0,
             log: String::new(),
             log_format: LogFormat::Text,

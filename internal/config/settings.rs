@@ -58,6 +58,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.shutdown_grace, duration::between(t, Duration::ZERO, HOUR))
     })
     .default("25s"),
+    Row::new("shutdown_notice", "DURATION", "How long the API goes on after SIGTERM, with readiness red", |c, t| {
+        parse::put(&mut c.shutdown_notice, duration::between(t, Duration::ZERO, HOUR))
+    })
+    .default("1s"),
     Row::new("horizon", "DURATION", "How far ahead the index looks; later jobs wait in MySQL alone", |c, t| {
         parse::put(&mut c.horizon, duration::between(t, 10 * SECOND, DAY))
     })
@@ -90,6 +94,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.retention_failed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("90d"),
+    Row::new("retention_idempotency", "DURATION", "How long answers are kept for their Idempotency-Key", |c, t| {
+        parse::put(&mut c.retention_idempotency, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("7d"),
     Row::new("body_limit", "SIZE", "Largest request body, at most 1MiB", |c, t| {
         parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
     })

@@ -41,7 +41,13 @@ fn samples(name: &str) -> [&'static str; 3] {
         "redis_url" => ["redis://a", "redis://b", "redis://c"],
         "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
         "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" => ["qa", "qb", "qc"],
-        "lease" | "shutdown_grace" | "horizon" | "retention_completed" | "retention_failed" => ["11s", "12s", "13s"],
+        "lease"
+        | "shutdown_grace"
+        | "shutdown_notice"
+        | "horizon"
+        | "retention_completed"
+        | "retention_failed"
+        | "retention_idempotency" => ["11s", "12s", "13s"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
         "workers" | "mysql_connections" => ["11", "12", "13"],
         "ready_high_water" => ["20001", "20002", "20003"],
@@ -68,9 +74,11 @@ fn typed(config: &Config, name: &str) -> String {
         "reports_dir" => config.reports_dir.display().to_string(),
         "lease" => duration::show(config.lease),
         "shutdown_grace" => duration::show(config.shutdown_grace),
+        "shutdown_notice" => duration::show(config.shutdown_notice),
         "horizon" => duration::show(config.horizon),
         "retention_completed" => duration::show(config.retention_completed),
         "retention_failed" => duration::show(config.retention_failed),
+        "retention_idempotency" => duration::show(config.retention_idempotency),
         "body_limit" => size::show(config.body_limit_bytes as u64),
         "workers" => config.workers.to_string(),
         "mysql_connections" => config.mysql_connections.to_string(),
@@ -380,6 +388,7 @@ fn defaults_and_test_values_hold_together() {
     let defaults = Config::defaults();
     assert_eq!((defaults.workers, defaults.lease, defaults.body_limit_bytes), (64, Duration::from_secs(30), 262_144));
     assert_eq!(defaults.retention_failed, Duration::from_secs(90 * 86_400));
+    assert_eq!(defaults.retention_idempotency, Duration::from_secs(7 * 86_400));
     assert_eq!(defaults.reports.time_limit, Duration::from_secs(60));
     assert_eq!(defaults.mysql_url().unwrap_err().0[0].setting, "mysql_url");
     let config = Config::for_tests("mysql://root@localhost/t", "redis://localhost");

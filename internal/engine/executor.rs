@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokio::task::JoinError;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use super::Shared;
@@ -18,6 +18,10 @@ use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
 
 /// How long a handler that was told to stop may take before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
+/// How long a dropped handler may take to end, once the runner's own grace is over.
+const LAST_GRACE: Duration = Duration::from_millis(500);
+/// How long a job waits whose handler still blocks a thread when its runner stops: the process is gone by then.
+const PROCESS_END: Duration = Duration::from_secs(15);
 
 /// How the handler's task ended.
 enum Ended {
@@ -27,6 +31,8 @@ enum Ended {
     Panicked(String),
     /// It did not stop when told to and was dropped.
     Dropped,
+    /// It was dropped, and still blocks its thread: it never came to an await, where a drop takes effect.
+    Blocking,
 }
 
 /// End an attempt whose job cannot be read: it would fail in any runner of this version.
@@ -37,7 +43,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
         token: unreadable.token,
         number: unreadable.number,
         verdict: Verdict::Rejected,
-        error: Some(cut(format!("read the stored job: {}", unreadable.error))),
+        error: Some(limits::cut(format!("read the stored job: {}", unreadable.error))),
         result: None,
         follow_ups: Vec::new(),
         again: Again::Now,
@@ -117,11 +123,31 @@ async fn run(
     match returned {
         Some(Ok(outcome)) => Ended::Returned(outcome),
         Some(Err(error)) => Ended::Panicked(panic_message(error)),
-        None => {
-            // Takes effect at the handler's next await. A handler that blocks its thread keeps it until it returns;
-            // the verdict does not wait for that.
-            handler.abort();
-            Ended::Dropped
+        None => drop_handler(shared, claimed, handler).await,
+    }
+}
+
+/// Drop a handler that did not stop when told to, and see it end, so that the job's next attempt does not overlap it. What
+/// it returns does not count any more. A handler that blocks its thread is waited for at most a lease (which is renewed
+/// meanwhile): it may block for ever. Then its slot is free again, but its thread is not.
+async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: JoinHandle<Outcome>) -> Ended {
+    // Takes effect at the handler's next await.
+    handler.abort();
+    let last = async {
+        tokio::select! {
+            () = tokio::time::sleep(shared.settings.lease) => {}
+            () = async {
+                shared.grace_over.cancelled().await;
+                tokio::time::sleep(LAST_GRACE).await;
+            } => {}
+        }
+    };
+    tokio::select! {
+        _ = &mut handler => Ended::Dropped,
+        () = last => {
+            tracing::error!(job = %claimed.id, kind = %claimed.kind, "a handler blocks its thread and does not end, going on without it");
+            metrics::counter!("tickr_blocked_handlers_total", "kind" => claimed.kind.to_string()).increment(1);
+            Ended::Blocking
         }
     }
 }
@@ -135,7 +161,16 @@ fn judge(
     defaults: &KindDefaults,
 ) -> Settlement {
     let policy = claimed.options.retry.unwrap_or(defaults.retry);
-    let backoff = Again::Backoff(policy, rand::random());
+    let chance = rand::random();
+    // Its handler ends with the process at the latest, and should not meet the next attempt.
+    let not_before = match ended {
+        Ended::Blocking if shared.grace_over.is_cancelled() => Some(PROCESS_END),
+        _ => None,
+    };
+    let backoff = match not_before {
+        Some(pause) => Again::After(policy.delay(claimed.attempt, chance).max(pause)),
+        None => Again::Backoff(policy, chance),
+    };
     let mut settlement = Settlement {
         id: claimed.id,
         token: claimed.token,
@@ -148,7 +183,7 @@ fn judge(
     };
     let failed = |mut settlement: Settlement, verdict: Verdict, error: String| {
         settlement.verdict = verdict;
-        settlement.error = Some(cut(error));
+        settlement.error = Some(limits::cut(error));
         settlement
     };
     match (ended, stopped) {
@@ -172,7 +207,7 @@ fn judge(
             failed(settlement, Verdict::TimedOut, format!("timed out after {ms} ms"))
         }
         (_, Some(StopReason::Shutdown)) => {
-            settlement.again = Again::Now;
+            settlement.again = not_before.map_or(Again::Now, Again::After);
             failed(settlement, Verdict::Interrupted, "the runner shut down".into())
         }
         (_, Some(StopReason::LeaseLost)) => {
@@ -185,7 +220,9 @@ fn judge(
             settlement.again = Again::After(delay.min(limits::MAX_AHEAD));
             failed(settlement, Verdict::Snoozed, reason)
         }
-        (Ended::Dropped, None) => failed(settlement, Verdict::Failed, "the handler was dropped".into()),
+        (Ended::Dropped | Ended::Blocking, None) => {
+            failed(settlement, Verdict::Failed, "the handler was dropped".into())
+        }
     }
 }
 
@@ -252,14 +289,4 @@ fn panic_message(error: JoinError) -> String {
     let Ok(payload) = error.try_into_panic() else { return "the task was cancelled".into() };
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
-}
-
-/// Cut an error text to what is kept, at a character boundary.
-fn cut(mut text: String) -> String {
-    if text.len() > limits::MAX_ERROR_BYTES {
-        let end = (0..=limits::MAX_ERROR_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }

@@ -1,18 +1,19 @@
 //! The fetcher: the only one who takes ids, and only while workers are free to start them.
 //!
 //! Normally from Redis: everything there is for the free slots in one round trip, and when there is nothing, one
-//! blocking pop. While Redis is out it reads due work from the store by its index; the claims are the same.
+//! blocking pop. As soon as anybody here finds Redis out, it reads due work from the store by its index; the claims are
+//! the same.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::seq::SliceRandom;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Shared;
-use crate::index::{Fetch, Health};
+use crate::index::{Fetch, Health, IndexError};
 use crate::job::JobId;
 use crate::store::DueJob;
 
@@ -26,6 +27,9 @@ pub(super) struct Ticket {
 const MOST_AT_ONCE: usize = 256;
 /// How often the store is asked for due work while Redis is out and nothing wakes us.
 const STORE_POLL: Duration = Duration::from_millis(200);
+/// Pauses between tries of a Redis that failed the fetcher, before jitter. The store is asked meanwhile.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Rows in one page of the store when the first page held too little for this runner.
 const LARGER_PAGE: usize = 2_000;
 
@@ -35,7 +39,7 @@ pub(super) async fn fetch_until_stopped(
     slots: Arc<Semaphore>,
     entrance: mpsc::Sender<Ticket>,
 ) {
-    let mut pause = Duration::from_millis(50);
+    let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
     loop {
         // Slots before ids: what is taken here can start at once.
         let first = tokio::select! {
@@ -53,22 +57,17 @@ pub(super) async fn fetch_until_stopped(
             let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { break };
             free.push_back(slot);
         }
-        let ids = match shared.index.health().now() {
-            Health::Degraded => from_store(&shared, free.len()).await,
-            Health::Fast | Health::Rebuilding => match from_index(&shared, &mut fetch, free.len()).await {
-                Ok(ids) => {
-                    pause = Duration::from_millis(50);
-                    ids
-                }
-                Err(error) => {
-                    shared.index.health().failed(&error);
-                    shared.reconcile.notify_one();
-                    // A dead master or a full Redis answers errors at once: never hammer it.
-                    tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-                    pause = (pause * 2).min(Duration::from_secs(1));
-                    Vec::new()
-                }
-            },
+        // A dead master or a full Redis answers errors at once: never hammer it.
+        let ids = if shared.index.health().now() == Health::Degraded || Instant::now() < again {
+            from_store(&shared, free.len()).await
+        } else if let Ok(ids) = from_index_unless_out(&shared, &mut fetch, free.len()).await {
+            pause = FIRST_PAUSE;
+            ids
+        } else {
+            shared.reconcile.notify_one();
+            again = Instant::now() + pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            Vec::new()
         };
         for id in ids {
             let Some(slot) = free.pop_front() else { break };
@@ -79,7 +78,25 @@ pub(super) async fn fetch_until_stopped(
     }
 }
 
-async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<Vec<JobId>, crate::index::IndexError> {
+/// As [`from_index`], until anybody here finds Redis out. What waits on a server that has stalled may wait for long; the
+/// call and its connection are dropped together, so that no answer comes to a connection that nobody reads, and the
+/// store is asked.
+async fn from_index_unless_out(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<Vec<JobId>, IndexError> {
+    let health = shared.index.health();
+    let outages = health.outages();
+    if health.now() == Health::Degraded {
+        return Ok(Vec::new());
+    }
+    tokio::select! {
+        biased;
+        ids = from_index(shared, fetch, most) => return ids,
+        () = health.out_since(outages) => {}
+    }
+    fetch.abandon();
+    Ok(Vec::new())
+}
+
+async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<Vec<JobId>, IndexError> {
     let taken = fetch.take(most).await?;
     if taken.refill {
         shared.refill.notify_one();
@@ -101,8 +118,11 @@ async fn from_index(shared: &Shared, fetch: &mut Fetch, most: usize) -> Result<V
 /// same rows. What others must run may stand in front in any number, so it reads on, in bounded pages, until it finds
 /// work for this runner.
 async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
-    let ours =
-        |job: &DueJob| shared.settings.queues.contains(&job.queue) && shared.registry.get(job.kind.as_str()).is_some();
+    let ours = |job: &DueJob| {
+        shared.settings.queues.contains(&job.queue)
+            && shared.registry.get(job.kind.as_str()).is_some()
+            && !shared.ward.keeps(job.id)
+    };
     let now = shared.store.clock().now();
     let (mut ids, mut after) = (Vec::new(), None);
     let mut page_size = most * 4 + shared.live.len();
@@ -135,14 +155,14 @@ async fn from_store(shared: &Shared, most: usize) -> Vec<JobId> {
     ids
 }
 
-/// After a failed claim: wait here until MySQL answers, instead of taking ids that nobody can claim.
+/// After a failed claim: wait here until MySQL takes writes, instead of taking ids that nobody can claim.
 async fn store_answers(shared: &Shared) -> bool {
     let mut pause = Duration::from_millis(100);
     while shared.store_trouble.load(Ordering::Relaxed) {
         if shared.stop_fetching.is_cancelled() {
             return false;
         }
-        if shared.store.answers(Duration::from_secs(2)).await {
+        if shared.store.takes_writes(Duration::from_secs(2)).await {
             shared.store_trouble.store(false, Ordering::Relaxed);
             // Ids that were taken and could not be claimed are missing from the index.
             shared.reconcile.notify_one();

@@ -4,12 +4,14 @@
 //! looks once a second for cancels and writes progress. When a lease could not be renewed for about as long as it lasts, it
 //! tells its handler to stop: soon somebody else may start the job.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::live::{Live, StopReason};
+use super::rhythm::Rhythm;
 use crate::event::{Event, Events};
 use crate::store::{Beat, LiveAttempt, Pulse, RunnerRow, StoreError};
 
@@ -31,11 +33,17 @@ enum Farewell {
 }
 
 impl Heartbeat {
-    pub(super) fn start(pulse: Pulse, row: RunnerRow, live: Arc<Live>, events: Events) -> std::io::Result<Self> {
+    pub(super) fn start(
+        pulse: Pulse,
+        row: RunnerRow,
+        live: Arc<Live>,
+        rhythm: Arc<Rhythm>,
+        events: Events,
+    ) -> std::io::Result<Self> {
         let (stop, stopped) = std_mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
-            beat_until_stopped(&runtime, pulse, &row, &live, &events, &stopped);
+            beat_until_stopped(&runtime, pulse, &row, &live, &rhythm, &events, &stopped);
         })?;
         Ok(Self { stop, thread })
     }
@@ -58,6 +66,7 @@ fn beat_until_stopped(
     mut pulse: Pulse,
     row: &RunnerRow,
     live: &Live,
+    rhythm: &Rhythm,
     events: &Events,
     stopped: &std_mpsc::Receiver<Farewell>,
 ) {
@@ -73,17 +82,18 @@ fn beat_until_stopped(
             // Leases are counted from before the request: the store's count begins later, never earlier.
             let sent = Instant::now();
             let told = tell(&mut pulse, row, &mut registered, due, &attempts);
-            let told = runtime.block_on(async { tokio::time::timeout(patience, told).await });
+            let told = runtime.block_on(bounded(told, patience, live, row.lease));
             match told {
-                Ok(Ok(beat)) => {
+                Some(Ok(beat)) => {
                     if due {
                         beaten = Some(sent);
                         live.renewed(&attempts, sent);
+                        rhythm.beaten(row.lease);
                     }
                     pass_on(&beat, &attempts, live, events);
-                    let written = runtime
-                        .block_on(async { tokio::time::timeout(patience, pulse.write_progress(&attempts)).await });
-                    if !matches!(written, Ok(Ok(()))) {
+                    let written = pulse.write_progress(&attempts);
+                    let written = runtime.block_on(bounded(written, patience, live, row.lease));
+                    if !matches!(written, Some(Ok(()))) {
                         live.put_back(&attempts);
                         pulse.disconnect();
                     }
@@ -92,17 +102,13 @@ fn beat_until_stopped(
                     live.put_back(&attempts);
                     pulse.disconnect();
                     match failed {
-                        Ok(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
+                        Some(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
                         _ => tracing::warn!("heartbeat got no answer in time"),
                     }
                 }
             }
         }
-        // With a margin for handlers to stop in.
-        let stopped_now = live.stop_expired(row.lease - row.lease / 10);
-        if stopped_now > 0 {
-            tracing::error!(jobs = stopped_now, "leases could not be renewed, stopping what runs under them");
-        }
+        stop_expired(live, row.lease);
         let until_beat = beaten.map_or(Duration::ZERO, |beaten| beat_every.saturating_sub(beaten.elapsed()));
         let pause = LOOK_EVERY.min(until_beat.max(Duration::from_millis(100)));
         match stopped.recv_timeout(pause) {
@@ -116,6 +122,28 @@ fn beat_until_stopped(
             }
             Ok(Farewell::Silent) | Err(std_mpsc::RecvTimeoutError::Disconnected) => return,
         }
+    }
+}
+
+/// Make a call to the store for at most this long, and look after the leases meanwhile: a call that hangs must not hold
+/// them up beyond their end.
+async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, live: &Live, lease: Duration) -> Option<T> {
+    let over = tokio::time::sleep(patience);
+    tokio::pin!(call, over);
+    loop {
+        tokio::select! {
+            answer = &mut call => return Some(answer),
+            () = &mut over => return None,
+            () = tokio::time::sleep((lease / 40).min(LOOK_EVERY)) => stop_expired(live, lease),
+        }
+    }
+}
+
+/// Stop what runs under leases that are about to end, with a margin for handlers to stop in.
+fn stop_expired(live: &Live, lease: Duration) {
+    let stopped = live.stop_expired(lease - lease / 10);
+    if stopped > 0 {
+        tracing::error!(jobs = stopped, "leases could not be renewed, stopping what runs under them");
     }
 }
 

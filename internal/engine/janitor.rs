@@ -33,6 +33,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             }
             Err(error) => tracing::warn!(%error, "cannot purge"),
         }
+        if let Err(error) = forget_answers(&shared).await {
+            tracing::warn!(%error, "cannot purge idempotency keys");
+        }
     }
 }
 
@@ -48,4 +51,19 @@ async fn round(shared: &Shared, mut place: Option<JobId>) -> Result<(usize, Opti
         tokio::time::sleep(BREATH).await;
     }
     Ok((jobs, place))
+}
+
+/// Answers stand in the order of their age, so a round begins at the oldest and soon finds nothing to do.
+async fn forget_answers(shared: &Shared) -> Result<(), StoreError> {
+    let mut place = None;
+    for _ in 0..PAGES {
+        let (forgotten, next) = shared.store.purge_keys(place, shared.settings.keep_answers).await?;
+        metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
+        place = next;
+        if place.is_none() || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
 }

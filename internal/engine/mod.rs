@@ -5,6 +5,7 @@
 //!     ▲                                            ▲                              │
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
 //! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
+//! ward: runs jobs alone whose last runner died under them
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
@@ -16,7 +17,9 @@ mod janitor;
 mod live;
 mod reaper;
 mod reconciler;
+mod rhythm;
 mod scheduler;
+mod ward;
 mod worker;
 
 pub use live::StopReason;
@@ -41,6 +44,8 @@ use crate::job::{Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
 use heartbeat::Heartbeat;
 use live::Live;
+use rhythm::Rhythm;
+use ward::Ward;
 
 /// How this runner works.
 #[derive(Clone, Debug)]
@@ -53,6 +58,8 @@ pub struct EngineSettings {
     pub lease: Duration,
     /// How long ended jobs are kept.
     pub retention: Retention,
+    /// How long answers are kept for their idempotency keys.
+    pub keep_answers: Duration,
 }
 
 /// What all loops share.
@@ -64,10 +71,12 @@ struct Shared {
     runner: RunnerId,
     settings: EngineSettings,
     live: Arc<Live>,
+    rhythm: Arc<Rhythm>,
+    ward: Ward,
     /// A claim failed: the fetcher asks the store before it takes more.
     store_trouble: AtomicBool,
-    /// A claim failed and may have been committed all the same: until then its attempt may need to be reaped, though
-    /// this runner lives.
+    /// A claim failed and may have been committed all the same: its attempt may need to be reaped, though this runner
+    /// lives. A search of the owed rows that succeeds after this moment ends the doubt; while MySQL is out, none does.
     in_doubt_until: Mutex<Option<Instant>>,
     /// Kinds that some living runner has, as last seen by the reaper.
     living_kinds: Mutex<HashSet<Name>>,
@@ -79,6 +88,8 @@ struct Shared {
     stop_fetching: CancellationToken,
     /// Ends the other loops, after the workers.
     stop_loops: CancellationToken,
+    /// The runner's grace is over: nothing waits any longer for a handler that does not end.
+    grace_over: CancellationToken,
     /// Ends the wait for a store that does not come back.
     give_up: CancellationToken,
 }
@@ -129,8 +140,11 @@ impl Engine {
             slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
             lease: settings.lease,
         };
-        let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), broker.events().clone())?;
+        let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
+        let events = broker.events().clone();
+        let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
         let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
+        let (ward, suspects) = Ward::new();
         let shared = Arc::new(Shared {
             store,
             index,
@@ -138,6 +152,8 @@ impl Engine {
             registry,
             runner,
             live,
+            rhythm,
+            ward,
             store_trouble: AtomicBool::new(false),
             in_doubt_until: Mutex::new(None),
             living_kinds: Mutex::new(HashSet::new()),
@@ -145,6 +161,7 @@ impl Engine {
             refill: Notify::new(),
             stop_fetching: CancellationToken::new(),
             stop_loops: CancellationToken::new(),
+            grace_over: CancellationToken::new(),
             give_up: CancellationToken::new(),
             settings,
         });
@@ -157,7 +174,8 @@ impl Engine {
         for _ in 0..shared.settings.workers {
             working.spawn(worker::work_until_closed(Arc::clone(&shared), claimant.clone(), Arc::clone(&queue)));
         }
-        drop(claimant);
+        let in_ward = (Arc::clone(&slots), working.clone());
+        working.spawn(ward::watch_until_stopped(Arc::clone(&shared), claimant, in_ward.0, in_ward.1, suspects));
         let fetch = shared.index.fetch(Line::in_service_order(&shared.settings.queues));
         fetching.spawn(fetcher::fetch_until_stopped(Arc::clone(&shared), fetch, slots, entrance));
         keep_running(&looping, &shared, "scheduler", scheduler::run_until_stopped);
@@ -205,6 +223,7 @@ impl Engine {
             () = patience => false,
         };
         let given_back = if finished { 0 } else { shared.live.close() };
+        shared.grace_over.cancel();
         if given_back > 0 {
             tracing::info!(jobs = given_back, "grace is over, giving back what still runs");
         }
@@ -251,17 +270,22 @@ impl Shared {
 
     /// May there be attempts of this runner that it does not know of?
     fn in_doubt(&self) -> bool {
-        let until = *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner);
-        until.is_some_and(|until| Instant::now() < until)
+        self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// All owed rows were searched, beginning at this moment.
+    fn searched(&self, began: Instant) {
+        self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner).take_if(|until| began >= *until);
     }
 }
 
 /// Run a loop until the stop. A panic in it is a defect, but not one that may leave the runner without the loop: it is
 /// logged and the loop starts again.
-fn keep_running<F, L>(tasks: &TaskTracker, shared: &Arc<Shared>, name: &'static str, run: L)
+fn keep_running<T, F, L>(tasks: &TaskTracker, shared: &Arc<T>, name: &'static str, run: L)
 where
+    T: Send + Sync + 'static,
     F: Future<Output = ()> + Send,
-    L: Fn(Arc<Shared>) -> F + Send + 'static,
+    L: Fn(Arc<T>) -> F + Send + 'static,
 {
     let shared = Arc::clone(shared);
     tasks.spawn(async move {
@@ -279,4 +303,22 @@ fn host_name() -> String {
         .or_else(|| std::env::var("HOSTNAME").ok())
         .map(|name| name.trim().to_owned())
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_loop_that_panics_starts_again() {
+        let (tasks, starts) = (TaskTracker::new(), Arc::new(AtomicU32::new(0)));
+        keep_running(&tasks, &starts, "test", |starts| async move {
+            assert!(starts.fetch_add(1, Ordering::SeqCst) == 2, "a panic on purpose");
+        });
+        tasks.close();
+        tasks.wait().await;
+        assert_eq!(starts.load(Ordering::SeqCst), 3);
+    }
 }

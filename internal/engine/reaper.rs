@@ -1,13 +1,16 @@
 //! The reaper: ends attempts whose runner died, so that their jobs run again or fail.
 //!
 //! The owed rows are not indexed by lease, so they are not searched while everybody is alive: a look at the short list
-//! of runners decides. Any runner may reap; two at once read the same rows and one of them finds the token changed.
+//! of runners decides. Any runner may reap; two at once read the same rows and one of them finds the token changed. After
+//! an interruption of its own a runner judges nobody for a full lease: see [`Rhythm`](super::rhythm::Rhythm).
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::event::Event;
+use crate::job::{Name, RetryPolicy};
 use crate::store::{Settled, StoreError};
 
 /// How often the list of runners is looked at, before jitter.
@@ -27,40 +30,64 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             () = tokio::time::sleep(pause) => {}
         }
         let anyway = shared.in_doubt() || searched.elapsed() >= SEARCH_ANYWAY.max(shared.settings.lease);
+        let began = Instant::now();
         match run_once(&shared, anyway).await {
-            Ok(0) => {}
-            Ok(attempts) => {
-                tracing::warn!(attempts, "ended attempts of runners that died");
-                shared.broker.events().emit(Event::Reaped { attempts });
+            Ok(round) => {
+                if round.searched {
+                    searched = began;
+                    shared.searched(began);
+                }
+                if round.attempts > 0 {
+                    tracing::warn!(attempts = round.attempts, "ended attempts of runners that died");
+                    shared.broker.events().emit(Event::Reaped { attempts: round.attempts });
+                }
             }
-            Err(error) => tracing::warn!(%error, "cannot reap"),
-        }
-        if anyway {
-            searched = Instant::now();
+            Err(error) => {
+                tracing::warn!(%error, "cannot reap");
+                shared.rhythm.interrupted();
+            }
         }
     }
 }
 
-async fn run_once(shared: &Shared, anyway: bool) -> Result<usize, StoreError> {
+/// What one round of the reaper did.
+#[derive(Default)]
+struct Round {
+    /// Attempts that it ended.
+    attempts: usize,
+    /// Were all owed rows searched and judged?
+    searched: bool,
+}
+
+async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
     let silent = shared.store.silent_runners().await?;
     // While at the list of runners: whom a job of a foreign kind waits for.
     let kinds = shared.store.living_kinds().await?;
     *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
     if silent.is_empty() && !anyway {
-        return Ok(0);
+        return Ok(Round::default());
     }
-    let mut reaped = 0;
+    let policies: HashMap<Name, RetryPolicy> =
+        shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect();
+    let policies = Arc::new(policies);
+    let mut round = Round::default();
     loop {
         let expired = shared.store.expired_attempts(PAGE).await?;
+        // Asked after the search, which may have hung in the very outage that let the leases lapse.
+        if !shared.rhythm.is_steady(shared.settings.lease) {
+            tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
+            return Ok(round);
+        }
         let last = expired.len() < PAGE as usize;
         if !expired.is_empty() {
-            for (id, settled) in shared.store.reap(expired).await? {
-                reaped += 1;
+            for (id, settled) in shared.store.reap(expired, Arc::clone(&policies)).await? {
+                round.attempts += 1;
                 if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = settled {
                     shared.broker.hint(id, &queue, priority, execute_at);
                 }
             }
         }
+        round.searched = last;
         if last || shared.stop_loops.is_cancelled() {
             break;
         }
@@ -69,5 +96,5 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<usize, StoreError> {
     for runner in silent {
         shared.store.bury_runner(runner).await?;
     }
-    Ok(reaped)
+    Ok(round)
 }

@@ -31,9 +31,17 @@ const GRACE: TimeDelta = TimeDelta::seconds(1);
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
 /// Rows in one page.
 const PAGE: usize = 2_000;
-/// Pages of the oldest overdue work looked at in each pass, and pages of the walk through the rest.
+/// Pages looked at in each pass: of what became due lately, of the oldest overdue work, and of the walk through the rest.
+const RECENT_PAGES: usize = 50;
 const OLDEST_PAGES: usize = 2;
 const WALK_PAGES: usize = 8;
+/// Pages that one refill reads in search of jobs of its line.
+const REFILL_PAGES: usize = 20;
+/// Pauses after failures.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// A job of a kind that a runner does not know rests in the sorted set, but for no longer than this.
+const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
 /// How long a suspect gets to turn up.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
@@ -53,11 +61,14 @@ struct Memory {
     walk: Option<DueCursor>,
     /// Everything due before this has been fed to the index.
     fed_until: Option<Timestamp>,
+    /// Lines that had left jobs out.
+    noted: HashSet<Line>,
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let now = shared.store.clock().now();
-    let mut memory = Memory { compared_until: now, walk: None, fed_until: None };
+    let mut memory = Memory { compared_until: now, walk: None, fed_until: None, noted: HashSet::new() };
+    let mut pause = FIRST_PAUSE;
     let (mut passed, mut next_pass) = (Instant::now(), Instant::now());
     loop {
         let worked = if shared.index.health().now() == Health::Rebuilding {
@@ -70,14 +81,19 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             Ok(())
         };
         match worked {
-            Ok(()) => {}
-            Err(PassError::Index(error)) => shared.index.health().failed(&error),
-            Err(PassError::Store(error)) => tracing::warn!(%error, "cannot reconcile"),
+            Ok(()) => pause = FIRST_PAUSE,
+            // The index has said so.
+            Err(PassError::Index(error)) => tracing::debug!(%error, "cannot reconcile"),
+            Err(PassError::Store(error)) => {
+                tracing::warn!(%error, "cannot reconcile");
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
         }
         // A rebuild that failed is tried again soon, not at once.
+        let soon = Instant::now() + pause;
         let until = match shared.index.health().now() {
-            Health::Rebuilding => Instant::now() + Duration::from_millis(200),
-            Health::Fast | Health::Degraded => next_pass.max(Instant::now() + Duration::from_millis(200)),
+            Health::Rebuilding => soon,
+            Health::Fast | Health::Degraded => next_pass.max(soon),
         };
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -91,6 +107,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 /// its own writer, what was committed before is read here.
 async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let began = Instant::now();
+    let troubles = shared.index.health().troubles();
     shared.index.begin_epoch().await?;
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
@@ -101,44 +118,59 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
         let page = shared.store.due_page(after, until, PAGE).await?;
         let missing = compare.missing(page.jobs, now).await?;
         hinted += missing.len();
-        shared.index.hint(&missing).await?;
+        if shared.index.hint(&missing).await?.left_out > 0 {
+            // The rest of a long backlog is the refill's, and need not be offered again and again.
+            compare.left_out = shared.index.left_out().await?;
+        }
         after = page.next;
         if after.is_none() {
             break;
         }
     }
-    *memory = Memory { compared_until: now, walk: None, fed_until: Some(until) };
-    shared.index.health().rebuilt();
+    *memory = Memory { compared_until: now, walk: None, fed_until: Some(until), noted: HashSet::new() };
+    if !shared.index.health().rebuilt(troubles) {
+        // Redis failed somebody since this began: hints may be missing that no page has shown.
+        return Ok(());
+    }
     metrics::counter!("tickr_rebuilds_total").increment(1);
     tracing::info!(jobs = hinted, elapsed_ms = began.elapsed().as_millis() as u64, "index fed from the store");
     shared.broker.events().emit(Event::Rebuilt { jobs: hinted });
+    shared.index.look_for_weakness().await;
     Ok(())
 }
 
 async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let now = shared.store.clock().now();
     let mut compare = Compare::begin(shared).await?;
-    let mut suspects = Vec::new();
+    let mut suspects = Suspects { shared, found: Vec::new(), brought_back: 0 };
 
-    // What became due since the last pass, and what is due next.
-    let (from, until) = (memory.compared_until - GRACE - GRACE, now + LOOK_AHEAD);
-    let mut after = Some(DueCursor::at(from));
-    while after.is_some() {
-        let page = shared.store.due_page(after, until, PAGE).await?;
+    // What is due next. The sorted set takes an entry twice without harm.
+    let mut drift = feed(shared, now, now + LOOK_AHEAD).await?;
+
+    // What became due since the last pass; of a long backlog a part, and the next pass goes on from there.
+    let mut after = Some(DueCursor::at(memory.compared_until - GRACE - GRACE));
+    for _ in 0..RECENT_PAGES {
+        let page = shared.store.due_page(after, now, PAGE).await?;
         after = page.next;
-        let (due, ahead): (Vec<DueJob>, Vec<DueJob>) = page.jobs.into_iter().partition(|job| job.execute_at <= now);
-        // The sorted set takes an entry twice without harm.
-        shared.index.hint(&ahead.iter().map(entry).collect::<Vec<_>>()).await?;
-        suspects.extend(compare.missing(due, now - GRACE).await?);
+        suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
+        if after.is_none() {
+            break;
+        }
     }
-    memory.compared_until = now;
+    memory.compared_until = after.map_or(now, |place| place.moment() + GRACE + GRACE);
 
-    // The oldest overdue work, and beside it a walk through whatever backlog there is.
+    // The oldest overdue work, and beside it a walk through whatever backlog there is. The note of what a full list left
+    // out may have been lost, and with it the way to the jobs behind the list: then the walk begins anew.
+    let noted: HashSet<Line> = compare.left_out.keys().cloned().collect();
+    if !memory.noted.is_subset(&noted) {
+        memory.walk = None;
+    }
+    memory.noted = noted;
     let mut after = None;
     for _ in 0..OLDEST_PAGES {
         let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
         after = page.next;
-        suspects.extend(compare.missing(page.jobs, now - GRACE).await?);
+        suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
         if after.is_none() {
             break;
         }
@@ -148,46 +180,78 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
         for _ in 0..WALK_PAGES {
             let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
             after = page.next;
-            suspects.extend(compare.missing(page.jobs, now - GRACE).await?);
+            suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
             if after.is_none() {
                 break;
             }
         }
         memory.walk = after;
     }
-    bring_back(shared, suspects).await?;
+    drift += suspects.end().await?;
+    metrics::gauge!("tickr_index_drift").set(drift as f64);
 
     // What the horizon newly reaches.
     let reach = now + horizon(shared);
     let fed_until = memory.fed_until.unwrap_or(now);
     if reach - fed_until >= (horizon(shared) / 4).min(TimeDelta::seconds(30)) {
-        let mut after = Some(DueCursor::at(fed_until));
-        while after.is_some() {
-            let page = shared.store.due_page(after, reach, PAGE).await?;
-            after = page.next;
-            shared.index.hint(&page.jobs.iter().map(entry).collect::<Vec<_>>()).await?;
-        }
+        feed(shared, fed_until, reach).await?;
         memory.fed_until = Some(reach);
     }
     Ok(())
 }
 
+/// Hint everything that is due from `from` to `until`; how much of it the index did not know, or for another time.
+async fn feed(shared: &Shared, from: Timestamp, until: Timestamp) -> Result<usize, PassError> {
+    let (mut after, mut unknown) = (Some(DueCursor::at(from)), 0);
+    while after.is_some() {
+        let page = shared.store.due_page(after, until, PAGE).await?;
+        after = page.next;
+        unknown += shared.index.hint(&page.jobs.iter().map(entry).collect::<Vec<_>>()).await?.changed;
+    }
+    Ok(unknown)
+}
+
+/// Overdue jobs that stand in no list, brought back a page at a time: after a long outage there may be any number.
+struct Suspects<'a> {
+    shared: &'a Shared,
+    found: Vec<Entry>,
+    brought_back: usize,
+}
+
+impl Suspects<'_> {
+    async fn add(&mut self, found: Vec<Entry>) -> Result<(), PassError> {
+        self.found.extend(found);
+        if self.found.len() >= PAGE {
+            self.brought_back += bring_back(self.shared, std::mem::take(&mut self.found)).await?;
+        }
+        Ok(())
+    }
+
+    /// Bring back the rest; how many it were in all.
+    async fn end(self) -> Result<usize, PassError> {
+        Ok(self.brought_back + bring_back(self.shared, self.found).await?)
+    }
+}
+
 /// Hint again what is still missing after a moment. Most suspects are on their way: popped and about to be claimed, or
 /// claimed since they were read. Hinting those would only make workers claim in vain.
-async fn bring_back(shared: &Shared, mut suspects: Vec<Entry>) -> Result<(), PassError> {
+async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, PassError> {
     if suspects.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     tokio::select! {
-        () = shared.stop_loops.cancelled() => return Ok(()),
+        () = shared.stop_loops.cancelled() => return Ok(0),
         () = tokio::time::sleep(SECOND_LOOK) => {}
     }
     let waiting = shared.store.still_waiting(suspects.iter().map(|entry| entry.id).collect()).await?;
-    // Overdue and yet scheduled for later: offered to a runner that has no handler for it, and resting.
-    let resting = shared.index.scheduled(&suspects).await?;
+    // Overdue and yet scheduled for later: offered to a runner that has no handler for it, and resting for a moment. For
+    // longer than that only a wrong score keeps an entry.
+    let rested = (shared.store.clock().now() + LONGEST_REST).timestamp_millis();
+    let scores = shared.index.scores(&suspects).await?;
+    let restless = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
     let mut listed: HashMap<Line, HashSet<JobId>> = HashMap::new();
     let mut missing = Vec::new();
-    for suspect in suspects.drain(..).filter(|entry| waiting.contains(&entry.id) && !resting.contains(&entry.id)) {
+    for suspect in restless.map(|(entry, _)| entry).filter(|entry| waiting.contains(&entry.id)) {
         if !listed.contains_key(&suspect.line) {
             listed.insert(suspect.line.clone(), shared.index.ready_ids(&suspect.line).await?);
         }
@@ -200,7 +264,7 @@ async fn bring_back(shared: &Shared, mut suspects: Vec<Entry>) -> Result<(), Pas
         tracing::info!(jobs = hinted.ready, "overdue jobs were missing from the index and are back");
         metrics::counter!("tickr_drift_repaired_total").increment(hinted.ready as u64);
     }
-    Ok(())
+    Ok(hinted.ready)
 }
 
 fn horizon(shared: &Shared) -> TimeDelta {
@@ -268,14 +332,27 @@ async fn refill(shared: &Shared, line: &Line) -> Result<(), PassError> {
     if !shared.index.has_run_low(line).await? {
         return Ok(());
     }
-    let Some(place) = shared.index.begin_refill(line).await? else { return Ok(()) };
+    let Some(refill) = shared.index.begin_refill(line).await? else { return Ok(()) };
+    match list_more(shared, line, refill.place).await {
+        Ok(rest) => Ok(shared.index.end_refill(line, refill, rest).await?),
+        Err(error) => {
+            // The note was taken off at the beginning; without it nobody would look for what was left out.
+            let place = refill.place;
+            shared.index.end_refill(line, refill, Some(place)).await?;
+            Err(error)
+        }
+    }
+}
+
+/// List more jobs of a line from a place on, as many as there is room for; where it stopped short.
+async fn list_more(shared: &Shared, line: &Line, place: RefillPlace) -> Result<Option<RefillPlace>, PassError> {
     let listed = shared.index.ready_ids(line).await?;
     let room = shared.index.high_water().saturating_sub(listed.len());
     let now = shared.store.clock().now();
     let mut after =
         Some(place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id)));
     let (mut entries, mut rest) = (Vec::with_capacity(room), None);
-    'pages: while after.is_some() {
+    'pages: for pages in 1.. {
         let page = shared.store.due_page(after, now, PAGE).await?;
         for job in page.jobs {
             if Line::new(&job.queue, job.priority) != *line || listed.contains(&job.id) {
@@ -290,8 +367,14 @@ async fn refill(shared: &Shared, line: &Line) -> Result<(), PassError> {
             entries.push(Entry { id: job.id, line: line.clone(), execute_at: job.execute_at });
         }
         after = page.next;
+        let Some(reached) = after else { break };
+        if pages == REFILL_PAGES {
+            // Few of this line among many of others: the rest in another turn, so that other lines get theirs.
+            rest = Some(RefillPlace { execute_at: reached.moment(), after: Some(reached.id()) });
+            shared.refill.notify_one();
+            break;
+        }
     }
     shared.index.hint(&entries).await?;
-    shared.index.end_refill(line, rest).await?;
-    Ok(())
+    Ok(rest)
 }

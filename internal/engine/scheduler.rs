@@ -13,8 +13,11 @@ use crate::index::{Health, IndexError, MoveReport};
 const MOST_AT_ONCE: usize = 500;
 /// Longest sleep: bounds how long a flushed index, a stepped clock or another runner's earlier job goes unnoticed.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// Pauses between tries while Redis does not answer.
+/// Pauses between tries while Redis does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Longest pause before the next look at an index that has lost its state.
+const LOST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let mut pause = FIRST_PAUSE;
@@ -26,7 +29,10 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         wake.scheduler_sleeps_until(i64::MAX);
         let sleep = match look(&shared).await {
             Ok(report) => {
-                pause = FIRST_PAUSE;
+                // A Redis that takes this write and fails the rebuild is not well yet: the pauses grow on.
+                if shared.index.health().now() == Health::Fast {
+                    pause = FIRST_PAUSE;
+                }
                 if !report.refill.is_empty() {
                     shared.refill.notify_one();
                 }
@@ -39,15 +45,12 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
                 until_next.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
             }
             Err(error) => {
-                shared.index.health().failed(&error);
                 shared.reconcile.notify_one();
+                let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
+                pause = (pause * 2).min(LONGEST_PAUSE);
                 match error {
-                    IndexError::Lost { .. } => Duration::from_millis(20),
-                    IndexError::Unavailable { .. } | IndexError::Url => {
-                        let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-                        pause = (pause * 2).min(LONGEST_SLEEP);
-                        jittered
-                    }
+                    IndexError::Lost { .. } => jittered.min(LOST_PAUSE),
+                    IndexError::Unavailable { .. } | IndexError::Url => jittered,
                 }
             }
         };
@@ -64,8 +67,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 async fn look(shared: &Shared) -> Result<MoveReport, IndexError> {
     let clock = shared.store.clock();
     let report = shared.index.move_due(MOST_AT_ONCE, |when| clock.at(when)).await?;
-    if shared.index.health().now() == Health::Degraded {
-        shared.index.health().answered();
+    if shared.index.health().now() == Health::Rebuilding {
         shared.reconcile.notify_one();
     }
     Ok(report)

@@ -8,7 +8,8 @@ use tokio::sync::{Mutex, mpsc};
 
 use super::fetcher::Ticket;
 use super::{Shared, executor};
-use crate::store::{Claim, Claimant};
+use crate::job::JobId;
+use crate::store::{Claim, Claimant, StoreError};
 
 /// How long the index forgets a job that this runner has no handler for, before it is offered again: when no runner has
 /// one, and when another has, which must then only win the race for it.
@@ -29,33 +30,40 @@ pub(super) async fn work_until_closed(
         let Some(Ticket { id, slot }) = ticket else { return };
         // The lease runs from some moment after this one.
         let asked = Instant::now();
-        match claimant.claim(id).await {
-            Ok(Claim::Won(claimed)) => executor::execute(&shared, *claimed, asked).await,
-            Ok(Claim::Unreadable(unreadable)) => executor::refuse(&shared, *unreadable).await,
-            Ok(Claim::NotDue(mut job)) => {
-                // A little later than it is due, should our idea of the store's clock be ahead: no ping-pong.
-                job.execute_at = job.execute_at.max(shared.store.clock().now() + NOT_DUE_PAUSE);
-                shared.broker.hint_due(&job);
-            }
-            Ok(Claim::OtherKind(mut job)) => {
-                // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
-                let pause = if shared.runs_elsewhere(&job.kind) {
-                    TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
-                } else {
-                    NOBODYS_KIND_PAUSE
-                };
-                job.execute_at = shared.store.clock().now() + pause;
-                shared.broker.hint_due(&job);
-            }
-            Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
-            Err(error) => {
-                tracing::warn!(job = %id, %error, "cannot claim");
-                shared.claim_failed();
-                // The id is gone from the index. Either the job still waits in the store, and the reconciler brings it
-                // back, or the claim was committed and its answer lost, and the reaper ends that attempt.
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
+        let claim = claimant.claim(id).await;
+        take_up(&shared, id, claim, asked).await;
         drop(slot);
+    }
+}
+
+/// Do what the answer to a claim, asked for after the moment `asked`, says.
+pub(super) async fn take_up(shared: &Shared, id: JobId, claim: Result<Claim, StoreError>, asked: Instant) {
+    match claim {
+        Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
+        Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
+        Ok(Claim::NotDue(mut job)) => {
+            // A little later than it is due, should our idea of the store's clock be ahead: no ping-pong.
+            job.execute_at = job.execute_at.max(shared.store.clock().now() + NOT_DUE_PAUSE);
+            shared.broker.hint_due(&job);
+        }
+        Ok(Claim::OtherKind(mut job)) => {
+            // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
+            let pause = if shared.runs_elsewhere(&job.kind) {
+                TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
+            } else {
+                NOBODYS_KIND_PAUSE
+            };
+            job.execute_at = shared.store.clock().now() + pause;
+            shared.broker.hint_due(&job);
+        }
+        Ok(Claim::Suspect(job)) => shared.ward.admit(shared, job),
+        Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        Err(error) => {
+            tracing::warn!(job = %id, %error, "cannot claim");
+            shared.claim_failed();
+            // The id is gone from the index. Either the job still waits in the store, and the reconciler brings it
+            // back, or the claim was committed and its answer lost, and the reaper ends that attempt.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }

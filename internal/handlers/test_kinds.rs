@@ -128,12 +128,18 @@ async fn spin(job: Spin, _ctx: Context) -> Outcome {
 /// Aborts the whole process: the job that kills its runner.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Abort {}
+pub struct Abort {
+    /// How long it runs before, in milliseconds.
+    #[serde(default)]
+    #[schemars(range(max = 600_000))]
+    after_ms: u64,
+}
 
 impl Kind for Abort {
     const NAME: &'static str = "abort";
 }
 
-async fn abort(_: Abort, _ctx: Context) -> Outcome {
+async fn abort(job: Abort, _ctx: Context) -> Outcome {
+    tokio::time::sleep(Duration::from_millis(job.after_ms)).await;
     std::process::abort()
 }

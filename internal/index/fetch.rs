@@ -2,21 +2,24 @@
 //!
 //! The driver gives every command a response timeout, blocking ones too, and a BRPOP that the client gives up on still
 //! takes its element when one comes: the job would be late until the reconciler finds it. So this connection is used by
-//! one task, its timeout is far above the block time, a call is never cancelled, and after any error the connection is
-//! dropped before the next try. Dropping and reconnecting also finds the new master after a failover, which the
-//! driver's own reconnecting manager does not do for READONLY.
+//! one task, its timeout is above the block time, a call is never cancelled while the connection lives on, and after any
+//! error the connection is dropped before the next try. Dropping and reconnecting also finds the new master after a
+//! failover.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, Script};
 
-use super::IndexError;
 use super::keys::{Keys, Line};
+use super::{IndexError, IndexHealth};
 use crate::job::JobId;
 
 /// How long one BRPOP blocks, in seconds. Also how long a stopping fetcher may have to wait for it.
 const BLOCK_SECONDS: f64 = 1.0;
+/// How long a connection may take, and an answer beyond the block time.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Ids taken from the ready lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +37,7 @@ pub struct ReadyList(String);
 /// One fetcher's line to Redis.
 pub struct Fetch {
     client: redis::Client,
+    health: Arc<IndexHealth>,
     conn: Option<MultiplexedConnection>,
     take: Script,
     overflow: String,
@@ -49,10 +53,16 @@ impl std::fmt::Debug for Fetch {
 }
 
 impl Fetch {
-    pub(super) fn new(client: redis::Client, keys: &Keys, lines: Vec<Line>, low_water: usize) -> Self {
+    pub(super) fn new(
+        client: redis::Client,
+        health: Arc<IndexHealth>,
+        keys: &Keys,
+        lines: Vec<Line>,
+        low_water: usize,
+    ) -> Self {
         let lists = lines.iter().map(|line| keys.ready(line)).collect();
         let take = Script::new(include_str!("take.lua"));
-        Self { client, conn: None, take, overflow: keys.overflow.clone(), lines, lists, low_water }
+        Self { client, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, low_water }
     }
 
     /// Take up to `most` ids without waiting.
@@ -77,7 +87,7 @@ impl Fetch {
         Ok(Taken { ids: words.iter().skip(1).filter_map(|id| id.parse().ok()).collect(), refill })
     }
 
-    /// Wait up to a second for one id. Must not be cancelled. The other half of the answer is the place for
+    /// Wait up to a second for one id. Whoever cancels it must [`abandon`](Self::abandon) the connection. The other half of the answer is the place for
     /// [`put_back`](Self::put_back).
     ///
     /// # Errors
@@ -99,21 +109,28 @@ impl Fetch {
         conn.rpush(list.0, id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
+    /// Drop the connection, and with it whatever was asked on it: nobody would read the answer.
+    pub fn abandon(&mut self) {
+        self.conn = None;
+    }
+
     async fn connection(&mut self) -> Result<MultiplexedConnection, IndexError> {
         if let Some(conn) = &self.conn {
             return Ok(conn.clone());
         }
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(Duration::from_secs(1)))
-            .set_response_timeout(Some(Duration::from_secs_f64(BLOCK_SECONDS + 5.0)));
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(Duration::from_secs_f64(BLOCK_SECONDS) + PATIENCE));
         let conn = self.client.get_multiplexed_async_connection_with_config(&config).await;
-        let conn = conn.map_err(IndexError::driver("connect the fetcher"))?;
+        let conn = conn.map_err(|e| self.broken("connect the fetcher", &e))?;
         self.conn = Some(conn.clone());
         Ok(conn)
     }
 
     fn broken(&mut self, attempted: &'static str, error: &redis::RedisError) -> IndexError {
         self.conn = None;
-        IndexError::Unavailable { attempted, cause: error.to_string() }
+        let error = IndexError::Unavailable { attempted, cause: error.to_string() };
+        self.health.failed(&error);
+        error
     }
 }

@@ -2,70 +2,130 @@
 
 use tokio::sync::watch;
 
+use super::IndexError;
 use crate::event::Health;
 
-/// The shared cell of the condition: everybody who talks to Redis reports here, everybody who depends on it watches.
+/// The shared cell of the condition. The index itself reports here whenever Redis fails it; everybody who depends on it
+/// looks.
 #[derive(Debug)]
 pub struct IndexHealth {
-    state: watch::Sender<Health>,
+    condition: watch::Sender<Condition>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Condition {
+    health: Health,
+    /// How often Redis failed somebody. A rebuild that began before the last time has not seen what was missed since.
+    troubles: u64,
+    /// How often it did not answer, or refused.
+    outages: u64,
 }
 
 impl IndexHealth {
     pub(super) fn new() -> Self {
         // Nothing is known yet, so the first answer leads to a rebuild: of an index left by an earlier run it adds
         // only what is missing.
-        Self { state: watch::Sender::new(Health::Rebuilding) }
+        Self { condition: watch::Sender::new(Condition { health: Health::Rebuilding, troubles: 0, outages: 0 }) }
     }
 
     /// The condition now.
     #[must_use]
     pub fn now(&self) -> Health {
-        *self.state.borrow()
+        self.condition.borrow().health
     }
 
-    /// To be told of changes.
+    /// How often Redis failed somebody so far.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Health> {
-        self.state.subscribe()
+    pub fn troubles(&self) -> u64 {
+        self.condition.borrow().troubles
+    }
+
+    /// How often Redis did not answer somebody, or refused.
+    #[must_use]
+    pub fn outages(&self) -> u64 {
+        self.condition.borrow().outages
+    }
+
+    /// Resolves when there was an outage since their count was `seen`, also when it is over by then.
+    pub async fn out_since(&self, seen: u64) {
+        // The sender lives as long as this, so there is always an answer.
+        let _ = self.condition.subscribe().wait_for(|condition| condition.outages > seen).await;
     }
 
     /// Redis failed somebody. Logged once, at the change. An index that has lost its state has answered: a Redis that
     /// was out and comes back empty is rebuilt like one that was flushed.
-    pub fn failed(&self, error: &super::IndexError) {
+    pub(super) fn failed(&self, error: &IndexError) {
         let to = match error {
-            super::IndexError::Lost { .. } => Health::Rebuilding,
-            super::IndexError::Unavailable { .. } | super::IndexError::Url => Health::Degraded,
+            IndexError::Lost { .. } => Health::Rebuilding,
+            IndexError::Unavailable { .. } | IndexError::Url => Health::Degraded,
         };
-        self.set(to, &error.to_string());
+        self.condition.send_modify(|condition| {
+            condition.troubles += 1;
+            condition.outages += u64::from(to == Health::Degraded);
+            change(condition, to, &error.to_string());
+        });
     }
 
-    /// Redis answered. After a time without it hints may be missing, so the way back leads through a rebuild.
-    pub fn answered(&self) {
-        if self.now() == Health::Degraded {
-            self.set(Health::Rebuilding, "redis answers again");
-        }
+    /// Redis took a write. After a time without it hints may be missing, so the way back leads through a rebuild.
+    ///
+    /// That it answers is not enough: a replica and a Redis without memory answer questions too, and a runner that took
+    /// them for healthy would go back and forth.
+    pub(super) fn wrote(&self) {
+        self.condition.send_if_modified(|condition| {
+            condition.health == Health::Degraded && change(condition, Health::Rebuilding, "redis takes writes again")
+        });
     }
 
-    /// The rebuild is done.
-    pub fn rebuilt(&self) {
-        self.state.send_if_modified(|state| {
-            let done = *state == Health::Rebuilding;
+    /// A rebuild is done that began when [`troubles`](Self::troubles) was `seen`. False when it must be done again,
+    /// because Redis failed somebody meanwhile.
+    pub fn rebuilt(&self, seen: u64) -> bool {
+        self.condition.send_if_modified(|condition| {
+            let done = condition.health == Health::Rebuilding && condition.troubles == seen;
             if done {
-                *state = Health::Fast;
+                condition.health = Health::Fast;
                 tracing::info!("index is whole");
             }
             done
-        });
+        })
+    }
+}
+
+fn change(condition: &mut Condition, to: Health, why: &str) -> bool {
+    let changed = condition.health != to;
+    if changed {
+        tracing::warn!(from = condition.health.as_str(), to = to.as_str(), why, "index health changed");
+        condition.health = to;
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUT: IndexError = IndexError::Unavailable { attempted: "ask", cause: String::new() };
+
+    #[test]
+    fn a_rebuild_that_redis_failed_somebody_during_does_not_count() {
+        let health = IndexHealth::new();
+        let seen = health.troubles();
+        // A hint fails while the rebuild reads the store, and Redis is back before it ends.
+        health.failed(&OUT);
+        health.wrote();
+        assert_eq!(health.now(), Health::Rebuilding);
+        assert!(!health.rebuilt(seen));
+        assert_eq!(health.now(), Health::Rebuilding);
+        assert!(health.rebuilt(health.troubles()));
+        assert_eq!(health.now(), Health::Fast);
     }
 
-    fn set(&self, to: Health, why: &str) {
-        self.state.send_if_modified(|state| {
-            let changed = *state != to;
-            if changed {
-                tracing::warn!(from = state.as_str(), to = to.as_str(), why, "index health changed");
-                *state = to;
-            }
-            changed
-        });
+    #[test]
+    fn only_a_write_ends_an_outage_and_a_rebuild_follows() {
+        let health = IndexHealth::new();
+        health.failed(&OUT);
+        assert!(!health.rebuilt(health.troubles()));
+        assert_eq!(health.now(), Health::Degraded);
+        health.wrote();
+        assert_eq!(health.now(), Health::Rebuilding);
     }
 }

@@ -7,24 +7,24 @@
 --       4 prefix of the ready lists
 --       then for each job: line, id, due time in unix milliseconds
 -- Returns -1 when the epoch is gone (nothing was changed), otherwise
---       {ready, waiting, beyond the horizon, left out of a full list}
+--       {ready, waiting, beyond the horizon, left out of a full list, new or changed among the waiting}
 --
 -- Due jobs go to their ready list at once, others to the sorted set, far ones nowhere.
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
 local now = math.floor((time[1] * 1000000 + time[2] + ARGV[1]) / 1000)
 local far = now + tonumber(ARGV[2])
-local ready, waiting, beyond, left = 0, 0, 0, 0
+local ready, waiting, beyond, left, changed = 0, 0, 0, 0, 0
 for at = 5, #ARGV, 3 do
   local name, id, due = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   if due <= now then
     if offer(name, id, due) then ready = ready + 1 else left = left + 1 end
   elseif due <= far then
-    redis.call('ZADD', KEYS[2], due, name .. ':' .. id)
+    changed = changed + redis.call('ZADD', KEYS[2], 'CH', due, name .. ':' .. id)
     waiting = waiting + 1
   else
     beyond = beyond + 1
   end
 end
 push()
-return { ready, waiting, beyond, left }
+return { ready, waiting, beyond, left, changed }

@@ -3,10 +3,11 @@
 //! | key | type | holds |
 //! |---|---|---|
 //! | `{prefix}:epoch` | string | present while the index is whole; its absence means "rebuild me" |
+//! | `{prefix}:beat` | counter | raised at every look of a scheduler: who sees it fall knows that Redis went back in time |
 //! | `{prefix}:waiting` | sorted set | `<line>:<job id>` scored by due time, unix milliseconds, within the horizon |
 //! | `{prefix}:ready:<line>` | list | ids of due jobs, newest at the head, taken from the tail |
 //! | `{prefix}:overflow` | hash | line → place in the store's due order from which jobs were left out of a full list |
-//! | `{prefix}:refill:<line>` | string, expires | one runner is refilling this line |
+//! | `{prefix}:refill:<line>` | string, expires | the name of whoever is refilling this line |
 //!
 //! The braces are part of the key: they make one hash tag, so that all keys live in one slot of a cluster and one script
 //! may touch them all. Ids and due times only, never payloads.
@@ -50,6 +51,7 @@ impl Line {
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) epoch: String,
+    pub(super) beat: String,
     pub(super) waiting: String,
     pub(super) overflow: String,
     /// Before the line of a ready list.
@@ -62,6 +64,7 @@ impl Keys {
         let key = |name: &str| format!("{{{prefix}}}:{name}");
         Self {
             epoch: key("epoch"),
+            beat: key("beat"),
             waiting: key("waiting"),
             overflow: key("overflow"),
             ready_prefix: key("ready:"),
@@ -87,7 +90,7 @@ mod tests {
         let keys = Keys::new("tickr");
         let line = Line::new(&"mail".parse().unwrap(), Priority::NORMAL);
         assert_eq!(keys.ready(&line), "{tickr}:ready:mail");
-        for key in [&keys.epoch, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)] {
+        for key in [&keys.epoch, &keys.beat, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)] {
             assert!(key.starts_with("{tickr}:"), "{key}");
         }
     }

@@ -5,12 +5,13 @@
 //! not forget one for long, which the reconciler sees to.
 //!
 //! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`: each headed by its keys, arguments and answers
-//! - [`Index`]: what the broker, the scheduler and the reconciler call
+//! - [`Index`]: what the broker, the scheduler and the reconciler call · `link.rs`: its connection
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
 
 mod fetch;
 mod health;
 mod keys;
+mod link;
 
 pub use crate::event::Health;
 pub use fetch::{Fetch, ReadyList, Taken};
@@ -18,16 +19,18 @@ pub use health::IndexHealth;
 pub use keys::Line;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::future::Future;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::DateTime;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use redis::{AsyncTypedCommands, Script, Value};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncTypedCommands, IntoConnectionInfo, RedisResult, Script, Value};
 
 use crate::job::{JobId, Timestamp};
 use keys::Keys;
+use link::Link;
 
 /// How to reach Redis, and how much to keep there.
 #[derive(Clone)]
@@ -90,6 +93,19 @@ pub struct Entry {
     pub execute_at: Timestamp,
 }
 
+impl Entry {
+    /// As it stands in the sorted set: the line, a colon and the 36 characters of the id.
+    fn member(&self) -> String {
+        format!("{}:{}", self.line.as_str(), self.id)
+    }
+
+    fn of_member(member: &str, due_ms: i64) -> Option<Self> {
+        let (line, id) = member.split_at_checked(member.len().checked_sub(37)?)?;
+        let (id, execute_at) = (id.strip_prefix(':')?.parse().ok()?, DateTime::from_timestamp_millis(due_ms)?);
+        Some(Self { id, line: Line::from_stored(line.to_owned()), execute_at })
+    }
+}
+
 /// What became of hinted jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hinted {
@@ -101,6 +117,8 @@ pub struct Hinted {
     pub beyond: usize,
     /// Left out of a full ready list; the refill brings them.
     pub left_out: usize,
+    /// Those put into the sorted set that it did not have, or had for another time.
+    pub changed: usize,
 }
 
 /// What one move did.
@@ -118,16 +136,20 @@ pub struct MoveReport {
 #[derive(Clone)]
 pub struct Index {
     shared: Arc<Shared>,
-    conn: ConnectionManager,
 }
 
 struct Shared {
     client: redis::Client,
+    link: Link,
     keys: Keys,
     settings: IndexSettings,
     /// The store's clock minus Redis's, in microseconds, as last measured.
     offset_us: AtomicI64,
-    health: IndexHealth,
+    /// The highest beat seen since the index lost its state; zero before the first.
+    beat: AtomicU64,
+    health: Arc<IndexHealth>,
+    /// What is wrong with the server's settings, as last read.
+    weakness: Mutex<Option<String>>,
     hint: Script,
     mover: Script,
     refilled: Script,
@@ -147,25 +169,25 @@ impl Index {
     pub fn new(mut settings: IndexSettings) -> Result<Self, IndexError> {
         // Nothing is shorter than an empty list: at zero, what was left out would never be brought in.
         settings.low_water = settings.low_water.max(1);
-        let client = redis::Client::open(settings.url.as_str()).map_err(|_| IndexError::Url)?;
-        let config = ConnectionManagerConfig::new()
-            .set_number_of_retries(1)
-            .set_min_delay(Duration::from_millis(50))
-            .set_max_delay(Duration::from_millis(500))
-            .set_connection_timeout(Some(Duration::from_millis(1_000)))
-            .set_response_timeout(Some(Duration::from_millis(2_000)));
-        let conn = ConnectionManager::new_lazy_with_config(client.clone(), config).map_err(|_| IndexError::Url)?;
+        // Calls of many tasks share a connection; none of them waits for the acknowledgement of another's.
+        let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+        let info = settings.url.as_str().into_connection_info().map_err(|_| IndexError::Url)?.set_tcp_settings(tcp);
+        let client = redis::Client::open(info).map_err(|_| IndexError::Url)?;
+        let health = Arc::new(IndexHealth::new());
         let shared = Shared {
+            link: Link::new(client.clone(), Arc::clone(&health)),
             client,
             keys: Keys::new(&settings.prefix),
             settings,
             offset_us: AtomicI64::new(0),
-            health: IndexHealth::new(),
+            beat: AtomicU64::new(0),
+            health,
+            weakness: Mutex::new(None),
             hint: Script::new(concat!(include_str!("lists.lua"), include_str!("hint.lua"))),
             mover: Script::new(concat!(include_str!("lists.lua"), include_str!("move.lua"))),
             refilled: Script::new(include_str!("refilled.lua")),
         };
-        Ok(Self { shared: Arc::new(shared), conn })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// How the index is doing, as this runner sees it.
@@ -189,7 +211,29 @@ impl Index {
     /// The fetcher's own line to Redis.
     #[must_use]
     pub fn fetch(&self, lines: Vec<Line>) -> Fetch {
-        Fetch::new(self.shared.client.clone(), &self.shared.keys, lines, self.shared.settings.low_water)
+        let Shared { client, keys, settings, health, .. } = &*self.shared;
+        Fetch::new(client.clone(), Arc::clone(health), keys, lines, settings.low_water)
+    }
+
+    /// Run commands on the shared connection; what goes wrong is told to the health.
+    async fn call<T, F>(
+        &self,
+        attempted: &'static str,
+        run: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<T, IndexError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        self.shared.link.call(attempted, run).await
+    }
+
+    /// The index has lost its state, as a script or the beat says.
+    fn lost(&self, attempted: &'static str) -> IndexError {
+        // The counter may have begun anew.
+        self.shared.beat.store(0, Ordering::Relaxed);
+        let error = IndexError::Lost { attempted };
+        self.shared.health.failed(&error);
+        error
     }
 
     /// Tell the index about committed jobs.
@@ -212,22 +256,23 @@ impl Index {
                 call.arg(entry.line.as_str()).arg(entry.id.to_string()).arg(entry.execute_at.timestamp_millis());
             }
             let answer: Value =
-                call.invoke_async(&mut self.conn.clone()).await.map_err(IndexError::driver(attempted))?;
+                self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
             let counts: Vec<usize> = match answer {
-                Value::Int(_) => return Err(IndexError::Lost { attempted }),
+                Value::Int(_) => return Err(self.lost(attempted)),
                 other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
             };
-            if let [ready, waiting, beyond, left_out] = counts[..] {
+            if let [ready, waiting, beyond, left_out, changed] = counts[..] {
                 total.ready += ready;
                 total.waiting += waiting;
                 total.beyond += beyond;
                 total.left_out += left_out;
+                total.changed += changed;
             }
         }
         Ok(total)
     }
 
-    /// Move entries that are due to their ready lists, at most `most`. `store_now` tells the store's clock for a moment
+    /// Move entries that are due to their ready lists, at most `most`. Always a write, so that it ends an outage. `store_now` tells the store's clock for a moment
     /// of this process, by which the offset between the two servers' clocks is measured on the way.
     ///
     /// # Errors
@@ -240,17 +285,17 @@ impl Index {
         let attempted = "move due jobs";
         let shared = &self.shared;
         let mut call = shared.mover.prepare_invoke();
-        call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow);
+        call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.beat);
         call.arg(shared.offset_us.load(Ordering::Relaxed))
             .arg(most)
             .arg(shared.settings.high_water)
             .arg(&shared.keys.ready_prefix)
             .arg(shared.settings.low_water);
         let sent = Instant::now();
-        let answer: Value = call.invoke_async(&mut self.conn.clone()).await.map_err(IndexError::driver(attempted))?;
+        let answer: Value = self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
         let received = Instant::now();
         let words: Vec<String> = match answer {
-            Value::Int(_) => return Err(IndexError::Lost { attempted }),
+            Value::Int(_) => return Err(self.lost(attempted)),
             other => redis::from_redis_value(other).map_err(|e| IndexError::driver(attempted)(e.into()))?,
         };
         let mut words = words.into_iter();
@@ -262,6 +307,11 @@ impl Index {
             let store_us = store_now(middle).timestamp_micros();
             shared.offset_us.store(store_us - redis_us, Ordering::Relaxed);
         }
+        let beat: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {
+            return Err(self.lost("see the index go on"));
+        }
+        shared.health.wrote();
         Ok(MoveReport { moved, next, refill: words.map(Line::from_stored).collect() })
     }
 
@@ -273,8 +323,9 @@ impl Index {
     pub async fn begin_epoch(&self) -> Result<bool, IndexError> {
         let epoch = JobId::new().to_string();
         let options = redis::SetOptions::default().conditional_set(redis::ExistenceCheck::NX);
-        let set = self.conn.clone().set_options(&self.shared.keys.epoch, epoch, options).await;
-        set.map(|set| set.is_some()).map_err(IndexError::driver("begin an epoch"))
+        let key = &self.shared.keys.epoch;
+        let set = self.call("begin an epoch", |mut conn| async move { conn.set_options(key, epoch, options).await });
+        Ok(set.await?.is_some())
     }
 
     /// Forget everything, the epoch first: runners then rebuild. How many keys there were.
@@ -282,26 +333,26 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it.
     pub async fn forget(&self) -> Result<usize, IndexError> {
-        let attempted = "forget the index";
         let keys = &self.shared.keys;
-        let mut conn = self.conn.clone();
-        let fixed = [&keys.epoch, &keys.waiting, &keys.overflow];
-        let mut gone = conn.del(&fixed[..]).await.map_err(IndexError::driver(attempted))?;
-        let mut lists = Vec::new();
-        {
-            // Braces have no meaning in a pattern; the prefix holds no other special characters.
-            let pattern = format!("{}*", keys.ready_prefix);
-            let mut found = conn.scan_match::<_, String>(pattern).await.map_err(IndexError::driver(attempted))?;
-            while let Some(key) = found.next_item().await {
-                lists.push(key.map_err(IndexError::driver(attempted))?);
+        self.call("forget the index", |mut conn| async move {
+            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat];
+            let mut gone = conn.del(&fixed[..]).await?;
+            let mut lists = Vec::new();
+            {
+                // Braces have no meaning in a pattern; the prefix holds no other special characters.
+                let mut found = conn.scan_match::<_, String>(format!("{}*", keys.ready_prefix)).await?;
+                while let Some(key) = found.next_item().await {
+                    lists.push(key?);
+                }
             }
-        }
-        if !lists.is_empty() {
-            gone += conn.del(lists).await.map_err(IndexError::driver(attempted))?;
-        }
-        // A runner may have begun to rebuild meanwhile, and lost a part of that to the lines above: once more.
-        conn.del(&keys.epoch).await.map_err(IndexError::driver(attempted))?;
-        Ok(gone)
+            if !lists.is_empty() {
+                gone += conn.del(lists).await?;
+            }
+            // A runner may have begun to rebuild meanwhile, and lost a part of that to the lines above: once more.
+            conn.del(&keys.epoch).await?;
+            Ok(gone)
+        })
+        .await
     }
 
     /// The ids in the ready list of `line`.
@@ -309,28 +360,66 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it.
     pub async fn ready_ids(&self, line: &Line) -> Result<HashSet<JobId>, IndexError> {
-        let ids = self.conn.clone().lrange(self.shared.keys.ready(line), 0, -1).await;
-        let ids = ids.map_err(IndexError::driver("read a ready list"))?;
+        let list = self.shared.keys.ready(line);
+        let ids = self.call("read a ready list", |mut conn| async move { conn.lrange(list, 0, -1).await }).await?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
-    /// Which of these entries wait in the sorted set, whatever their score.
+    /// The score of each of these entries in the sorted set, unix milliseconds, if it is there.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it.
-    pub async fn scheduled(&self, entries: &[Entry]) -> Result<HashSet<JobId>, IndexError> {
-        let mut found = HashSet::new();
+    pub async fn scores(&self, entries: &[Entry]) -> Result<Vec<Option<i64>>, IndexError> {
+        let mut found = Vec::with_capacity(entries.len());
         for page in entries.chunks(1_000) {
             let mut ask = redis::cmd("ZMSCORE");
             ask.arg(&self.shared.keys.waiting);
             for entry in page {
-                ask.arg(format!("{}:{}", entry.line.as_str(), entry.id));
+                ask.arg(entry.member());
             }
-            let scores: Result<Vec<Option<f64>>, _> = ask.query_async(&mut self.conn.clone()).await;
-            let scores = scores.map_err(IndexError::driver("look for scheduled jobs"))?;
-            found.extend(page.iter().zip(scores).filter(|(_, score)| score.is_some()).map(|(entry, _)| entry.id));
+            let attempted = "look for scheduled jobs";
+            let scores: Vec<Option<f64>> =
+                self.call(attempted, |mut conn| async move { ask.query_async(&mut conn).await }).await?;
+            found.extend(scores.into_iter().map(|score| score.map(|ms| ms as i64)));
         }
         Ok(found)
+    }
+
+    /// Entries of the sorted set, the latest due first, from the place `from` on. Counted from this end, because moves
+    /// take entries away at the other while somebody reads.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn scheduled_page(&self, from: usize, most: usize) -> Result<Vec<Entry>, IndexError> {
+        let mut ask = redis::cmd("ZREVRANGE");
+        ask.arg(&self.shared.keys.waiting).arg(from).arg(from + most.max(1) - 1).arg("WITHSCORES");
+        let attempted = "read scheduled jobs";
+        let found: Vec<(String, f64)> =
+            self.call(attempted, |mut conn| async move { ask.query_async(&mut conn).await }).await?;
+        Ok(found.into_iter().filter_map(|(member, ms)| Entry::of_member(&member, ms as i64)).collect())
+    }
+
+    /// Take entries out of the sorted set; how many there were. Ready lists are left alone: the claims see to them.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn unschedule(&self, entries: &[Entry]) -> Result<usize, IndexError> {
+        let mut gone = 0;
+        for page in entries.chunks(1_000) {
+            let members: Vec<String> = page.iter().map(Entry::member).collect();
+            let waiting = &self.shared.keys.waiting;
+            gone += self.call("unschedule jobs", |mut conn| async move { conn.zrem(waiting, members).await }).await?;
+        }
+        Ok(gone)
+    }
+
+    /// Is the index marked as being whole?
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn is_whole(&self) -> Result<bool, IndexError> {
+        let epoch = &self.shared.keys.epoch;
+        self.call("look for the epoch", |mut conn| async move { conn.exists(epoch).await }).await
     }
 
     /// Did this line leave jobs out, and is its list below the low water now?
@@ -341,8 +430,9 @@ impl Index {
         let keys = &self.shared.keys;
         let mut pipe = redis::pipe();
         pipe.hexists(&keys.overflow, line.as_str()).llen(keys.ready(line));
-        let read: Result<(bool, usize), _> = pipe.query_async(&mut self.conn.clone()).await;
-        let (left_out, length) = read.map_err(IndexError::driver("look at a ready list"))?;
+        let attempted = "look at a ready list";
+        let (left_out, length): (bool, usize) =
+            self.call(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
         Ok(left_out && length < self.shared.settings.low_water)
     }
 
@@ -351,52 +441,79 @@ impl Index {
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it.
     pub async fn left_out(&self) -> Result<HashMap<Line, RefillPlace>, IndexError> {
-        let noted = self.conn.clone().hgetall(&self.shared.keys.overflow).await;
-        let noted = noted.map_err(IndexError::driver("read what was left out"))?;
+        let overflow = &self.shared.keys.overflow;
+        let noted = self.call("read what was left out", |mut conn| async move { conn.hgetall(overflow).await }).await?;
         let place = |(line, text): (String, String)| Some((Line::from_stored(line), RefillPlace::parse(&text)?));
         Ok(noted.into_iter().filter_map(place).collect())
     }
 
-    /// Start refilling a line that left jobs out: where to begin, or nothing when there is no need or another runner
-    /// is at it. From here on newcomers are listed again.
+    /// Start refilling a line that left jobs out, or nothing when there is no need or another runner is at it. From here
+    /// on newcomers are listed again.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it.
-    pub async fn begin_refill(&self, line: &Line) -> Result<Option<RefillPlace>, IndexError> {
-        let attempted = "begin a refill";
-        let mut conn = self.conn.clone();
+    pub async fn begin_refill(&self, line: &Line) -> Result<Option<Refill>, IndexError> {
+        let keys = &self.shared.keys;
+        let owner = JobId::new().to_string();
         let options = redis::SetOptions::default()
             .conditional_set(redis::ExistenceCheck::NX)
             .with_expiration(redis::SetExpiry::PX(3_000));
-        let alone = conn.set_options(self.shared.keys.refill(line), "1", options).await;
-        if alone.map_err(IndexError::driver(attempted))?.is_none() {
-            return Ok(None);
-        }
-        let (place, _): (Option<String>, usize) = redis::pipe()
-            .atomic()
-            .hget(&self.shared.keys.overflow, line.as_str())
-            .hdel(&self.shared.keys.overflow, line.as_str())
-            .query_async(&mut conn)
-            .await
-            .map_err(IndexError::driver(attempted))?;
-        Ok(place.and_then(|text| RefillPlace::parse(&text)))
+        let (lock, name) = (keys.refill(line), owner.clone());
+        let place = self.call("begin a refill", |mut conn| async move {
+            if conn.set_options(lock, name, options).await?.is_none() {
+                return Ok(None);
+            }
+            let (place, _): (Option<String>, usize) = redis::pipe()
+                .atomic()
+                .hget(&keys.overflow, line.as_str())
+                .hdel(&keys.overflow, line.as_str())
+                .query_async(&mut conn)
+                .await?;
+            Ok(place)
+        });
+        let place = place.await?.and_then(|text| RefillPlace::parse(&text));
+        Ok(place.map(|place| Refill { place, owner }))
     }
 
     /// End a refill. With `rest`, jobs from there on were left out again.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis did not do it; the lock then ends by itself.
-    pub async fn end_refill(&self, line: &Line, rest: Option<RefillPlace>) -> Result<(), IndexError> {
-        let (keys, mut conn) = (&self.shared.keys, self.conn.clone());
-        let ended: Result<(), _> = match rest {
-            None => conn.del(keys.refill(line)).await.map(drop),
-            Some(rest) => {
-                let mut call = self.shared.refilled.prepare_invoke();
-                call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str()).arg(rest.to_string());
-                call.invoke_async(&mut conn).await
+    pub async fn end_refill(&self, line: &Line, refill: Refill, rest: Option<RefillPlace>) -> Result<(), IndexError> {
+        let keys = &self.shared.keys;
+        let mut call = self.shared.refilled.prepare_invoke();
+        call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str());
+        call.arg(rest.map_or(String::new(), |rest| rest.to_string())).arg(refill.owner);
+        self.call("end a refill", |mut conn| async move { call.invoke_async(&mut conn).await }).await
+    }
+
+    /// Read whether the server may evict keys, and say so once in the log. Best effort: many servers do not tell.
+    pub async fn look_for_weakness(&self) {
+        let asked = self.call("read the server's settings", |mut conn| async move {
+            let told: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut conn).await;
+            // A refusal is an answer.
+            Ok(told.ok())
+        });
+        let Ok(Some(info)) = asked.await else { return };
+        let limit: u64 = info.get("maxmemory").unwrap_or(0);
+        let policy: String = info.get("maxmemory_policy").unwrap_or_default();
+        // The volatile policies evict only keys that expire by themselves, which none of importance does.
+        let weakness = (limit > 0 && policy.starts_with("allkeys-")).then(|| {
+            format!("maxmemory-policy is {policy}: Redis may evict the index, and jobs are late by seconds then")
+        });
+        let mut known = self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != weakness {
+            if let Some(weakness) = &weakness {
+                tracing::warn!(weakness, "noeviction is the policy for an index");
             }
-        };
-        ended.map_err(IndexError::driver("end a refill"))
+            *known = weakness;
+        }
+    }
+
+    /// What is wrong with the server's settings, as last read.
+    #[must_use]
+    pub fn weakness(&self) -> Option<String> {
+        self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many entries wait in the sorted set, and the length of each of these ready lists.
@@ -409,11 +526,20 @@ impl Index {
         for line in lines {
             pipe.llen(self.shared.keys.ready(line));
         }
-        let lengths: Result<Vec<usize>, _> = pipe.query_async(&mut self.conn.clone()).await;
-        let mut lengths = lengths.map_err(IndexError::driver("read the depth"))?;
+        let mut lengths: Vec<usize> =
+            self.call("read the depth", |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
         let waiting = if lengths.is_empty() { 0 } else { lengths.remove(0) };
         Ok((waiting, lengths))
     }
+}
+
+/// A refill that is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refill {
+    /// Where to begin.
+    pub place: RefillPlace,
+    /// Who holds its lock.
+    owner: String,
 }
 
 /// Where a refill begins: a due time, and within it an id.

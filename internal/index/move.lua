@@ -1,15 +1,20 @@
 -- Move due entries from the sorted set to their ready lists. Comes after lists.lua.
 --
--- KEYS  1 epoch  2 waiting  3 overflow
+-- KEYS  1 epoch  2 waiting  3 overflow  4 beat
 -- ARGV  1 the store's clock minus Redis's, microseconds
 --       2 most entries to move
 --       3 high water of a ready list
 --       4 prefix of the ready lists
 --       5 low water of a ready list
 -- Returns -1 when the epoch is gone, otherwise
---       {moved, due time of the next entry or '', Redis's clock in microseconds, lines to refill, one element each}
+--       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, lines to refill, one element each}
 --
 -- One clock, Redis's corrected to the store's, decides for every runner, whatever their own clocks show.
+--
+-- The beat is raised before anything else. So every look is a write: a replica or a Redis without memory refuses it even
+-- when nothing is due. And a Redis that was restored from a snapshot, or failed over to a replica that lagged, shows a
+-- beat that its runners have seen before.
+local beat = redis.call('INCR', KEYS[4])
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
 local clock = time[1] * 1000000 + time[2]
@@ -24,7 +29,7 @@ if #due > 0 then
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due / 2 - 1)
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-local answer = { #due / 2, first[2] or '', string.format('%d', clock) }
+local answer = { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', beat) }
 for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
   if redis.call('LLEN', ARGV[4] .. name) < tonumber(ARGV[5]) then answer[#answer + 1] = name end
 end

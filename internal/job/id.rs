@@ -7,6 +7,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::Timestamp;
+
 /// A job's identity: a UUIDv7, so that ids sort by the time they were made and inserts append to the primary key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -46,6 +48,13 @@ impl FromStr for JobId {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self(text.parse::<uuid::fmt::Hyphenated>()?.into_uuid()))
     }
+}
+
+/// The smallest job id of a moment, by the clock of whoever made the id: where a walk through ids by age begins or ends.
+#[must_use]
+pub fn first_id_of(moment: Timestamp) -> Uuid {
+    let ms = u128::try_from(moment.timestamp_millis()).unwrap_or(0);
+    Uuid::from_u128(ms << 80)
 }
 
 /// The right to write about one executing job: the store accepts a verdict only from the holder of the token that its
@@ -130,6 +139,14 @@ mod tests {
     fn ids_of_one_process_ascend() {
         let ids: Vec<JobId> = (0..1_000).map(|_| JobId::new()).collect();
         assert!(ids.windows(2).all(|pair| pair[0] < pair[1]));
+    }
+
+    #[test]
+    fn ids_made_later_are_larger_than_the_first_id_of_a_moment() {
+        let before = first_id_of(chrono::Utc::now());
+        let id = JobId::new().uuid();
+        assert!(before < id);
+        assert!(id < first_id_of(chrono::Utc::now() + chrono::TimeDelta::seconds(2)));
     }
 
     #[test]

@@ -16,11 +16,11 @@ mod state;
 mod time;
 mod verdict;
 
-pub use id::{AttemptToken, JobId, RunnerId};
+pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
-pub use spec::{Due, JobOptions, NewJob, Priority, limits};
+pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
 pub use state::{Event, Refused, State, next};
 pub use time::{Timestamp, ceil_ms, floor_ms};
 pub use verdict::Verdict;

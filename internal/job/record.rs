@@ -63,6 +63,8 @@ pub struct Attempt {
     pub verdict: Option<Verdict>,
     /// Why it did not succeed.
     pub error: Option<String>,
+    /// What its runner reported after its lease had been taken away. Evidence, without effect.
+    pub late_note: Option<String>,
 }
 
 /// How far a running attempt says it is.

@@ -25,6 +25,17 @@ pub mod limits {
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Largest result kept with a job, in bytes.
     pub const MAX_RESULT_BYTES: usize = 256 * 1024;
+
+    /// Cut a text to [`MAX_ERROR_BYTES`], at a character boundary.
+    #[must_use]
+    pub fn cut(mut text: String) -> String {
+        if text.len() > MAX_ERROR_BYTES {
+            let end = (0..=MAX_ERROR_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+            text.truncate(end);
+            text.push('…');
+        }
+        text
+    }
 }
 
 /// When a job should start.
@@ -120,6 +131,33 @@ pub struct NewJob {
     pub max_attempts: u32,
     /// At most one unfinished job per (kind, key).
     pub unique_key: Option<String>,
+    /// What happens when an unfinished job has the unique key.
+    pub on_conflict: OnConflict,
     /// The rarer wishes.
     pub options: JobOptions,
+    /// The jobs it is accepted with, if it does not come alone. Set by the store.
+    pub batch: Option<BatchPlace>,
+}
+
+/// What happens to a new job whose unique key an unfinished job has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnConflict {
+    /// Nothing is written; the caller is given the job that has the key.
+    #[default]
+    Return,
+    /// Nothing is written; the caller is told no.
+    Reject,
+    /// The job that has the key is cancelled and the new one takes its place, unless the old one executes: then as
+    /// [`Reject`](Self::Reject).
+    Replace,
+}
+
+/// Which jobs were accepted together, all or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPlace {
+    /// The first of them.
+    pub first: JobId,
+    /// How many they are, two at the least.
+    pub size: u16,
 }

@@ -65,6 +65,8 @@ pub enum Claim {
     NotDue(DueJob),
     /// A kind that this runner does not have. It waits for one that does.
     OtherKind(DueJob),
+    /// Its last runner died under it. It is due, and claimed only by who runs it alone.
+    Suspect(DueJob),
     /// Ours, but what it asks cannot be read: no handler can run it.
     Unreadable(Box<Unreadable>),
     /// Executing already, or ended: the index delivered it twice. Drop it.
@@ -76,6 +78,8 @@ pub(super) struct Claims {
     pub(super) runner: RunnerId,
     pub(super) kinds: Vec<Name>,
     pub(super) lease: Duration,
+    /// Are jobs whose last runner died under them taken as well?
+    pub(super) suspects: bool,
 }
 
 impl Batch for Claims {
@@ -116,13 +120,17 @@ impl Batch for Claims {
 
 impl Claims {
     /// The write. One statement is one transaction: it is durable when it is answered.
+    ///
+    /// It may wait for a row that another settles at this moment, and UTC_TIMESTAMP is when it began to wait. The start is
+    /// SYSDATE, which is when the row was had: no attempt begins before the last one ended.
     async fn take(&self, conn: &mut MySqlConnection, ids: &[Uuid], token: AttemptToken) -> Result<(), sqlx::Error> {
         let sql = format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
-             started_at = UTC_TIMESTAMP(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
-             WHERE id IN {} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}",
+             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
+             WHERE id IN {} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
             places(padded(ids.len())),
             places(self.kinds.len().max(1)),
+            if self.suspects { "" } else { " AND losses = 0" },
         );
         let mut query = statement(sql)
             .bind(token.uuid())
@@ -174,7 +182,8 @@ impl Claims {
     /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
-            "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            "SELECT id, queue, priority, execute_at, kind, losses > 0 AND execute_at <= UTC_TIMESTAMP(6) FROM owed \
+             FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);
@@ -186,8 +195,16 @@ impl Claims {
             .iter()
             .map(|row| {
                 let job = due_job(row)?;
-                let known = self.kinds.contains(&job.kind);
-                Ok((job.id, if known { Claim::NotDue(job) } else { Claim::OtherKind(job) }))
+                let id = job.id;
+                let due_suspect: bool = row.try_get(5)?;
+                let claim = if !self.kinds.contains(&job.kind) {
+                    Claim::OtherKind(job)
+                } else if due_suspect && !self.suspects {
+                    Claim::Suspect(job)
+                } else {
+                    Claim::NotDue(job)
+                };
+                Ok((id, claim))
             })
             .collect()
     }

@@ -1,6 +1,6 @@
 //! Owed work in order of its due time: what the index is fed from, and what replaces it while Redis is away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sqlx::Row;
@@ -45,6 +45,18 @@ impl DueCursor {
     #[must_use]
     pub const fn after(moment: Timestamp, id: JobId) -> Self {
         Self { execute_at: moment, id }
+    }
+
+    /// The due time of the place.
+    #[must_use]
+    pub const fn moment(&self) -> Timestamp {
+        self.execute_at
+    }
+
+    /// The job of the place.
+    #[must_use]
+    pub const fn id(&self) -> JobId {
+        self.id
     }
 }
 
@@ -119,14 +131,63 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn still_waiting(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
+        let waiting = "AND state IN ('waiting', 'retrying')";
+        let select = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        self.ids_found("look at waiting jobs again", select, ids, waiting).await
+    }
+
+    /// The ids that a lookup by primary key finds, page by page.
+    async fn ids_found(
+        &self,
+        attempted: &'static str,
+        select: &'static str,
+        ids: Vec<JobId>,
+        only: &'static str,
+    ) -> Result<HashSet<JobId>, StoreError> {
         let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pool, "look at waiting jobs again", move |conn, _| {
+        on_pool(&self.shared.pool, attempted, move |conn, _| {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
-                let mut waiting = HashSet::new();
+                let mut found = HashSet::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let mut query = statement(format!("{select} {} {only}", places(padded(page.len()))));
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        found.insert(JobId::from_uuid(row.try_get(0)?));
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+}
+
+impl Store {
+    /// Which of these ids are jobs, whatever became of them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn known(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
+        self.ids_found("look for jobs", "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").await
+    }
+
+    /// Those of these jobs that wait, as they stand now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn due_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, DueJob>, StoreError> {
+        let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pool, "look at due jobs again", move |conn, _| {
+            let ids = Arc::clone(&ids);
+            Box::pin(async move {
+                let mut due = HashMap::new();
                 for page in ids.chunks(MOST_ROWS) {
                     let sql = format!(
-                        "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
+                        "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} \
+                         AND state IN ('waiting', 'retrying')",
                         places(padded(page.len()))
                     );
                     let mut query = statement(sql);
@@ -134,10 +195,11 @@ impl Store {
                         query = query.bind(id);
                     }
                     for row in query.fetch_all(&mut *conn).await? {
-                        waiting.insert(JobId::from_uuid(row.try_get(0)?));
+                        let job = due_job(&row)?;
+                        due.insert(job.id, job);
                     }
                 }
-                Ok(waiting)
+                Ok(due)
             })
         })
         .await

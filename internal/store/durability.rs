@@ -1,6 +1,6 @@
 //! Does the server's own set-up make a commit durable (G1)?
 
-use sqlx::Row;
+use sqlx::{MySqlConnection, Row};
 
 use super::link::on_pool;
 use super::{Store, StoreError};
@@ -45,4 +45,24 @@ impl Store {
         })
         .await
     }
+}
+
+/// Why the server would refuse every write of a READ COMMITTED session (its error 1665), if it would.
+pub(super) async fn refuses_writes(conn: &mut MySqlConnection) -> Result<Option<String>, sqlx::Error> {
+    // By SHOW, because newer servers may not have the variable any more.
+    let found =
+        sqlx::query("SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')").fetch_all(conn).await?;
+    let (mut log_bin, mut statement) = (false, false);
+    for row in &found {
+        let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        match name.as_str() {
+            "log_bin" => log_bin = value.eq_ignore_ascii_case("ON"),
+            _ => statement = value.eq_ignore_ascii_case("STATEMENT"),
+        }
+    }
+    Ok((log_bin && statement).then(|| {
+        "the server's binlog_format is STATEMENT, with which it refuses every write of tickr's READ COMMITTED sessions; \
+         set binlog_format=ROW"
+            .to_owned()
+    }))
 }

@@ -100,9 +100,25 @@ pub(super) fn fault(error: &sqlx::Error) -> Fault {
         | sqlx::Error::PoolTimedOut
         | sqlx::Error::PoolClosed
         | sqlx::Error::WorkerCrashed => Fault::Reconnect,
+        sqlx::Error::AnyDriverError(cause) if cause.is::<MovedOn>() => Fault::Again,
         _ => Fault::Final,
     }
 }
+
+/// Did a statement wait for a row lock until its time was over?
+pub(super) fn waited_for_lock(error: &sqlx::Error) -> bool {
+    let database = error.as_database_error().and_then(|db| db.try_downcast_ref::<MySqlDatabaseError>());
+    database.is_some_and(|mysql| mysql.number() == 1205)
+}
+
+/// What a closure read at its beginning has changed: roll back and run the whole closure again.
+pub(super) fn again(what: &'static str) -> sqlx::Error {
+    sqlx::Error::AnyDriverError(Box::new(MovedOn(what)))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct MovedOn(&'static str);
 
 impl StoreError {
     /// The error for a caller, of a driver error that will not be retried any more.

@@ -8,11 +8,11 @@ use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::clock::StoreClock;
-use super::error::{Fault, corrupt, fault};
+use super::error::corrupt;
 use super::group_commit::Batch;
 use super::link::{Earlier, Step};
 use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
-use crate::job::{Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
+use crate::job::{BatchPlace, Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The store's receipt for one accepted job: committed, with the times the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,15 +27,6 @@ pub struct Accepted {
     pub execute_at: Timestamp,
     /// When it was accepted.
     pub created_at: Timestamp,
-}
-
-/// What became of jobs some of which have unique keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Keyed {
-    /// All accepted: no other unfinished job had any of the keys.
-    Accepted(Vec<Accepted>),
-    /// Nothing was written: these jobs, by their place, have keys that these unfinished jobs hold.
-    Taken(Vec<(usize, JobId)>),
 }
 
 /// The group commit of inserts. One item is one caller's jobs, all or nothing.
@@ -74,6 +65,18 @@ impl Batch for Inserts {
     }
 }
 
+/// Note on each of these jobs that they are accepted together, so that it can be checked that all of them were.
+pub(super) fn together(mut jobs: Vec<NewJob>) -> Vec<NewJob> {
+    let batch = match (jobs.first(), u16::try_from(jobs.len())) {
+        (Some(first), Ok(size)) if size > 1 => Some(BatchPlace { first: first.id, size }),
+        _ => None,
+    };
+    for job in &mut jobs {
+        job.batch = batch;
+    }
+    jobs
+}
+
 /// Write `jobs`, sorted by id, as accepted now. Within the caller's transaction.
 pub(super) async fn insert_owed(
     conn: &mut MySqlConnection,
@@ -89,23 +92,31 @@ pub(super) async fn insert_owed(
         }
     }
     let now = read_clock(conn, clock).await?;
-    let accepted: Vec<Accepted> = jobs
-        .iter()
-        .map(|job| Accepted {
-            id: job.id,
-            queue: job.queue.clone(),
-            priority: job.priority,
-            execute_at: due_at(job.due, now),
-            created_at: now,
-        })
-        .collect();
+    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
     let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
+    write_jobs(conn, &pairs).await?;
+    Ok(accepted)
+}
+
+/// The receipt of a job that is accepted now.
+pub(super) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
+    Accepted {
+        id: job.id,
+        queue: job.queue.clone(),
+        priority: job.priority,
+        execute_at: due_at(job.due, now),
+        created_at: now,
+    }
+}
+
+/// Write the rows of jobs, sorted by id, as their receipts say. Within the caller's transaction.
+pub(super) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
     let bytes = |(job, _): &(&NewJob, &Accepted)| 400 + job.payload.get().len();
-    for group in groups_by_bytes(&pairs, bytes) {
+    for group in groups_by_bytes(pairs, bytes) {
         let sql = format!(
-            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at) \
-             VALUES {}",
-            rows(&places(10), group.len())
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
+             batch_id, batch_size) VALUES {}",
+            rows(&places(12), group.len())
         );
         let mut query = statement(sql);
         for (job, accepted) in group {
@@ -119,11 +130,13 @@ pub(super) async fn insert_owed(
                 .bind(options_text(job)?)
                 .bind(job.payload.get())
                 .bind(accepted.execute_at)
-                .bind(accepted.created_at);
+                .bind(accepted.created_at)
+                .bind(job.batch.map(|batch| batch.first.uuid()))
+                .bind(job.batch.map(|batch| batch.size));
         }
         query.execute(&mut *conn).await?;
     }
-    for group in groups(&pairs) {
+    for group in groups(pairs) {
         let sql = format!(
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES {}",
             rows("(?,?,?,?,?,?,'waiting',?)", group.len())
@@ -141,7 +154,7 @@ pub(super) async fn insert_owed(
         }
         query.execute(&mut *conn).await?;
     }
-    Ok(accepted)
+    Ok(())
 }
 
 fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
@@ -169,7 +182,7 @@ pub(super) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -
     Ok(now)
 }
 
-async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
+pub(super) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
     let sql = format!(
         "SELECT id, queue, priority, execute_at, created_at FROM jobs WHERE id IN {} ORDER BY id",
@@ -194,78 +207,8 @@ async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Ac
         .collect()
 }
 
-/// Write jobs some of which have unique keys, all or none.
-pub(super) fn insert_keyed(
-    conn: &mut MySqlConnection,
-    jobs: Arc<Vec<NewJob>>,
-    clock: Arc<StoreClock>,
-    earlier: Earlier,
-) -> Step<'_, Keyed> {
-    Box::pin(async move {
-        let mut by_id: Vec<&NewJob> = jobs.iter().collect();
-        by_id.sort_unstable_by_key(|job| job.id);
-        if earlier == Earlier::MayHaveCommitted {
-            let found = receipts(conn, &by_id).await?;
-            if !found.is_empty() {
-                return Ok(Keyed::Accepted(in_order_of(&jobs, &found)?));
-            }
-        }
-        // In key order, so that two batches with the same keys wait for each other instead of deadlocking.
-        let mut keyed: Vec<(usize, &NewJob, &str)> = Vec::new();
-        for (place, job) in jobs.iter().enumerate() {
-            if let Some(key) = &job.unique_key {
-                keyed.push((place, job, key));
-            }
-        }
-        keyed.sort_unstable_by_key(|(_, job, key)| (job.kind.clone(), *key));
-        let mut taken = Vec::new();
-        for (place, job, key) in keyed {
-            if let Some(holder) = take_key(conn, job, key).await? {
-                taken.push((place, holder));
-            }
-        }
-        if !taken.is_empty() {
-            // The keys taken so far go back; the commit that follows finds nothing to do.
-            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
-            taken.sort_unstable();
-            return Ok(Keyed::Taken(taken));
-        }
-        let accepted = insert_owed(conn, &by_id, &clock, Earlier::Nothing).await?;
-        Ok(Keyed::Accepted(in_order_of(&jobs, &accepted)?))
-    })
-}
-
-/// Take the key for `job`, or say who holds it. An upsert could not tell who won, because the driver counts matched
-/// rows; a plain insert can.
-async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<Option<JobId>, sqlx::Error> {
-    for _ in 0..3 {
-        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
-            .bind(job.kind.as_str())
-            .bind(key.as_bytes())
-            .bind(job.id.uuid())
-            .execute(&mut *conn)
-            .await;
-        match inserted {
-            Ok(_) => return Ok(None),
-            Err(e) if fault(&e) == Fault::Duplicate => {}
-            Err(e) => return Err(e),
-        }
-        let holder: Option<Uuid> =
-            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? LOCK IN SHARE MODE")
-                .bind(job.kind.as_str())
-                .bind(key.as_bytes())
-                .fetch_optional(&mut *conn)
-                .await?;
-        if let Some(holder) = holder {
-            return Ok(Some(JobId::from_uuid(holder)));
-        }
-        // The holder ended between the two statements: try again.
-    }
-    Err(sqlx::Error::Io(std::io::Error::other("a unique key changed hands three times")))
-}
-
 /// Receipts, sorted by id, in the order of the jobs they belong to.
-fn in_order_of(jobs: &[NewJob], sorted: &[Accepted]) -> Result<Vec<Accepted>, sqlx::Error> {
+pub(super) fn in_order_of(jobs: &[NewJob], sorted: &[Accepted]) -> Result<Vec<Accepted>, sqlx::Error> {
     let receipt = |job: &NewJob| {
         let at = sorted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;
         Ok(sorted[at].clone())

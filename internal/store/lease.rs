@@ -1,6 +1,7 @@
 //! Leases: renewed by their holder, taken away by the reaper.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, MySqlConnection, Row};
@@ -12,7 +13,7 @@ use super::link::{Earlier, Step, on_pool, transact};
 use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Link, Store, StoreError};
-use crate::job::{AttemptToken, JobId, Name, Progress, RetryPolicy, RunnerId, Timestamp, Verdict};
+use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, Timestamp, Verdict};
 
 /// One live attempt of this runner, as the heartbeat tells it to the store.
 #[derive(Clone, Debug)]
@@ -54,7 +55,7 @@ pub struct RunnerRow {
 /// The heartbeat's own line to MySQL: one connection that nothing else uses.
 pub struct Pulse {
     link: Link,
-    clock: std::sync::Arc<super::clock::StoreClock>,
+    clock: Arc<super::clock::StoreClock>,
 }
 
 impl std::fmt::Debug for Pulse {
@@ -158,16 +159,24 @@ impl Store {
     }
 
     /// End attempts whose lease has expired as `lost`, as far as token and lease still say so when the row is locked.
+    /// They run again after their own backoff, or that of their kind in `policies`, or the usual one.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn reap(&self, expired: Vec<(JobId, AttemptToken)>) -> Result<Vec<(JobId, Settled)>, StoreError> {
+    pub async fn reap(
+        &self,
+        expired: Vec<(JobId, AttemptToken)>,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<Vec<(JobId, Settled)>, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pool, "end lost attempts", move |conn, _| {
-            let (shared, expired) = (shared.clone(), expired.clone());
+            let (shared, expired, policies) = (shared.clone(), expired.clone(), Arc::clone(&policies));
             Box::pin(async move {
+                let own = own_policies(conn, &expired).await?;
                 let now = read_clock(conn, &shared.clock).await?;
                 let held = lock_held(conn, expired.iter().map(|(id, _)| *id)).await?;
+                let policy =
+                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
                 let lost: Vec<Settlement> = expired
                     .iter()
                     .filter(|(id, token)| {
@@ -182,7 +191,7 @@ impl Store {
                         result: None,
                         follow_ups: Vec::new(),
                         // Drawn for each: jobs that were lost together should not come back together.
-                        again: Again::Backoff(RetryPolicy::default(), rand::random()),
+                        again: Again::Backoff(policy(id), rand::random()),
                     })
                     .collect();
                 let mut moves = Vec::with_capacity(lost.len());
@@ -200,6 +209,33 @@ impl Store {
         })
         .await
     }
+}
+
+/// The backoff of those jobs that have their own. Options that cannot be read are no reason to leave a job lost.
+async fn own_policies(
+    conn: &mut MySqlConnection,
+    expired: &[(JobId, AttemptToken)],
+) -> Result<HashMap<JobId, RetryPolicy>, sqlx::Error> {
+    let ids: Vec<Uuid> = expired.iter().map(|(id, _)| id.uuid()).collect();
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let sql = format!(
+        "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {} AND options IS NOT NULL",
+        places(padded(ids.len()))
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let mut own = HashMap::new();
+    for row in query.fetch_all(conn).await? {
+        let options = serde_json::from_str::<JobOptions>(row.try_get(1)?).unwrap_or_default();
+        if let Some(policy) = options.retry {
+            own.insert(JobId::from_uuid(row.try_get(0)?), policy);
+        }
+    }
+    Ok(own)
 }
 
 impl Pulse {
@@ -261,7 +297,7 @@ impl Pulse {
         let mut sorted: Vec<LiveAttempt> = live.to_vec();
         sorted.sort_unstable_by_key(|attempt| attempt.id);
         for page in sorted.chunks(MOST_ROWS) {
-            let page = std::sync::Arc::new(page.to_vec());
+            let page = Arc::new(page.to_vec());
             let answer =
                 self.link.run("renew leases", |conn, earlier| renew(conn, earlier, page.clone(), Some(lease))).await?;
             beat.lost.extend(answer.lost);
@@ -277,7 +313,7 @@ impl Pulse {
     pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
         let mut beat = Beat::default();
         for page in live.chunks(MOST_ROWS) {
-            let page = std::sync::Arc::new(page.to_vec());
+            let page = Arc::new(page.to_vec());
             let answer =
                 self.link.run("look for cancels", |conn, earlier| renew(conn, earlier, page.clone(), None)).await?;
             beat.lost.extend(answer.lost);
@@ -300,7 +336,7 @@ impl Pulse {
         if said.is_empty() {
             return Ok(());
         }
-        let said = std::sync::Arc::new(said);
+        let said = Arc::new(said);
         self.link
             .run("write progress", |conn, _| {
                 let said = said.clone();
@@ -359,7 +395,7 @@ fn progress_text(progress: &Progress) -> String {
 fn renew(
     conn: &mut MySqlConnection,
     _earlier: Earlier,
-    page: std::sync::Arc<Vec<LiveAttempt>>,
+    page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
 ) -> Step<'_, Beat> {
     Box::pin(async move {
@@ -428,6 +464,8 @@ pub struct RunnerSeen {
     pub started_at: Timestamp,
     /// Its last beat.
     pub heartbeat_at: Timestamp,
+    /// How long ago that was, by the store's clock.
+    pub heartbeat_age: Duration,
     /// When it said goodbye or was found dead.
     pub stopped_at: Option<Timestamp>,
 }
@@ -441,7 +479,8 @@ impl Store {
         on_pool(&self.shared.pool, "list runners", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
-                    "SELECT id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at FROM runners \
+                    "SELECT id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at, \
+                     TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) FROM runners \
                      ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?",
                 )
                 .bind(limit)
@@ -461,6 +500,7 @@ impl Store {
                             started_at: row.try_get(6)?,
                             heartbeat_at: row.try_get(7)?,
                             stopped_at: row.try_get(8)?,
+                            heartbeat_age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>(9)?).unwrap_or(0)),
                         })
                     })
                     .collect()

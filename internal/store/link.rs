@@ -11,7 +11,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::Rng;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
@@ -26,6 +26,11 @@ pub(super) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>
 const MOST_RUNS: u32 = 8;
 /// Longest run of one closure before its connection is given up: MySQL that answers nothing is MySQL that is out.
 const RUN_LIMIT: Duration = Duration::from_secs(15);
+/// A connection that rested for longer is asked for a sign of life before work is trusted to it. A network may have
+/// forgotten it without a word to us, and the work would wait out its whole limit on it.
+const RESTED: Duration = Duration::from_secs(1);
+/// How long the sign of life may take.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// What earlier runs of the same closure may have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,25 +64,33 @@ async fn prepare_session(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> 
     Ok(())
 }
 
+/// A pool that rolls back every connection that comes back to it: the driver takes one back in the middle of a
+/// transaction when a future is dropped at the wrong moment, and the next write on it would be acknowledged and vanish.
+/// Public for the test that holds this guard against the driver.
+#[doc(hidden)]
+#[must_use]
+pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
+    options.after_release(|conn, _| {
+        Box::pin(async move {
+            let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
+            match tokio::time::timeout(Duration::from_secs(1), rollback).await {
+                Ok(done) => done.map(|_| true),
+                Err(_) => Ok(false),
+            }
+        })
+    })
+}
+
 /// The pool for everything that is not a group commit.
 pub(super) fn pool(options: MySqlConnectOptions, size: u32) -> MySqlPool {
-    MySqlPoolOptions::new()
+    rolled_back_on_release(MySqlPoolOptions::new())
         .max_connections(size)
-        .acquire_timeout(Duration::from_secs(5))
+        .acquire_timeout(Duration::from_secs(3))
         .idle_timeout(Duration::from_secs(600))
         // After a restart of MySQL every idle connection is dead: found out before its use, not by it. The round trip
         // does not matter here; the hot path has connections of its own.
         .test_before_acquire(true)
         .after_connect(|conn, _| Box::pin(async move { prepare_session(conn).await }))
-        .after_release(|conn, _| {
-            Box::pin(async move {
-                let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
-                match tokio::time::timeout(Duration::from_secs(1), rollback).await {
-                    Ok(done) => done.map(|_| true),
-                    Err(_) => Ok(false),
-                }
-            })
-        })
         .connect_lazy_with(options)
 }
 
@@ -139,11 +152,13 @@ where
 pub(super) struct Link {
     options: MySqlConnectOptions,
     conn: Option<MySqlConnection>,
+    /// When the connection was last heard of.
+    heard: Instant,
 }
 
 impl Link {
     pub(super) fn new(options: MySqlConnectOptions) -> Self {
-        Self { options, conn: None }
+        Self { options, conn: None, heard: Instant::now() }
     }
 
     /// Run `step`, reopening the connection and repeating as often as the rules allow.
@@ -182,11 +197,21 @@ impl Link {
     where
         F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
     {
+        if self.heard.elapsed() > RESTED && !self.is_alive().await {
+            self.conn = None;
+        }
         let conn = match &mut self.conn {
             Some(conn) => conn,
             empty => empty.insert(open(&self.options).await?),
         };
-        bounded(step(conn, earlier)).await
+        let outcome = bounded(step(conn, earlier)).await;
+        self.heard = Instant::now();
+        outcome
+    }
+
+    async fn is_alive(&mut self) -> bool {
+        let Some(conn) = &mut self.conn else { return true };
+        matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await, Ok(Ok(())))
     }
 }
 
@@ -219,7 +244,8 @@ impl Pace {
             Fault::Again => {}
             Fault::Reconnect => {
                 // Three tries tell a killed connection from a server that is out; the caller knows how to wait longer.
-                if self.runs >= 3 {
+                // The pool has tried for seconds by itself.
+                if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
                     return Err(StoreError::from_driver(self.attempted, error));
                 }
                 self.earlier = Earlier::MayHaveCommitted;

@@ -5,6 +5,7 @@
 //!
 //! - Writes of the hot path go through group commit: [`Store::insert`], [`Store::settle`] and
 //!   [`Claimant::claim`]
+//! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
 //! - `link.rs`: connections, and the rules that every statement runs under
@@ -14,10 +15,13 @@ mod clock;
 mod due;
 mod durability;
 mod error;
+mod evidence;
 mod group_commit;
 mod insert;
+mod keyed;
 mod lease;
 mod link;
+mod once;
 mod operate;
 mod purge;
 mod read;
@@ -31,9 +35,14 @@ pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
 pub use error::StoreError;
-pub use insert::{Accepted, Keyed};
+pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
+pub use insert::Accepted;
+pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
-pub use operate::Moved;
+#[doc(hidden)]
+pub use link::rolled_back_on_release;
+pub use once::{Answer, Digest, Once, Outcome, Wording};
+pub use operate::{Moved, Steer, Steered};
 pub use purge::{Purged, Retention};
 pub use read::{Filter, JobPage};
 pub use report_query::{InvalidUrl, ReportQueries};
@@ -49,8 +58,9 @@ use tokio_util::task::TaskTracker;
 
 use claim::Claims;
 use group_commit::GroupCommit;
-use insert::{Inserts, insert_keyed};
-use link::{Link, transact};
+use insert::{Inserts, together};
+use link::Link;
+use once::OnceInserts;
 use settle::{Lanes, Settles};
 
 use crate::job::{JobId, Name, NewJob, RunnerId};
@@ -59,6 +69,10 @@ use crate::job::{JobId, Name, NewJob, RunnerId};
 const WAITING_INSERTS: usize = 20_000;
 /// Workers that may wait for a claim or settle; more workers than this are not configurable.
 const WAITING_WORKERS: usize = 8_192;
+/// Claims of suspects that may wait; a runner makes one at a time.
+const WAITING_SUSPECTS: usize = 16;
+/// A MySQL that takes longer to be connected to was out.
+const PROMPT: Duration = Duration::from_secs(1);
 
 /// How to reach MySQL.
 #[derive(Clone)]
@@ -86,6 +100,7 @@ struct Shared {
     lanes: Lanes,
     flushers: usize,
     tasks: TaskTracker,
+    was_out: bool,
 }
 
 /// The store. Cheap to clone.
@@ -93,6 +108,7 @@ struct Shared {
 pub struct Store {
     shared: Arc<Shared>,
     inserts: Arc<GroupCommit<Inserts>>,
+    onces: Arc<GroupCommit<OnceInserts>>,
     settles: Arc<GroupCommit<Settles>>,
 }
 
@@ -129,12 +145,18 @@ impl Store {
                 Err(e) => return Err(StoreError::from_driver(attempted, &e)),
             }
         };
+        let was_out = started.elapsed() > PROMPT;
         let sent = Instant::now();
         let now = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)")
             .fetch_one(&mut conn)
             .await
             .map_err(|e| StoreError::from_driver(attempted, &e))?;
         let clock = Arc::new(StoreClock::starting_at(sent, Instant::now(), now));
+        if let Some(cause) =
+            durability::refuses_writes(&mut conn).await.map_err(|e| StoreError::from_driver(attempted, &e))?
+        {
+            return Err(refused(cause));
+        }
         let shared = Arc::new(Shared {
             pool: link::pool(options.clone(), settings.connections),
             options,
@@ -142,13 +164,16 @@ impl Store {
             lanes: Lanes::drawn(),
             flushers: settings.flushers,
             tasks: TaskTracker::new(),
+            was_out,
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone() };
         let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
+        let onces = OnceInserts { clock: shared.clock.clone() };
+        let onces = GroupCommit::start(onces, options, settings.flushers, WAITING_INSERTS, tasks);
         let settles = Settles { clock: shared.clock.clone(), lanes: shared.lanes };
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
-        Ok(Self { shared, inserts: Arc::new(inserts), settles: Arc::new(settles) })
+        Ok(Self { shared, inserts: Arc::new(inserts), onces: Arc::new(onces), settles: Arc::new(settles) })
     }
 
     /// Create the database that `url` names, unless it is there: for private servers, where nobody else does it.
@@ -197,28 +222,18 @@ impl Store {
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        self.inserts.submit_or_refuse(jobs).await
-    }
-
-    /// Accept jobs some of which have unique keys, all or none.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
-        let (jobs, clock) = (Arc::new(jobs), self.shared.clock.clone());
-        transact(&self.shared.pool, "insert jobs with unique keys", move |conn, earlier| {
-            insert_keyed(conn, jobs.clone(), clock.clone(), earlier)
-        })
-        .await
+        self.inserts.submit_or_refuse(together(jobs)).await
     }
 
     /// The entrance for claims by one runner.
     #[must_use]
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
-        let claims = Claims { runner, kinds, lease };
         let shared = &self.shared;
+        let suspects = Claims { runner: runner.clone(), kinds: kinds.clone(), lease, suspects: true };
+        let suspects = GroupCommit::start(suspects, &shared.options, 1, WAITING_SUSPECTS, &shared.tasks);
+        let claims = Claims { runner, kinds, lease, suspects: false };
         let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);
-        Claimant { claims: Arc::new(claims) }
+        Claimant { claims: Arc::new(claims), suspects: Arc::new(suspects) }
     }
 
     /// End an attempt, if the token still holds it.
@@ -229,18 +244,26 @@ impl Store {
         self.settles.submit(settlement).await
     }
 
-    /// Can MySQL be reached and answer within `limit`?
-    pub async fn answers(&self, limit: Duration) -> bool {
-        let asked = link::on_pool(&self.shared.pool, "ask mysql for a sign of life", |conn, _| {
-            Box::pin(async move { sqlx::query_scalar::<_, i64>("SELECT 1").fetch_one(conn).await })
+    /// Does MySQL answer and take writes, within `limit`? One that was demoted to a replica, or lost its quorum, still
+    /// answers every question.
+    pub async fn takes_writes(&self, limit: Duration) -> bool {
+        let asked = link::on_pool(&self.shared.pool, "try a write", |conn, _| {
+            // A write that changes nothing is refused all the same.
+            Box::pin(async move { sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await })
         });
         matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_)))
     }
 
+    /// Did [`connect`](Self::connect) have to wait for MySQL? Then others may have had to as well.
+    #[must_use]
+    pub fn was_out(&self) -> bool {
+        self.shared.was_out
+    }
+
     /// Close: writes that were handed in are finished, then connections end. Call after everything that uses it.
     pub async fn close(self) {
-        let Self { shared, inserts, settles } = self;
-        drop((inserts, settles));
+        let Self { shared, inserts, onces, settles } = self;
+        drop((inserts, onces, settles));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("a part of tickr still held the store when it closed");
@@ -253,6 +276,7 @@ impl Store {
 #[derive(Clone)]
 pub struct Claimant {
     claims: Arc<GroupCommit<Claims>>,
+    suspects: Arc<GroupCommit<Claims>>,
 }
 
 impl std::fmt::Debug for Claimant {
@@ -268,5 +292,13 @@ impl Claimant {
     /// When MySQL cannot be reached or refuses. An attempt that was committed all the same ends with its lease.
     pub async fn claim(&self, id: JobId) -> Result<Claim, StoreError> {
         self.claims.submit(id).await
+    }
+
+    /// As [`claim`](Self::claim), and also of a job whose last runner died under it: for who runs it alone.
+    ///
+    /// # Errors
+    /// As [`claim`](Self::claim).
+    pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
+        self.suspects.submit(id).await
     }
 }

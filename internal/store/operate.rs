@@ -2,16 +2,19 @@
 //! machine, and answers what it did.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use super::error::corrupt;
+use super::error::{Fault, corrupt, fault};
 use super::insert::{Accepted, read_clock};
-use super::link::{Step, transact};
-use super::settle::{Line, append_to_ledger, count, delete_owed, lock_held, release_key_of};
+use super::link::{Earlier, transact};
+use super::once::{Once, Outcome, Wording, find, keep, lost};
+use super::read::read_job;
+use super::settle::{Line, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of};
 use super::{Shared, Store, StoreError};
-use crate::job::{Event, JobId, Name, State, Verdict, floor_ms, next};
+use crate::job::{Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
 
 /// What became of a request about one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,82 +58,201 @@ impl Store {
 
     async fn operate(&self, attempted: &'static str, id: JobId, event: Event) -> Result<Moved, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, attempted, move |conn, _| step(conn, shared.clone(), id, event)).await
+        transact(&self.shared.pool, attempted, move |conn, earlier| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let step = step(conn, &shared, id, event, earlier).await?;
+                count(conn, shared.lanes.any(), &step.counts).await?;
+                Ok(step.moved)
+            })
+        })
+        .await
+    }
+
+    /// Cancel, retry or run a job now, at most once for the key of `once`. `word` words what was done as an answer, which
+    /// is committed with it; what is not possible is not kept.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn steer_once(
+        &self,
+        id: JobId,
+        steer: Steer,
+        once: Once,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Moved>, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "steer a job once", move |conn, _| {
+            let (shared, once, word) = (shared.clone(), once.clone(), Arc::clone(&word));
+            Box::pin(async move { steer_step(conn, &shared, id, steer.event(), &once, &word).await })
+        })
+        .await
     }
 }
 
-fn step(conn: &mut MySqlConnection, shared: std::sync::Arc<Shared>, id: JobId, event: Event) -> Step<'_, Moved> {
-    Box::pin(async move {
-        let now = read_clock(conn, &shared.clock).await?;
-        let held = lock_held(conn, std::iter::once(id)).await?;
-        let lane = shared.lanes.any();
-        let Some(owed) = held.get(&id) else {
-            return ended(conn, lane, id, event, now).await;
-        };
-        let Ok(state) = next(owed.state, event) else { return Ok(Moved::Refused(owed.state)) };
-        match event {
-            Event::Cancel if state == State::Cancelled => {
-                delete_owed(conn, &[id.uuid()]).await?;
-                // A closing line without a runner: nobody executed it, but the ledger knows its end.
-                let closing = Line {
-                    job: id,
-                    number: owed.attempt + 1,
-                    burned: owed.attempt - owed.spared,
-                    runner: "",
-                    execute_at: owed.execute_at,
-                    started_at: now,
-                    verdict: Verdict::Cancelled,
-                    end: Some(State::Cancelled),
-                    error: None,
-                    result: None,
-                };
-                append_to_ledger(conn, &[closing], now).await?;
-                if owed.keyed {
-                    release_key_of(conn, id.uuid()).await?;
-                }
-                let ended = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
-                count(conn, lane, &ended).await?;
-                Ok(Moved::Done(State::Cancelled))
-            }
-            Event::Cancel => {
-                sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
-                    .bind(now)
-                    .bind(id.uuid())
-                    .execute(&mut *conn)
-                    .await?;
-                Ok(Moved::Asked)
-            }
-            Event::RunNow => {
-                let execute_at = floor_ms(now).min(owed.execute_at);
-                sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
-                    .bind(execute_at)
-                    .bind(id.uuid())
-                    .execute(&mut *conn)
-                    .await?;
-                let priority = owed.priority.try_into().map_err(corrupt)?;
-                let queue = owed.queue.clone();
-                Ok(Moved::Waits(Accepted { id, queue, priority, execute_at, created_at: now }))
-            }
-            // The state machine refuses these for every owed state; they have no place here.
-            Event::Claim | Event::Settle { .. } | Event::Retry => Ok(Moved::Refused(owed.state)),
+/// What people ask of one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    /// Stop it.
+    Cancel,
+    /// Give it a new life.
+    Retry,
+    /// Make it due now.
+    RunNow,
+}
+
+impl Steer {
+    const fn event(self) -> Event {
+        match self {
+            Self::Cancel => Event::Cancel,
+            Self::Retry => Event::Retry,
+            Self::RunNow => Event::RunNow,
         }
-    })
+    }
+}
+
+/// A job after what was asked of it has been done.
+#[derive(Clone, Debug)]
+pub struct Steered {
+    /// What became of the request: neither refused nor missing.
+    pub moved: Moved,
+    /// The job.
+    pub job: Job,
+    /// All its attempts.
+    pub attempts: Vec<Attempt>,
+}
+
+async fn steer_step(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    id: JobId,
+    event: Event,
+    once: &Once,
+    word: &Wording<Steered>,
+) -> Result<Outcome<Moved>, sqlx::Error> {
+    // The locks on the job come first: the same request twice takes turns there, and whoever comes second finds the row
+    // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
+    let Step { moved, counts, now } = step(conn, shared, id, event, Earlier::Nothing).await?;
+    if matches!(moved, Moved::Refused(_) | Moved::Missing) {
+        return Ok(match find(conn, once).await? {
+            Some(kept) => kept.meet(once, None),
+            None => Outcome::Refused(moved),
+        });
+    }
+    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job that is owed and not there"))?;
+    let steered = Steered { moved, job, attempts };
+    let answer = word(&steered);
+    if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
+        return lost(conn, once, error).await;
+    }
+    count(conn, shared.lanes.any(), &counts).await?;
+    Ok(Outcome::First { done: Some(steered.moved), answer })
+}
+
+/// End a job that waits and is locked: cancelled, without a runner. Its unique key is the caller's to give back.
+pub(super) async fn cancel_waiting(
+    conn: &mut MySqlConnection,
+    id: JobId,
+    owed: &Owed,
+    now: Timestamp,
+    error: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    delete_owed(conn, &[id.uuid()]).await?;
+    // A closing line without a runner: nobody executed it, but the ledger knows its end.
+    let closing = Line {
+        job: id,
+        number: owed.attempt + 1,
+        burned: owed.attempt - owed.spared,
+        runner: "",
+        execute_at: owed.execute_at,
+        started_at: now,
+        verdict: Verdict::Cancelled,
+        end: Some(State::Cancelled),
+        error,
+        result: None,
+        cancel_requested_at: Some(now),
+    };
+    append_to_ledger(conn, &[closing], now).await
+}
+
+/// What was done, and what the tallies are to learn of it, last in the transaction.
+struct Step {
+    moved: Moved,
+    counts: BTreeMap<(Name, Name, State), i64>,
+    now: Timestamp,
+}
+
+async fn step(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    id: JobId,
+    event: Event,
+    earlier: Earlier,
+) -> Result<Step, sqlx::Error> {
+    let now = read_clock(conn, &shared.clock).await?;
+    let done = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
+    let held = lock_held(conn, std::iter::once(id)).await?;
+    let Some(owed) = held.get(&id) else {
+        let step = ended(conn, id, event, now).await?;
+        return Ok(match (&step.moved, event, earlier) {
+            // The commit of the earlier run arrived and its answer did not. Whoever cancelled it, 200 is true.
+            (Moved::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
+                done(Moved::Done(State::Cancelled))
+            }
+            _ => step,
+        });
+    };
+    let priority = owed.priority.try_into().map_err(corrupt)?;
+    let waits = |execute_at| Accepted { id, queue: owed.queue.clone(), priority, execute_at, created_at: now };
+    let Ok(state) = next(owed.state, event) else {
+        return Ok(done(match (owed.state, event, earlier) {
+            // Our own retry, whose answer was lost.
+            (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => Moved::Waits(waits(owed.execute_at)),
+            // It was made to run, and runs.
+            (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => Moved::Done(owed.state),
+            _ => Moved::Refused(owed.state),
+        }));
+    };
+    match event {
+        Event::Cancel if state == State::Cancelled => {
+            cancel_waiting(conn, id, owed, now, None).await?;
+            if owed.keyed {
+                release_key_of(conn, id.uuid()).await?;
+            }
+            let counts = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
+            Ok(Step { moved: Moved::Done(State::Cancelled), counts, now })
+        }
+        Event::Cancel => {
+            sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
+                .bind(now)
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            Ok(done(Moved::Asked))
+        }
+        Event::RunNow => {
+            let execute_at = floor_ms(now).min(owed.execute_at);
+            sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
+                .bind(execute_at)
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            Ok(done(Moved::Waits(waits(execute_at))))
+        }
+        // The state machine refuses these for every owed state; they have no place here.
+        Event::Claim | Event::Settle { .. } | Event::Retry => Ok(done(Moved::Refused(owed.state))),
+    }
 }
 
 /// The job is not owed: it has ended, or never was.
-async fn ended(
-    conn: &mut MySqlConnection,
-    lane: u8,
-    id: JobId,
-    event: Event,
-    now: crate::job::Timestamp,
-) -> Result<Moved, sqlx::Error> {
+async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timestamp) -> Result<Step, sqlx::Error> {
+    let only = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two retries at once take turns.
     let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
         .bind(id.uuid())
         .fetch_optional(&mut *conn)
         .await?;
-    let Some(row) = found else { return Ok(Moved::Missing) };
+    let Some(row) = found else { return Ok(only(Moved::Missing)) };
     let last = sqlx::query(
         "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
          ORDER BY a.number DESC LIMIT 1",
@@ -145,10 +267,10 @@ async fn ended(
     let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
     if !state.is_end() {
         // Accepted, or retried by somebody else, since we looked for it among the owed.
-        return Ok(Moved::Refused(state));
+        return Ok(only(Moved::Refused(state)));
     }
     if next(state, event).is_err() {
-        return Ok(Moved::Refused(state));
+        return Ok(only(Moved::Refused(state)));
     }
     let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
     let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
@@ -163,14 +285,20 @@ async fn ended(
                 .fetch_optional(&mut *conn)
                 .await?;
         if taken.is_some() {
-            return Ok(Moved::Refused(state));
+            return Ok(only(Moved::Refused(state)));
         }
-        sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
+        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
             .bind(kind.as_str())
             .bind(key)
             .bind(id.uuid())
             .execute(&mut *conn)
-            .await?;
+            .await;
+        match inserted {
+            Ok(_) => {}
+            // It has taken it between the two statements.
+            Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(Moved::Refused(state))),
+            Err(e) => return Err(e),
+        }
     }
     let execute_at = floor_ms(now);
     // The ledger's numbers go on; what was burned before counts as spared, so the new life has all its attempts.
@@ -189,7 +317,7 @@ async fn ended(
     .bind(done)
     .execute(&mut *conn)
     .await?;
-    count(conn, lane, &BTreeMap::from([((queue.clone(), kind, state), -1)])).await?;
+    let counts = BTreeMap::from([((queue.clone(), kind, state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
-    Ok(Moved::Waits(Accepted { id, queue, priority, execute_at, created_at: now }))
+    Ok(Step { moved: Moved::Waits(Accepted { id, queue, priority, execute_at, created_at: now }), counts, now })
 }

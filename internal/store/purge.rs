@@ -12,7 +12,7 @@ use super::insert::read_clock;
 use super::link::{Step, transact};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Shared, Store, StoreError};
-use crate::job::{JobId, State, Timestamp};
+use crate::job::{JobId, State, Timestamp, first_id_of};
 
 /// Ledger lines looked at in one page.
 const PAGE: u32 = 2_000;
@@ -137,23 +137,4 @@ async fn remove(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<usize, sqlx:
         query.bind(PAGE).execute(&mut *conn).await?;
     }
     Ok(gone.len())
-}
-
-/// The smallest UUIDv7 of a moment.
-fn first_id_of(moment: Timestamp) -> Uuid {
-    let ms = u128::try_from(moment.timestamp_millis()).unwrap_or(0);
-    Uuid::from_u128(ms << 80)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_made_later_are_larger_than_the_first_id_of_a_moment() {
-        let before = first_id_of(chrono::Utc::now());
-        let id = JobId::new().uuid();
-        assert!(before < id);
-        assert!(id < first_id_of(chrono::Utc::now() + TimeDelta::seconds(2)));
-    }
 }

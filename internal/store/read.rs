@@ -74,7 +74,11 @@ impl Store {
     }
 }
 
-async fn read_job(conn: &mut MySqlConnection, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
+/// Three reads, which the caller makes one: by a snapshot, or by holding the locks of the job.
+pub(super) async fn read_job(
+    conn: &mut MySqlConnection,
+    id: JobId,
+) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.id = ?");
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
     let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
@@ -210,7 +214,10 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         cancel_requested_at: row.try_get(15)?,
         last_error: match state {
             State::Completed => None,
-            _ => ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone()),
+            // A closing line that nobody executed may say why as well.
+            _ => end
+                .and_then(|end| end.error.clone())
+                .or_else(|| ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone())),
         },
         result: end.and_then(|end| end.result.clone()),
         progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
@@ -227,6 +234,7 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
         finished_at: None,
         verdict: None,
         error: None,
+        late_note: None,
     }))
 }
 
@@ -244,6 +252,7 @@ struct Ledger {
 struct End {
     state: State,
     finished_at: Timestamp,
+    error: Option<String>,
     result: Option<Box<RawValue>>,
 }
 
@@ -259,7 +268,7 @@ async fn ledgers_of(
     }
     let sql = format!(
         "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
-         {result} FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
+         {result}, late_note FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
         places(padded(ids.len()))
     );
     let mut query = statement(sql);
@@ -271,12 +280,14 @@ async fn ledgers_of(
         let ledger = ledgers.entry(JobId::from_uuid(row.try_get(0)?)).or_default();
         let finished_at = row.try_get(5)?;
         let (end, result): (Option<&str>, Option<String>) = (row.try_get(9)?, row.try_get(10)?);
+        let error: Option<String> = row.try_get(7)?;
         ledger.burned = row.try_get(8)?;
         ledger.end = match end {
             None => None,
             Some(word) => Some(End {
                 state: State::from_word(word).ok_or_else(|| corrupt("end_state"))?,
                 finished_at,
+                error: error.clone(),
                 result: result.map(|text| raw(text, "result")).transpose()?,
             }),
         };
@@ -291,7 +302,8 @@ async fn ledgers_of(
             started_at: row.try_get(4)?,
             finished_at: Some(finished_at),
             verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
-            error: row.try_get(7)?,
+            error,
+            late_note: row.try_get(11)?,
         });
     }
     Ok(ledgers)

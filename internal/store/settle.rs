@@ -24,13 +24,14 @@ use super::insert::{Accepted, insert_owed, read_clock};
 use super::link::{Earlier, Step};
 use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::job::{
-    AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms, next,
+    AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms,
+    limits, next,
 };
 
 /// Executions that may burn nothing before a snooze counts as a failure: a job may not snooze for ever. A shutdown never
 /// burns an attempt, however often a job snoozed; it cannot loop, because each takes a runner's end.
 pub const MOST_SPARED: u32 = 100;
-/// Runners that may die under a job before it counts as what kills them.
+/// Runners in a row that may die under a job before it counts as what kills them.
 pub const MOST_LOSSES: u32 = 3;
 
 /// What the holder of a token says about its attempt.
@@ -131,7 +132,8 @@ impl Batch for Settles {
         Box::pin(async move {
             let mut tx = conn.begin().await?;
             let now = read_clock(&mut tx, &self.clock).await?;
-            let held = lock_held(&mut tx, items.iter().map(|item| item.id)).await?;
+            let mut held = lock_held(&mut tx, items.iter().map(|item| item.id)).await?;
+            read_earlier_lives(&mut tx, items, &mut held).await?;
             let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
             for (place, item) in items.iter().enumerate() {
                 if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == item.token) {
@@ -153,6 +155,7 @@ impl Batch for Settles {
                 };
             }
             recognise_own_work(conn, items, &mut answers).await?;
+            keep_late_notes(conn, items, &answers).await?;
             Ok(answers)
         })
     }
@@ -169,13 +172,16 @@ pub(super) struct Owed {
     pub(super) execute_at: Timestamp,
     pub(super) attempt: u32,
     pub(super) spared: u32,
+    /// How many of the spared are executions of lives that an operator's retry ended. Zero unless
+    /// [`read_earlier_lives`] found otherwise.
+    spared_before: u32,
     pub(super) losses: u32,
     pub(super) runner: RunnerId,
     /// All zeros unless executing, which no token is.
     pub(super) token: AttemptToken,
     pub(super) started_at: Timestamp,
     pub(super) lease_until: Timestamp,
-    pub(super) cancel_requested: bool,
+    pub(super) cancel_requested_at: Option<Timestamp>,
 }
 
 /// Lock these rows by primary key, in key order, and read them.
@@ -188,7 +194,7 @@ pub(super) async fn lock_held(
     ids.dedup();
     let sql = format!(
         "SELECT id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses, runner, token, \
-         started_at, lease_until, cancel_requested_at IS NOT NULL, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id FOR UPDATE",
+         started_at, lease_until, cancel_requested_at, keyed FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} ORDER BY id FOR UPDATE",
         places(padded(ids.len())),
     );
     let mut query = statement(sql);
@@ -209,17 +215,37 @@ pub(super) async fn lock_held(
                 execute_at: row.try_get(6)?,
                 attempt: row.try_get(7)?,
                 spared: row.try_get(8)?,
+                spared_before: 0,
                 losses: row.try_get(9)?,
                 runner: RunnerId::from_stored(row.try_get(10)?),
                 token: AttemptToken::from_uuid(row.try_get(11)?),
                 started_at: row.try_get(12)?,
                 lease_until: row.try_get(13)?,
-                cancel_requested: row.try_get(14)?,
+                cancel_requested_at: row.try_get(14)?,
                 keyed: row.try_get(15)?,
             };
             Ok((id, owed))
         })
         .collect()
+}
+
+/// An operator's retry counts everything executed before it as spared. For a job that is about to have snoozed too often,
+/// look up how much that was: up to the last line that ended it.
+async fn read_earlier_lives(
+    conn: &mut MySqlConnection,
+    items: &[Settlement],
+    held: &mut BTreeMap<JobId, Owed>,
+) -> Result<(), sqlx::Error> {
+    for item in items.iter().filter(|item| item.verdict == Verdict::Snoozed) {
+        let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MOST_SPARED) else { continue };
+        let before: Option<u32> =
+            sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
+                .bind(item.id.uuid())
+                .fetch_one(&mut *conn)
+                .await?;
+        owed.spared_before = before.unwrap_or(0).min(owed.spared);
+    }
+    Ok(())
 }
 
 /// One decided settlement.
@@ -252,13 +278,14 @@ pub(super) fn decide<'a>(
     owed: &'a Owed,
     now: Timestamp,
 ) -> Result<Move<'a>, sqlx::Error> {
-    let too_often = owed.spared >= MOST_SPARED && item.verdict == Verdict::Snoozed;
+    let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.verdict == Verdict::Snoozed;
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
-    let losses = owed.losses + u32::from(verdict == Verdict::Lost);
+    // In a row: a job that came back with any verdict did not kill its runner, and need not run alone for ever.
+    let losses = if verdict == Verdict::Lost { owed.losses + 1 } else { 0 };
     let burned = owed.attempt - spared;
     let spent = burned >= owed.max_attempts || losses >= MOST_LOSSES;
-    let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested };
+    let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, chance),
@@ -357,6 +384,7 @@ pub(super) struct Line<'a> {
     pub(super) end: Option<State>,
     pub(super) error: Option<&'a str>,
     pub(super) result: Option<&'a str>,
+    pub(super) cancel_requested_at: Option<Timestamp>,
 }
 
 impl<'a> Line<'a> {
@@ -373,6 +401,7 @@ impl<'a> Line<'a> {
             end: step.state.is_end().then_some(step.state),
             error: step.item.error.as_deref(),
             result: step.item.result.as_ref().filter(|_| completed).map(|raw| raw.get()),
+            cancel_requested_at: step.owed.cancel_requested_at,
         }
     }
 }
@@ -387,8 +416,8 @@ pub(super) async fn append_to_ledger(
     for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
-             end_state, error, result) VALUES {}",
-            rows(&places(11), group.len())
+             end_state, error, result, cancel_requested_at) VALUES {}",
+            rows(&places(12), group.len())
         );
         let mut query = statement(sql);
         for line in group {
@@ -403,7 +432,8 @@ pub(super) async fn append_to_ledger(
                 .bind(line.verdict.as_str())
                 .bind(line.end.map(State::as_str))
                 .bind(line.error)
-                .bind(line.result);
+                .bind(line.result)
+                .bind(line.cancel_requested_at);
         }
         query.execute(&mut *conn).await?;
     }
@@ -506,4 +536,25 @@ async fn recognise_own_work(
         }
     }
     Ok(())
+}
+
+/// What came too late is kept as a note on its lost attempt: evidence for people, without effect. The number names the
+/// attempt, because a claim draws it anew.
+async fn keep_late_notes(
+    conn: &mut MySqlConnection,
+    items: &[Settlement],
+    answers: &[Settled],
+) -> Result<(), sqlx::Error> {
+    for (item, _) in items.iter().zip(answers).filter(|(_, answer)| matches!(answer, Settled::NotOurs)) {
+        let sql = "UPDATE attempts SET late_note = ? WHERE job_id = ? AND number = ? AND verdict = 'lost' AND late_note IS NULL";
+        let query = sqlx::query(sql).bind(late_note(item)).bind(item.id.uuid()).bind(item.number);
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+fn late_note(item: &Settlement) -> String {
+    let said = item.error.as_deref().or(item.result.as_deref().map(RawValue::get));
+    let text = said.map_or_else(|| item.verdict.to_string(), |said| format!("{}: {said}", item.verdict));
+    limits::cut(text)
 }

@@ -98,12 +98,15 @@ async fn a_batch_is_answered_in_order_and_is_all_or_nothing() {
     assert_eq!(answer.pointers(), ["/jobs/1/payload/ms", "/jobs/2/max_attempts"]);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1_001);
 
-    // A key that is held, or twice in one batch, takes the whole batch with it.
-    let keyed = |key: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key});
+    // A key that is held, or twice in one batch, takes the whole batch with it, when the job insists on being new.
+    let keyed = |key: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key, "on_conflict": "reject"});
     assert_eq!(tickr.post("/v1/jobs/batch", json!({"jobs": [keyed("a"), keyed("b")]})).await.status, 201);
-    for jobs in [json!([keyed("c"), keyed("b")]), json!([keyed("d"), keyed("d")])] {
+    for (jobs, refusal) in [
+        (json!([keyed("c"), keyed("b")]), (409, "key_taken")),
+        (json!([keyed("d"), keyed("d")]), (422, "invalid_request")),
+    ] {
         let answer = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
-        assert_eq!((answer.status, answer.code()), (409, "key_taken"));
+        assert_eq!((answer.status, answer.code()), refusal);
         assert_eq!(answer.pointers(), ["/jobs/1/unique_key"]);
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1_003);

@@ -199,9 +199,15 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
         "1",
         "--unique-key",
         "k",
+        "--on-conflict",
+        "reject",
+        "--idempotency-key",
+        "once",
         "--json",
     ];
+    let again = ok(client(&app, &all)).await;
     let all: Value = serde_json::from_str(&ok(client(&app, &all)).await).unwrap();
+    assert_eq!(all, serde_json::from_str::<Value>(&again).unwrap(), "the same key, the same job");
     for (field, value) in [
         ("queue", json!("slow")),
         ("max_attempts", json!(3)),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["app"],
     &["engine", "api", "dashboard"],
-    &["broker"],
+    &["broker", "verify"],
     &["store", "index", "handlers"],
     &["event", "telemetry", "table"],
     &["job", "config"],

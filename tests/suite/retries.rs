@@ -1,6 +1,7 @@
 //! What follows when an attempt does not succeed.
 
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,6 +102,25 @@ async fn snoozes_are_bounded_and_then_count_as_failures() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_retry_by_an_operator_gives_all_snoozes_back() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "fail", "payload": {"snooze_ms": 0}, "max_attempts": 1});
+    let id = tickr.enqueue(job).await;
+    let mut expected = vec!["snoozed"; MOST_SPARED as usize];
+    expected.push("failed");
+    for life in 1..=2 {
+        tickr.until_attempts(id, expected.len() * life).await;
+        tickr.until(id, State::Failed).await;
+        assert_eq!(tickr.verdicts(id).await, expected.repeat(life));
+        if life == 1 {
+            assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+        }
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_panics_leave_every_worker_alive() {
     let tickr = TestApp::start().await;
     let panics = (0..100).map(|_| json!({"kind": "panic", "max_attempts": 1}));
@@ -141,7 +161,7 @@ async fn a_job_over_its_time_limit_is_stopped_and_one_that_does_not_listen_is_dr
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_handler_that_blocks_its_thread_holds_up_neither_its_verdict_nor_its_neighbours() {
+async fn a_handler_that_blocks_its_thread_holds_up_nobody_else_and_loses_no_lease() {
     let tickr = TestApp::start().await;
     let blocking = json!({"kind": "spin", "payload": {"ms": 4_000}, "timeout_ms": 100, "max_attempts": 1});
     let id = tickr.enqueue(blocking).await;
@@ -150,8 +170,75 @@ async fn a_handler_that_blocks_its_thread_holds_up_neither_its_verdict_nor_its_n
     tickr.until(beside, State::Completed).await;
     let job = tickr.until(id, State::Failed).await;
     assert_eq!(tickr.verdicts(id).await, ["timed_out"], "{job:#}");
+    // Not before it had really ended.
+    let ran_ms =
+        "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 FROM attempts WHERE verdict = 'timed_out'";
+    assert!((3_900..8_000).contains(&tickr.count(ran_ms).await));
     // Longer than a lease: the heartbeat has a thread of its own.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
+    tickr.stop().await;
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Stuck {
+    ms: u64,
+}
+
+impl Kind for Stuck {
+    const NAME: &'static str = "stuck";
+}
+
+/// When handlers began and ended, as they saw it.
+type Log = Arc<Mutex<Vec<(Instant, Instant)>>>;
+
+/// A kind that blocks a thread and keeps its times.
+fn stuck() -> (Registry, Log) {
+    let (mut own, log) = (Registry::new(), Log::default());
+    let writes = Arc::clone(&log);
+    own.register(move |job: Stuck, _: Context| {
+        let log = Arc::clone(&writes);
+        async move {
+            let began = Instant::now();
+            std::thread::sleep(Duration::from_millis(job.ms));
+            log.lock().unwrap().push((began, Instant::now()));
+            Ok(().into())
+        }
+    });
+    (own, log)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn attempts_of_a_handler_that_blocks_beyond_its_time_limit_never_overlap() {
+    let (own, log) = stuck();
+    let tickr = TestApp::start_with(|_| {}, own).await;
+    let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
+    // Longer than the grace for handlers that are told to stop, and shorter than that and a lease.
+    let job = json!({"kind": "stuck", "payload": {"ms": 3_200}, "timeout_ms": 100, "max_attempts": 3, "retry": retry});
+    let id = tickr.enqueue(job).await;
+    tickr.until(id, State::Failed).await;
+    assert_eq!(tickr.verdicts(id).await, ["timed_out"; 3]);
+    let log = log.lock().unwrap().clone();
+    assert_eq!(log.len(), 3);
+    for pair in log.windows(2) {
+        assert!(pair[0].1 <= pair[1].0, "the next began {:?} before the end", pair[0].1 - pair[1].0);
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_handler_that_blocks_for_ever_gives_its_slot_back_after_a_lease() {
+    let (own, _) = stuck();
+    let tickr = TestApp::start_with(|config| config.workers = 1, own).await;
+    let job = json!({"kind": "stuck", "payload": {"ms": 9_000}, "timeout_ms": 100, "max_attempts": 1});
+    let id = tickr.enqueue(job).await;
+    tickr.until(id, State::Executing).await;
+    let behind = tickr.enqueue_kind("noop", json!({})).await;
+    let began = Instant::now();
+    tickr.until(behind, State::Completed).await;
+    // The time limit, the grace of two seconds and the lease of two.
+    assert!((4..8).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert_eq!(tickr.verdicts(id).await, ["timed_out"]);
     tickr.stop().await;
 }
 

@@ -81,6 +81,8 @@ async fn a_hurried_stop_does_not_wait_for_the_grace() {
     for id in ids {
         tickr.until(id, State::Executing).await;
     }
+    // MySQL knows of an attempt a moment before its runner does.
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE busy = 2", 1).await;
     let (hurry, began) = (CancellationToken::new(), Instant::now());
     hurry.cancel();
     let stopped = runner.stop(hurry).await;
@@ -160,6 +162,46 @@ async fn a_second_signal_gives_back_now() {
         assert_eq!((&job["state"], &job["attempt"]), (&json!("waiting"), &json!(0)));
         assert_eq!(tickr.verdicts(id).await, vec!["interrupted"; turn + 1]);
     }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_while_mysql_hangs_still_ends() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let hasty = |config: &mut Config| {
+        (config.shutdown_grace, config.queues) = (Duration::from_millis(200), vec!["default".into()]);
+    };
+    let runner = tickr.another_with(hasty, Registry::new()).await;
+    let id = tickr.enqueue(sleep(600_000)).await;
+    tickr.until(id, State::Executing).await;
+    tickr.services().mysql().pause().unwrap();
+    let began = Instant::now();
+    let stopped = runner.stop(CancellationToken::new()).await;
+    let took = began.elapsed();
+    println!("stopped beside a MySQL that hangs in {took:?}");
+    tickr.services().mysql().resume().unwrap();
+    // Its verdict could not be written: the lease ends by itself.
+    assert_eq!(stopped.abandoned, 1);
+    // The handler and its settle 5 s, the loops 3 s, the heartbeat 8 s, the store 10 s, and what is left of a request.
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_handler_blocks_at_the_stop_is_due_only_after_the_process_has_ended() {
+    let tickr = bystander().await;
+    let mut runner = Runner::start(&tickr, &[("TICKR_SHUTDOWN_GRACE", "0s"), ("TICKR_WORKERS", "1")]);
+    let id = tickr.enqueue(json!({"kind": "spin", "payload": {"ms": 60_000}})).await;
+    tickr.until(id, State::Executing).await;
+    let began = Instant::now();
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(tickr.verdicts(id).await, ["interrupted"]);
+    let rest_ms = "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 FROM owed o JOIN attempts a ON a.job_id = o.id";
+    assert!((14_000..16_000).contains(&tickr.count(rest_ms).await));
+    assert_eq!(tickr.job(id).await["attempt"], 0);
     tickr.assert_sound().await;
     tickr.stop().await;
 }

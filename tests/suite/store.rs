@@ -1,15 +1,20 @@
 //! The store alone, on a real server: what it promises without an engine or an index.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
-use tickr::job::{AttemptToken, Due, JobId, JobOptions, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Verdict};
+use tickr::job::{
+    AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, State, Verdict,
+};
 use tickr::services::{Options, Services};
-use tickr::store::{Again, Claim, Claimant, Claimed, Keyed, Moved, Settled, Settlement, Store, StoreSettings};
+use tickr::store::{
+    Again, Answer, Claim, Claimant, Claimed, Keyed, Moved, Once, Outcome, Receipts, Settled, Settlement, Store,
+    StoreSettings, Wording,
+};
 
 use crate::support::{Proxy, connect, database, drop_database, eventually};
 
@@ -28,7 +33,11 @@ impl TestStore {
 
     /// Reached through `through`, looked at through `url`.
     async fn at(name: String, url: String, through: String) -> Self {
-        let settings = StoreSettings { url: through, connections: 4, flushers: 2 };
+        Self::with_flushers(name, url, through, 2).await
+    }
+
+    async fn with_flushers(name: String, url: String, through: String, flushers: usize) -> Self {
+        let settings = StoreSettings { url: through, connections: 4, flushers };
         let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
         store.migrate().await.unwrap();
         let claimant = claimant(&store);
@@ -95,7 +104,9 @@ fn job() -> NewJob {
         priority: Priority::NORMAL,
         max_attempts: 5,
         unique_key: None,
+        on_conflict: OnConflict::Reject,
         options: JobOptions::default(),
+        batch: None,
     }
 }
 
@@ -133,10 +144,19 @@ async fn concurrent_inserts_share_their_commits() {
     for accepted in futures_util::future::join_all(inserts).await {
         assert_eq!(accepted.unwrap().len(), 1);
     }
-    let commits = commits().await - before;
-    println!("50 inserts in {commits} commits");
-    assert!((1..25).contains(&commits), "{commits}");
-    assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 51);
+    let plain = commits().await - before;
+    // Requests with idempotency keys do so as well.
+    let word: Wording<Receipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
+    let once = |n: u8| test.store.insert_once(vec![job()], Once::new([n; 32], [n; 32]), Arc::clone(&word));
+    once(0).await.unwrap();
+    let before = commits().await;
+    for outcome in futures_util::future::join_all((1..=50).map(once)).await {
+        assert!(matches!(outcome.unwrap(), Outcome::First { .. }));
+    }
+    let with_keys = commits().await - before;
+    println!("50 inserts in {plain} commits, 50 with idempotency keys in {with_keys}");
+    assert!((1..25).contains(&plain) && (1..25).contains(&with_keys), "{plain} {with_keys}");
+    assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 102);
     test.stop().await;
 }
 
@@ -183,8 +203,8 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         let mut holders = BTreeSet::new();
         for answer in answers {
             match answer.unwrap() {
-                Keyed::Accepted(accepted) => assert!(winners.insert(accepted[0].id)),
-                Keyed::Taken(taken) => assert!(holders.insert(taken[0].1) || holders.len() == 1),
+                Keyed::Accepted(receipts) => winners.extend(receipts.accepted().map(|accepted| accepted.id)),
+                Keyed::Taken(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
             }
         }
         assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
@@ -212,7 +232,8 @@ async fn a_batch_with_a_taken_key_writes_nothing() {
     let first = keyed("a");
     test.store.insert_keyed(vec![first.clone()]).await.unwrap();
     let answer = test.store.insert_keyed(vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
-    assert_eq!(answer, Keyed::Taken(vec![(2, first.id)]));
+    let Keyed::Taken(taken) = answer else { panic!("{answer:?}") };
+    assert_eq!(taken.iter().map(|(place, holder)| (*place, holder.id)).collect::<Vec<_>>(), [(2, first.id)]);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
     assert!(matches!(test.store.insert_keyed(vec![keyed("b")]).await.unwrap(), Keyed::Accepted(_)));
@@ -228,6 +249,8 @@ async fn the_tables_refuse_what_the_state_machine_never_writes() {
         "UPDATE jobs SET priority = 10",
         "UPDATE jobs SET max_attempts = 0",
         "UPDATE jobs SET max_attempts = 101",
+        "UPDATE jobs SET batch_size = 2",
+        "UPDATE jobs SET batch_id = id, batch_size = 1",
         "UPDATE owed SET state = 'executing'",
         "UPDATE owed SET token = REPEAT('x', 16)",
         "UPDATE owed SET runner = 'somebody'",
@@ -235,13 +258,13 @@ async fn the_tables_refuse_what_the_state_machine_never_writes() {
         "UPDATE owed SET cancel_requested_at = UTC_TIMESTAMP(6)",
         "UPDATE owed SET state = 'retrying'",
         "UPDATE owed SET spared = 1",
-        "INSERT INTO attempts SELECT id, 0, 1, 'r', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', 'completed', 'no', NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'lost', 'completed', NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, '1', NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, '', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL FROM jobs",
-        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, NULL, 'no' FROM jobs",
+        "INSERT INTO attempts SELECT id, 0, 1, 'r', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', 'completed', 'no', NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'succeeded', NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'lost', 'completed', NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, '1', NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, '', execute_at, created_at, created_at, 'lost', NULL, NULL, NULL, NULL, NULL FROM jobs",
+        "INSERT INTO attempts SELECT id, 1, 1, 'r', execute_at, created_at, created_at, 'failed', NULL, NULL, NULL, 'no', NULL FROM jobs",
     ] {
         let refused = mysql.execute(sqlx::raw_sql(AssertSqlSafe(impossible))).await.unwrap_err().to_string();
         assert!(refused.to_lowercase().contains("constraint"), "{impossible}: {refused}");
@@ -310,6 +333,28 @@ async fn an_attempt_is_claimed_by_one_of_many() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
+    let test = TestStore::start().await;
+    let job = job();
+    let id = job.id;
+    test.store.insert(vec![job]).await.unwrap();
+    // Somebody ends the last attempt of the job at this moment.
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
+    let claimant = test.claimant.clone();
+    let claim = tokio::spawn(async move { claimant.claim(id).await });
+    let waiting =
+        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND INFO LIKE 'UPDATE owed%'";
+    eventually("the claim waits", || async { (test.count(waiting).await == 1).then_some(()) }).await;
+    let ended: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    let Claim::Won(claimed) = claim.await.unwrap().unwrap() else { panic!("nobody else wants it") };
+    assert!(claimed.started_at.naive_utc() >= ended, "{} is before {ended}", claimed.started_at);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     let test = TestStore::start().await;
     let jobs: Vec<NewJob> = (0..3).map(|_| job()).collect();
@@ -325,7 +370,7 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     assert_eq!(test.store.expired_attempts(10).await.unwrap().len(), 2);
     // Between its look and its write: the first is seen as expired, the second with another token, the third not at all.
     let seen = vec![(ids[0], claimed[0].token), (ids[1], AttemptToken::new()), (ids[2], claimed[2].token)];
-    let reaped = test.store.reap(seen).await.unwrap();
+    let reaped = test.store.reap(seen, Arc::default()).await.unwrap();
     assert_eq!(reaped.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[0]]);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 2);
     // Its former holder comes too late; the others still hold theirs.
@@ -335,8 +380,97 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
         assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
     }
     // An end is the end.
-    assert!(test.store.reap(vec![(ids[1], claimed[1].token)]).await.unwrap().is_empty());
+    assert!(test.store.reap(vec![(ids[1], claimed[1].token)], Arc::default()).await.unwrap().is_empty());
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 2);
+    test.stop().await;
+}
+
+/// Lose an attempt: as if its runner had died a lease ago.
+async fn lose(test: &TestStore, claimed: &Claimed, policies: &HashMap<Name, RetryPolicy>) -> Settled {
+    let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id = ?";
+    sqlx::query(expire).bind(claimed.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
+    let reaped = test.store.reap(vec![(claimed.id, claimed.token)], Arc::new(policies.clone())).await.unwrap();
+    reaped.into_iter().next().unwrap().1
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_fails_after_three_losses_in_a_row_and_any_other_verdict_clears_it() {
+    let test = TestStore::start().await;
+    let asked = NewJob { max_attempts: 100, ..job() };
+    let id = asked.id;
+    test.store.insert(vec![asked]).await.unwrap();
+    let due = async || test.store.run_now(id).await.unwrap();
+    let suspect = async || {
+        due().await;
+        assert!(matches!(test.claimant.claim(id).await.unwrap(), Claim::Suspect(_)));
+        match test.claimant.claim_suspect(id).await.unwrap() {
+            Claim::Won(claimed) => *claimed,
+            other => panic!("{other:?}"),
+        }
+    };
+    let lost = async |claimed: &Claimed| match lose(&test, claimed, &HashMap::new()).await {
+        Settled::Done { state, .. } => state,
+        Settled::NotOurs => panic!("it was ours"),
+    };
+    for verdict in [Verdict::Failed, Verdict::Interrupted] {
+        let first = test.claimed(id).await;
+        assert_eq!(lost(&first).await, State::Retrying);
+        assert_eq!(lost(&suspect().await).await, State::Retrying);
+        test.store.settle(settlement(&suspect().await, verdict)).await.unwrap();
+        due().await;
+    }
+    let first = test.claimed(id).await;
+    assert_eq!(lost(&first).await, State::Retrying);
+    assert_eq!(lost(&suspect().await).await, State::Retrying);
+    assert_eq!(lost(&suspect().await).await, State::Failed);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_attempt_is_retried_by_the_jobs_own_policy_or_its_kinds() {
+    let test = TestStore::start().await;
+    let hours =
+        |hours: u64| RetryPolicy { base_ms: hours * 3_600_000, factor: 1.0, cap_ms: hours * 3_600_000, jitter: 0.0 };
+    let own = NewJob { options: JobOptions { retry: Some(hours(2)), ..JobOptions::default() }, ..job() };
+    let jobs = [own, job()];
+    let kind = HashMap::from([("noop".parse::<Name>().unwrap(), hours(1))]);
+    for (asked, most_hours) in jobs.into_iter().zip([2, 1]) {
+        let id = asked.id;
+        test.store.insert(vec![asked]).await.unwrap();
+        let claimed = test.claimed(id).await;
+        let Settled::Done { execute_at: Some(execute_at), .. } = lose(&test, &claimed, &kind).await else {
+            panic!("it waits again")
+        };
+        let hours = (execute_at - claimed.started_at).num_minutes() as f64 / 60.0;
+        assert!((hours - f64::from(most_hours)).abs() < 0.1, "{hours} h");
+    }
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_verdict_is_kept_as_a_note_and_changes_nothing_else() {
+    let test = TestStore::start().await;
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let claimed = test.claimed(accepted[0].id).await;
+    lose(&test, &claimed, &HashMap::new()).await;
+    let everything = async || -> (String, String) {
+        let owed = "SELECT CONCAT_WS(' ', state, execute_at, attempt, spared, losses, runner, HEX(token)) FROM owed";
+        let done = "SELECT CONCAT_WS(' ', number, burned, runner, finished_at, verdict, end_state, error, result) FROM attempts";
+        let mut conn = test.mysql().await;
+        let owed = sqlx::query_scalar(owed).fetch_one(&mut conn).await.unwrap();
+        (owed, sqlx::query_scalar(done).fetch_one(&mut conn).await.unwrap())
+    };
+    let before = everything().await;
+    let mut late = settlement(&claimed, Verdict::Succeeded);
+    late.result = Some(RawValue::from_string(format!("\"{}\"", "ä".repeat(5_000))).unwrap());
+    assert!(matches!(test.store.settle(late).await.unwrap(), Settled::NotOurs));
+    // The first word stands.
+    assert!(matches!(test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap(), Settled::NotOurs));
+    assert_eq!(everything().await, before);
+    let (job, attempts) = test.store.job(claimed.id).await.unwrap().unwrap();
+    assert_eq!(job.state, State::Retrying);
+    let note = attempts[0].late_note.as_deref().unwrap();
+    assert!(note.starts_with("succeeded: \"ää") && note.len() <= 2_000, "{note}");
     test.stop().await;
 }
 
@@ -414,7 +548,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         let Keyed::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
         // Acknowledged means visible to everybody.
         let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ?")
-            .bind(accepted[0].id.uuid())
+            .bind(accepted.accepted().next().unwrap().id.uuid())
             .fetch_one(&mut test.mysql().await)
             .await
             .unwrap();
@@ -450,7 +584,8 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     let Keyed::Accepted(accepted) = test.store.insert_keyed(vec![two.clone(), job()]).await.unwrap() else {
         panic!("the key is its own");
     };
-    assert_eq!((accepted.len(), accepted[0].id), (2, two.id));
+    assert_eq!(accepted.accepted().map(|a| a.id).collect::<Vec<_>>()[0], two.id);
+    assert_eq!(accepted.accepted().count(), 2);
     assert_eq!(proxy.cuts(), 2);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 3);
 
@@ -461,6 +596,69 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     assert!(matches!(settled, Settled::Done { state: State::Retrying, .. }), "{settled:?}");
     assert_eq!(proxy.cuts(), 3);
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
+    let (name, url) = database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs: Vec<NewJob> = (0..4).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+
+    // Claimed once, under the token of the run whose answer was lost.
+    for id in &ids[..2] {
+        proxy.cut_after("UPDATE owed FORCE INDEX");
+        let claimed = test.claimed(*id).await;
+        assert_eq!((claimed.number, claimed.attempt), (1, 1));
+        let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ? AND token = ? AND attempt = 1")
+            .bind(id.uuid())
+            .bind(claimed.token.uuid())
+            .fetch_one(&mut test.mysql().await)
+            .await
+            .unwrap();
+        assert_eq!(seen, 1);
+    }
+    assert_eq!(proxy.cuts(), 2);
+
+    // A cancel of what waits, of what runs, and of what is over.
+    for (id, answer) in [
+        (ids[2], Moved::Done(State::Cancelled)),
+        (ids[0], Moved::Asked),
+        (ids[3], Moved::Done(State::Cancelled)),
+        (JobId::new(), Moved::Missing),
+    ] {
+        proxy.cut_after("COMMIT");
+        assert_eq!(test.store.cancel(id).await.unwrap(), answer);
+    }
+    assert_eq!(proxy.cuts(), 6);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'cancelled'").await, 2);
+    assert_eq!(test.count("SELECT n FROM (SELECT CAST(SUM(n) AS SIGNED) AS n FROM tallies) t").await, 2);
+
+    // Brought back once.
+    proxy.cut_after("COMMIT");
+    assert!(matches!(test.store.retry(ids[2]).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2]));
+    proxy.cut_after("COMMIT");
+    assert!(matches!(test.store.run_now(ids[2]).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2]));
+    assert_eq!(proxy.cuts(), 8);
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 1 AND spared = 1").await, 1);
+    assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 1);
+
+    // Lost once.
+    test.mysql()
+        .await
+        .execute("UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE state = 'executing'")
+        .await
+        .unwrap();
+    let expired = test.store.expired_attempts(10).await.unwrap();
+    assert_eq!(expired.len(), 2);
+    proxy.cut_after("COMMIT");
+    test.store.reap(expired, Arc::default()).await.unwrap();
+    assert_eq!(proxy.cuts(), 9);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 2);
+    test.until_no_transaction_is_open().await;
     test.stop().await;
 }
 
@@ -538,5 +736,21 @@ async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
     let accepted = test.store.insert((0..count).map(|_| heavy()).collect()).await.unwrap();
     assert_eq!(accepted.len(), count);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs WHERE LENGTH(payload) > 300000").await, count as i64);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_that_the_network_forgot_while_it_rested_costs_a_second() {
+    let (name, url) = database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
+    test.store.insert(vec![job()]).await.unwrap();
+    // It is trusted while it is busy, and asked for a sign of life after a second's rest.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    proxy.forget_connections();
+    let asked = std::time::Instant::now();
+    test.store.insert(vec![job()]).await.unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(8), "it took {:?}", asked.elapsed());
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed").await, 2);
     test.stop().await;
 }

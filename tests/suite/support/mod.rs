@@ -2,8 +2,10 @@
 
 mod app;
 pub(crate) mod contract;
+pub(crate) mod halted;
 pub(crate) mod program;
 mod proxy;
+mod relay;
 mod runner;
 mod servers;
 #[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
@@ -11,6 +13,7 @@ pub(crate) mod smtp_sink;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use proxy::Proxy;
+pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
 pub(crate) use servers::{connect, database, drop_database};
 

@@ -1,6 +1,8 @@
 //! A line to MySQL that can lose an answer: the request arrives, the server does its work, and the connection breaks
-//! before the reply. What a client makes of that cannot be tried in any other way.
+//! before the reply. It can also forget its connections, as a network does. What a client makes of that cannot be tried
+//! in any other way.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,6 +28,8 @@ struct Shared {
     /// The answer to the next request with this text is lost.
     wanted: Mutex<Option<&'static str>>,
     cuts: AtomicUsize,
+    /// How often all connections were forgotten.
+    forgotten: AtomicUsize,
 }
 
 enum Upstream {
@@ -62,6 +66,11 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = Some(text);
     }
 
+    /// Forget the connections that there are: what comes on them from now on goes nowhere, and nobody is told.
+    pub(crate) fn forget_connections(&self) {
+        self.shared.forgotten.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// How many answers were lost.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.cuts.load(Ordering::SeqCst)
@@ -90,6 +99,17 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
     }
 }
 
+/// What one direction of a connection needs to know of the other.
+#[derive(Default)]
+struct Line {
+    /// The statement whose preparation has been asked for and not answered.
+    preparing: Option<Vec<u8>>,
+    /// Prepared statements by the number that the server gave them.
+    prepared: HashMap<u32, Vec<u8>>,
+    /// The next answer is for nobody.
+    lose: bool,
+}
+
 /// Pass packets on until either side ends or an answer is to be lost.
 async fn relay(
     client: TcpStream,
@@ -98,15 +118,16 @@ async fn relay(
     shared: Arc<Shared>,
 ) {
     let (mut from_client, mut to_client) = client.into_split();
-    let lose = Arc::new(std::sync::atomic::AtomicBool::new(false));
-    let losing = Arc::clone(&lose);
+    let line = Arc::<Mutex<Line>>::default();
+    let other = Arc::clone(&line);
     let mut answers = tokio::spawn(async move {
         let mut bytes = vec![0; 64 * 1024];
         loop {
             match from_server.read(&mut bytes).await {
                 Ok(count) if count > 0 => {
+                    let lose = other.lock().unwrap().hear(&bytes[..count]);
                     // The answer is here, so the work is done. Nobody hears of it.
-                    if losing.load(Ordering::SeqCst) || to_client.write_all(&bytes[..count]).await.is_err() {
+                    if lose || to_client.write_all(&bytes[..count]).await.is_err() {
                         return;
                     }
                 }
@@ -114,41 +135,73 @@ async fn relay(
             }
         }
     });
-    // Executions name their statement by its number, counted from one on each connection.
-    let mut prepared: Vec<Vec<u8>> = Vec::new();
-    let mut bytes = vec![0; 64 * 1024];
+    let known = shared.forgotten.load(Ordering::SeqCst);
+    // What has come from the client and is not yet a whole packet.
+    let mut bytes = Vec::new();
     loop {
         let count = tokio::select! {
-            read = from_client.read(&mut bytes) => read.unwrap_or(0),
+            read = from_client.read_buf(&mut bytes) => read.unwrap_or(0),
             _ = &mut answers => 0,
         };
         if count == 0 {
             answers.abort();
             return;
         }
-        let request = &bytes[..count];
-        let command = request.get(4).copied().unwrap_or(0);
-        let wanted = *shared.wanted.lock().unwrap();
-        let rest = request.get(5..).unwrap_or_default();
-        let statement = match command {
-            QUERY => rest,
-            EXECUTE => {
-                let number = rest.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
-                prepared.get((number as usize).wrapping_sub(1)).map_or(&[][..], Vec::as_slice)
+        if shared.forgotten.load(Ordering::SeqCst) != known {
+            bytes.clear();
+            continue;
+        }
+        let mut whole = 0;
+        // Three bytes of length, one of sequence. The driver may send several packets at once.
+        while let Some(&[a, b, c, sequence]) = bytes[whole..].first_chunk() {
+            let end = whole + 4 + u32::from_le_bytes([a, b, c, 0]) as usize;
+            let Some(packet) = bytes.get(whole + 4..end) else { break };
+            if sequence == 0 && line.lock().unwrap().ask(packet, &shared) {
+                shared.cuts.fetch_add(1, Ordering::SeqCst);
             }
-            _ => &[],
-        };
-        if wanted.is_some_and(|text| statement.starts_with(text.as_bytes())) {
-            *shared.wanted.lock().unwrap() = None;
-            lose.store(true, Ordering::SeqCst);
-            shared.cuts.fetch_add(1, Ordering::SeqCst);
+            whole = end;
         }
-        if command == PREPARE {
-            prepared.push(rest.to_vec());
-        }
-        if to_server.write_all(request).await.is_err() {
+        if to_server.write_all(&bytes[..whole]).await.is_err() {
             answers.abort();
             return;
         }
+        bytes.drain(..whole);
+    }
+}
+
+impl Line {
+    /// The client sends a command. Is its answer to be lost?
+    fn ask(&mut self, packet: &[u8], shared: &Shared) -> bool {
+        let Some((command, rest)) = packet.split_first() else { return false };
+        let statement = match *command {
+            QUERY => rest,
+            PREPARE => {
+                self.preparing = Some(rest.to_vec());
+                return false;
+            }
+            EXECUTE => {
+                let number = rest.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+                self.prepared.get(&number).map_or(&[][..], Vec::as_slice)
+            }
+            _ => return false,
+        };
+        let mut wanted = shared.wanted.lock().unwrap();
+        if !self.lose && wanted.is_some_and(|text| statement.starts_with(text.as_bytes())) {
+            *wanted = None;
+            self.lose = true;
+            return true;
+        }
+        false
+    }
+
+    /// The server answers. Is that to be lost?
+    fn hear(&mut self, bytes: &[u8]) -> bool {
+        if let Some(statement) = self.preparing.take() {
+            // The header, a zero for success, and the number.
+            if let (Some(0), Some(number)) = (bytes.get(4), bytes.get(5..).and_then(|rest| rest.first_chunk())) {
+                self.prepared.insert(u32::from_le_bytes(*number), statement);
+            }
+        }
+        self.lose
     }
 }

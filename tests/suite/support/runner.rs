@@ -15,7 +15,7 @@ impl Runner {
     /// Start the binary on the tables and keys of `tickr`, with the test kinds, a lease of two seconds and `env`.
     pub(crate) fn start(tickr: &TestApp, env: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let log = File::create(dir.path().join("log")).unwrap();
+        let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_tickr"))
             .arg("serve")
             .current_dir(dir.path())
@@ -33,6 +33,22 @@ impl Runner {
             .spawn()
             .unwrap();
         Self { child, dir }
+    }
+
+    /// Where its API listens, once it does.
+    pub(crate) async fn base(&self) -> String {
+        eventually("the runner listens", || async {
+            let log = self.log();
+            // The whole line is there when its end is.
+            let (_, rest) = log.split_once(" addr=")?;
+            let (addr, _) = rest.split_once('\n')?;
+            Some(format!("http://{}", addr.trim()))
+        })
+        .await
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it wrote so far.
@@ -54,6 +70,11 @@ impl Runner {
     pub(crate) fn kill9(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Is the process gone?
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
     }
 
     /// Wait for its end; nothing when a signal ended it.

@@ -1,0 +1,138 @@
+//! `tickr verify`: prove from the tables of a live system that the promises were kept.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use comfy_table::{Table, presets};
+use tickr::app::connect_store;
+use tickr::config::{Config, Flags, Subset, parse_duration};
+use tickr::index::{Index, IndexSettings};
+use tickr::store::Retention;
+use tickr::verify::{Report, VerifySettings, verify};
+
+use crate::{Done, Failure};
+
+/// Samples printed for each check. `--json` has more.
+const MOST_PRINTED: usize = 5;
+
+pub(crate) fn command() -> Command {
+    let command = Command::new("verify")
+        .about("Prove from the tables that the promises were kept")
+        .long_about(
+            "Reads one consistent snapshot of MySQL, compares it with Redis, and checks every promise that the tables can \
+             prove, each by name. Safe beside a running system: it reads without locks, and believes a difference \
+             between Redis and MySQL only when it lasts longer than tickr needs to mend it (7 s). With --repair it \
+             mends what Redis gets wrong; MySQL is never changed.\n\n\
+             Exit code 0 when nothing is wrong, 1 when something is, or when MySQL cannot be read.",
+        )
+        .arg(
+            Arg::new("since")
+                .long("since")
+                .value_name("DURATION")
+                .value_parser(parse_duration)
+                .help("Only jobs made within this time, such as 1h or 7d; all jobs when left out"),
+        )
+        .arg(Arg::new("repair").long("repair").action(ArgAction::SetTrue).help("Mend what Redis gets wrong"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"));
+    let settings = [
+        "mysql_url",
+        "redis_url",
+        "redis_prefix",
+        "horizon",
+        "retention_completed",
+        "retention_failed",
+        "log",
+        "log_format",
+    ];
+    Flags::args(command, Subset::Only(&settings))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let config = crate::load(matches, &["mysql_url", "redis_url"])?.config;
+    let since: Option<Duration> = matches.get_one("since").copied();
+    let (repair, as_json) = (matches.get_flag("repair"), matches.get_flag("json"));
+    let report = crate::runtime()?.block_on(check(&config, since, repair))?;
+    if as_json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    if report.ok {
+        return Ok(());
+    }
+    let (checks, faults) = (report.faults().len(), report.faults().values().sum::<u64>());
+    Err(Failure { code: 1, error: anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len()) })
+}
+
+async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {
+    let store = connect_store(config).await?;
+    let index = Index::new(IndexSettings {
+        url: config.redis_url()?.expose().to_owned(),
+        prefix: config.redis_prefix.clone(),
+        horizon: config.horizon,
+        high_water: config.ready_high_water,
+        low_water: config.ready_low_water,
+    })?;
+    let settings = VerifySettings {
+        since: since.map(|since| store.clock().now() - since),
+        patience: VerifySettings::PATIENCE,
+        repair,
+        retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
+    };
+    let watched = std::io::stderr().is_terminal();
+    let checked = verify(&store, &index, &settings, |jobs| {
+        if watched {
+            // Written over by the next one, and at the end by blanks.
+            let _ = write!(std::io::stderr(), "\r{jobs} jobs looked at");
+        }
+    })
+    .await;
+    if watched {
+        let _ = write!(std::io::stderr(), "\r{:40}\r", "");
+    }
+    store.close().await;
+    Ok(checked?)
+}
+
+fn print(report: &Report) {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["", "CHECK", "", "FAULTS", "HOLDS WHEN 0"]);
+    for finding in &report.checks {
+        let (mark, faults) = match (&finding.skipped, finding.faults) {
+            (Some(_), _) => ("–", "skipped".to_owned()),
+            (None, 0) if finding.repaired > 0 => ("✓", format!("0 ({} repaired)", finding.repaired)),
+            (None, 0) => ("✓", "0".to_owned()),
+            (None, faults) => ("✗", faults.to_string()),
+        };
+        table.add_row([mark, finding.name.as_str(), finding.guarantee, &faults, finding.meaning]);
+    }
+    println!("{table}");
+    for finding in report.checks.iter().filter(|finding| finding.faults > 0) {
+        println!("\n{}: {}", finding.name.as_str(), finding.faults);
+        for sample in finding.samples.iter().take(MOST_PRINTED) {
+            match sample.job {
+                Some(job) => println!("  {job}  {}", sample.what),
+                None => println!("  {}", sample.what),
+            }
+        }
+        if finding.faults > MOST_PRINTED as u64 {
+            println!("  … --json has more");
+        }
+    }
+    println!();
+    for note in &report.notes {
+        println!("note: {note}");
+    }
+    let looked_at = &report.looked_at;
+    println!(
+        "{} jobs ({} unfinished), {} attempts and {} scheduled entries, looked at in {:.1} s",
+        looked_at.jobs,
+        looked_at.owed,
+        looked_at.attempts,
+        looked_at.scheduled,
+        report.elapsed.as_secs_f64()
+    );
+    println!("{}", if report.ok { "every promise was kept" } else { "promises were broken" });
+}

@@ -1,0 +1,161 @@
+//! `Idempotency-Key`: a POST that is sent again with the same key is not carried out again (G8).
+//!
+//! A key belongs to the token that sent it and to one request: the same call with the same body. Only answers of requests
+//! that were carried out, all of them 2xx, are kept and given again. A request that was refused changed nothing; with the
+//! same key it may be tried again, and with another body as well.
+
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{Content, Header, OpenApi, Ref, RefOr, Required, Response as Described};
+
+use super::Api;
+use super::auth::Caller;
+use super::problem::{Code, Problem};
+use crate::broker::IdempotencyKey;
+use crate::handlers;
+use crate::job::limits;
+use crate::store::{Answer, Keyed, Once, Outcome};
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// The key of a request, if it has one. What is wrong with it is told by [`once`](Key::once), after the body was read: a
+/// connection that is answered earlier may be reset under the client, and the answer with it.
+pub(super) struct Key(Result<Option<IdempotencyKey>, Problem>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Key {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let mut given = parts.headers.get_all(KEY).iter();
+        let wrong = |detail: String| {
+            let here = handlers::Problem::at("Idempotency-Key", detail);
+            Problem::new(Code::InvalidRequest, "the header Idempotency-Key is not usable").at("", vec![here])
+        };
+        let caller = parts.extensions.get::<Caller>().map_or(&[][..], |caller| &caller.0);
+        Ok(Self(match (given.next(), given.next()) {
+            (None, _) => Ok(None),
+            (Some(_), Some(_)) => Err(wrong("is there more than once".to_owned())),
+            (Some(key), None) => {
+                IdempotencyKey::of(caller, key.as_bytes()).map(Some).map_err(|invalid| wrong(invalid.to_string()))
+            }
+        }))
+    }
+}
+
+impl Key {
+    /// The request that is to be carried out at most once, if it has a key. `call` names what is called, and about what;
+    /// `body` is its JSON text.
+    pub(super) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {
+        let Some(key) = self.0? else { return Ok(None) };
+        let body: Option<&RawValue> = body.map(serde_json::from_slice).transpose().map_err(|error| {
+            // It has been parsed before, so this does not happen.
+            Problem::new(Code::InvalidJson, error.to_string())
+        })?;
+        Ok(Some(key.once(call, body)))
+    }
+}
+
+/// The answer to a request that was carried out, now or before.
+pub(super) fn respond(answer: Answer, replayed: bool) -> Response {
+    #[derive(Deserialize)]
+    struct Made {
+        id: Option<String>,
+    }
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    let made = if status == StatusCode::CREATED { serde_json::from_str::<Made>(&answer.body).ok() } else { None };
+    let mut response = (status, answer.body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(id) = made.and_then(|made| made.id)
+        && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{id}"))
+    {
+        headers.insert(header::LOCATION, location);
+    }
+    if replayed {
+        headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+/// The answer to a request with a key; `refused` words what was not possible.
+pub(super) fn conclude<T>(
+    outcome: Outcome<T>,
+    refused: impl FnOnce(T) -> Result<Response, Problem>,
+) -> Result<Response, Problem> {
+    match outcome {
+        Outcome::First { answer, .. } => Ok(respond(answer, false)),
+        Outcome::Replayed(answer) => Ok(respond(answer, true)),
+        Outcome::Refused(refusal) => refused(refusal),
+        Outcome::Conflict => Err(Problem::new(
+            Code::IdempotencyConflict,
+            "this Idempotency-Key belongs to another request, which was carried out; nothing was changed",
+        )),
+        Outcome::Busy => Err(Problem::new(
+            Code::IdempotencyInProgress,
+            "a request with this Idempotency-Key is under way and has not ended yet; nothing was changed by this one",
+        )),
+    }
+}
+
+/// A request that cannot be carried out may have been carried out before: on a runner that knew the kind, say. Then that
+/// is its answer; otherwise `problem` is.
+pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> Result<Response, Problem> {
+    let Some(once) = once else { return Err(problem) };
+    match api.broker.store().recall::<Keyed>(once).await? {
+        Some(Outcome::Replayed(answer)) => Ok(respond(answer, true)),
+        _ => Err(problem),
+    }
+}
+
+/// Every POST takes the header, and answers accordingly.
+pub(super) fn describe(document: &mut OpenApi) {
+    for operation in document.paths.paths.values_mut().filter_map(|item| item.post.as_mut()) {
+        let key = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(limits::MAX_KEY_BYTES))
+            .pattern(Some("^[!-~]+$"))
+            .build();
+        let mut header = Parameter::new("Idempotency-Key");
+        header.parameter_in = ParameterIn::Header;
+        header.required = Required::False;
+        header.description = Some(
+            "Carry this request out at most once: sent again with the same key, token and body, it gets the first answer."
+                .to_owned(),
+        );
+        header.schema = Some(key.into());
+        operation.parameters.get_or_insert_default().push(header.into());
+
+        let responses = &mut operation.responses.responses;
+        let mut say = |status: &str, codes: &str| {
+            let problem = || {
+                let mut described = Described::new(String::new());
+                let schema = Ref::from_schema_name("Problem");
+                described.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
+                RefOr::T(described)
+            };
+            if let RefOr::T(described) = responses.entry(status.to_owned()).or_insert_with(problem) {
+                let gap = if described.description.is_empty() { "" } else { "; " };
+                described.description = format!("{}{gap}{codes}", described.description);
+            }
+        };
+        say("409", "idempotency_in_progress: a request with this key is under way");
+        say("422", "invalid_request: the key is not usable; idempotency_conflict: it belongs to another request");
+        for (status, response) in responses.iter_mut().filter(|(status, _)| status.starts_with('2')) {
+            let RefOr::T(response) = response else { continue };
+            debug_assert!(status.len() == 3, "{status}");
+            let mut replayed = Header::new(ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["true"])));
+            replayed.description = Some("There when this is the answer to an earlier request with this key".to_owned());
+            response.headers.insert("Idempotency-Replayed".to_owned(), replayed.into());
+        }
+    }
+}

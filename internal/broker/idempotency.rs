@@ -1,0 +1,254 @@
+//! Idempotency keys: who asks, and what they ask, as digests.
+//!
+//! Two requests are the same when they make the same call and their bodies say the same: the order of an object's names,
+//! white space and the spelling of strings make no difference. Numbers are compared as they are written, because `1`,
+//! `1.0` and numbers that no float holds are different things to somebody.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+use sha2::{Digest as _, Sha256};
+
+use crate::job::limits;
+use crate::store::{Digest, Once};
+
+/// A key under which a request is carried out at most once. Keys are compared as bytes, and belong to whoever gave them:
+/// the same key of two callers is two keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct IdempotencyKey(Digest);
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IdempotencyKey")
+    }
+}
+
+/// A key that is empty, too long or not visible ASCII.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be 1 to {} visible ASCII characters without spaces", limits::MAX_KEY_BYTES)]
+pub struct InvalidKey;
+
+impl IdempotencyKey {
+    /// The key that `caller` gave. Callers are told apart by these bytes.
+    ///
+    /// # Errors
+    /// [`InvalidKey`] unless it is 1 to 255 visible ASCII characters.
+    pub fn of(caller: &[u8], key: &[u8]) -> Result<Self, InvalidKey> {
+        if !(1..=limits::MAX_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
+            return Err(InvalidKey);
+        }
+        let mut digest = Sha256::new();
+        // The length first, or the end of one could pass for the beginning of the other.
+        digest.update((caller.len() as u64).to_be_bytes());
+        digest.update(caller);
+        digest.update(key);
+        Ok(Self(digest.finalize().into()))
+    }
+
+    /// This key for a request: `call` names what is called and about what, `body` is its JSON text, if it has one.
+    #[must_use]
+    pub fn once(self, call: &str, body: Option<&RawValue>) -> Once {
+        Once::new(self.0, request_digest(call, body))
+    }
+}
+
+fn request_digest(call: &str, body: Option<&RawValue>) -> Digest {
+    let mut digest = Sha256::new();
+    digest.update((call.len() as u64).to_be_bytes());
+    digest.update(call);
+    if let Some(body) = body {
+        // Writing to a digest cannot fail.
+        let _ = write_canonical(&mut digest, body);
+    }
+    digest.finalize().into()
+}
+
+/// Write JSON text so that texts that say the same become the same, and no others.
+fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
+    let text = json.get();
+    match text.as_bytes().first() {
+        Some(b'{') => {
+            let Members(mut members) = serde_json::from_str(text)?;
+            // Stable: a name that is there twice keeps its order, because the last one wins.
+            members.sort_by(|(a, _), (b, _)| a.cmp(b));
+            out.write_all(b"{")?;
+            for (name, value) in members {
+                serde_json::to_writer(&mut *out, &name)?;
+                out.write_all(b":")?;
+                write_canonical(out, value)?;
+                out.write_all(b",")?;
+            }
+            out.write_all(b"}")
+        }
+        Some(b'[') => {
+            let items: Vec<&RawValue> = serde_json::from_str(text)?;
+            out.write_all(b"[")?;
+            for item in items {
+                write_canonical(out, item)?;
+                out.write_all(b",")?;
+            }
+            out.write_all(b"]")
+        }
+        Some(b'"') => match serde_json::from_str::<String>(text) {
+            Ok(string) => Ok(serde_json::to_writer(out, &string)?),
+            // Half of a surrogate pair, which no string holds: it is only itself.
+            Err(_) => write!(out, "?{text}"),
+        },
+        _ => out.write_all(text.as_bytes()),
+    }
+}
+
+/// The members of an object, in their order, also those that are there twice.
+struct Members<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder;
+        impl<'de> Visitor<'de> for InOrder {
+            type Value = Vec<(String, &'de RawValue)>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+                let mut read = Vec::new();
+                while let Some(member) = members.next_entry()? {
+                    read.push(member);
+                }
+                Ok(read)
+            }
+        }
+        deserializer.deserialize_map(InOrder).map(Members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn hash(json: &str) -> Digest {
+        request_digest("call", Some(&RawValue::from_string(json.to_owned()).unwrap()))
+    }
+
+    #[test]
+    fn bodies_that_say_the_same_are_the_same() {
+        for (one, other) in [
+            (r#"{"a":1,"b":[true,null]}"#, "{ \"b\" : [ true ,\n null ] ,\t\"a\" : 1 }"),
+            (r#"{"name":"é😀/"}"#, r#"{"n\u0061me":"\u00e9\ud83d\ude00\/"}"#),
+            (r#"{"a":{"y":{},"x":[]}}"#, r#"{"a":{"x":[],"y":{}}}"#),
+        ] {
+            assert_eq!(hash(one), hash(other), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn bodies_that_say_something_else_differ() {
+        let all = [
+            "1",
+            "1.0",
+            "1e0",
+            "-0",
+            "0",
+            "18446744073709551616",
+            "18446744073709551617",
+            "0.1",
+            "0.10000000000000000000000000001",
+            r#""1""#,
+            "null",
+            "{}",
+            "[]",
+            "[[]]",
+            "[{}]",
+            r#"{"a":1}"#,
+            r#"{"A":1}"#,
+            r#"{"a":null}"#,
+            r#"{"a":1,"a":2}"#,
+            r#"{"a":2,"a":1}"#,
+            r#"{"a":2}"#,
+            r#"{"a":{"b":1}}"#,
+            r#"{"a":{},"b":1}"#,
+            "[1,2]",
+            "[2,1]",
+            "[12]",
+            r#"["1,2"]"#,
+            r#""é""#,
+            "\"e\u{301}\"",
+            r#""\ud800""#,
+            r#""\udc00""#,
+            r#""?\"""#,
+        ];
+        for (at, one) in all.iter().enumerate() {
+            for other in &all[at + 1..] {
+                assert_ne!(hash(one), hash(other), "{one} {other}");
+            }
+        }
+        let body = RawValue::from_string("{}".into()).unwrap();
+        assert_ne!(request_digest("call", None), request_digest("call", Some(&body)));
+        assert_ne!(request_digest("call{}", None), request_digest("call", Some(&body)));
+    }
+
+    #[test]
+    fn keys_are_bytes_and_belong_to_their_caller() {
+        let key = |caller: &str, key: &str| IdempotencyKey::of(caller.as_bytes(), key.as_bytes());
+        assert_eq!(key("", "abc"), key("", "abc"));
+        for other in [key("", "ABC"), key("", "abcd"), key("a", "bc"), key("ab", "c"), key("x", "abc")] {
+            assert!(other.is_ok() && other != key("", "abc"));
+        }
+        for bad in ["", " ", "a b", "a\tb", "ä", "a\u{7f}", &"k".repeat(256)] {
+            assert_eq!(key("", bad), Err(InvalidKey), "{bad:?}");
+        }
+        assert!(key("", &"k".repeat(255)).is_ok() && key("", "!~\"{}").is_ok());
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 32, 5, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::btree_map(".{0,3}", inner, 0..5)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    /// The same value, spelled as differently as JSON allows.
+    fn spelled_differently(value: &Value) -> String {
+        let string = |text: &str| {
+            let units: Vec<String> = text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
+            format!("\"{}\"", units.concat())
+        };
+        match value {
+            Value::String(text) => string(text),
+            Value::Array(items) => {
+                format!("[ {}\n]", items.iter().map(spelled_differently).collect::<Vec<_>>().join(" ,\t"))
+            }
+            Value::Object(members) => {
+                let member =
+                    |(name, value): (&String, &Value)| format!("{}:  {}", string(name), spelled_differently(value));
+                format!("{{\r\n{} }}", members.iter().rev().map(member).collect::<Vec<_>>().join(" , "))
+            }
+            other => other.to_string(),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn spelling_makes_no_difference_and_meaning_does(one in any_json(), other in any_json()) {
+            let (text, other) = (one.to_string(), other.to_string());
+            prop_assert_eq!(hash(&text), hash(&spelled_differently(&one)));
+            prop_assert_eq!(hash(&text) == hash(&other), text == other);
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Requests that are carried out at most once: the idempotency keys (G8).
+//!
+//! Whoever carries a request out writes a row with its key and its answer in the same transaction. The unique index on
+//! the key decides between two at once: the second waits there for the first, gets 1062, rolls back whatever it did and
+//! gives the first one's answer. If the first rolls back, the second goes on. Only what was done is kept; a request that
+//! was refused changed nothing, and may be tried again with the same key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{Connection, MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::clock::StoreClock;
+use super::error::{Fault, corrupt, fault, waited_for_lock};
+use super::group_commit::Batch;
+use super::insert::{Accepted, accepted_at, in_order_of, read_clock, receipts, write_jobs};
+use super::keyed::{Keyed, Placed, Receipts, insert_keyed};
+use super::link::{Earlier, Step, on_pool, transact};
+use super::shape::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, statement};
+use super::{Shared, Store, StoreError};
+use crate::job::{NewJob, Timestamp, first_id_of};
+
+/// Rows looked at in one page of a purge.
+const PAGE: u32 = 1_000;
+/// Batches that a shared write tries before its requests go alone. Each finds more of its keys taken than the last.
+const MOST_ROUNDS: usize = 4;
+
+/// A digest, SHA-256.
+pub type Digest = [u8; 32];
+
+/// A request that is to be carried out at most once.
+#[derive(Clone, Debug)]
+pub struct Once {
+    /// Made with the request, so that a repeated write recognises its own row.
+    id: Uuid,
+    key: Digest,
+    request: Digest,
+}
+
+impl Once {
+    /// `key`: who asks, and the key they gave. `request`: what they ask.
+    #[must_use]
+    pub fn new(key: Digest, request: Digest) -> Self {
+        Self { id: Uuid::now_v7(), key, request }
+    }
+}
+
+/// An answer to be given again, as its caller words it; the store only keeps it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// An HTTP status, 200 to 299.
+    pub status: u16,
+    /// The body, byte for byte.
+    pub body: String,
+}
+
+/// How a caller words what was done. Called within the transaction, so that the answer commits with the work.
+pub type Wording<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
+
+/// What became of a request that is carried out at most once.
+#[derive(Debug)]
+pub enum Outcome<T> {
+    /// Carried out now; the answer is kept.
+    First {
+        /// What was done. Absent when the work was done and only the server's word of it was lost on the way.
+        done: Option<T>,
+        /// How it was worded.
+        answer: Answer,
+    },
+    /// Not possible. Nothing was changed and nothing kept: the key is free.
+    Refused(T),
+    /// Carried out before; this was the answer.
+    Replayed(Answer),
+    /// The key belongs to another request.
+    Conflict,
+    /// A request with this key is under way and did not end in time.
+    Busy,
+}
+
+/// A row of a request that was carried out.
+#[derive(Clone)]
+pub(super) struct Kept {
+    id: Uuid,
+    request: Digest,
+    answer: Answer,
+}
+
+impl Kept {
+    /// What this row means for a request with its key. `done` is what the request did, should the row be its own.
+    pub(super) fn meet<T>(self, once: &Once, done: Option<T>) -> Outcome<T> {
+        if self.id == once.id {
+            Outcome::First { done, answer: self.answer }
+        } else if self.request == once.request {
+            Outcome::Replayed(self.answer)
+        } else {
+            Outcome::Conflict
+        }
+    }
+}
+
+/// What is kept of a request with this key.
+pub(super) async fn find(conn: &mut MySqlConnection, once: &Once) -> Result<Option<Kept>, sqlx::Error> {
+    Ok(find_all(conn, &[once.key]).await?.remove(&once.key))
+}
+
+async fn find_all(conn: &mut MySqlConnection, keys: &[Digest]) -> Result<BTreeMap<Digest, Kept>, sqlx::Error> {
+    let mut found = BTreeMap::new();
+    for keys in keys.chunks(super::shape::MOST_ROWS) {
+        let sql = format!(
+            "SELECT key_hash, id, request_hash, status, answer FROM idempotency_keys FORCE INDEX (idempotency_keys_key) \
+             WHERE key_hash IN {}",
+            places(padded(keys.len()))
+        );
+        let mut query = statement(sql);
+        for key in pad(keys) {
+            query = query.bind(key.to_vec());
+        }
+        for row in query.fetch_all(&mut *conn).await? {
+            let answer = Answer { status: row.try_get(3)?, body: row.try_get(4)? };
+            found.insert(digest(&row, 0)?, Kept { id: row.try_get(1)?, request: digest(&row, 2)?, answer });
+        }
+    }
+    Ok(found)
+}
+
+fn digest(row: &MySqlRow, at: usize) -> Result<Digest, sqlx::Error> {
+    row.try_get::<&[u8], _>(at)?.try_into().map_err(|_| corrupt("digest"))
+}
+
+/// Write the rows of requests that are being carried out, in the order of their keys. 1062 when one was before us.
+pub(super) async fn keep(
+    conn: &mut MySqlConnection,
+    requests: &mut [(&Once, &Answer)],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    // In key order, so that two batches with the same keys wait for each other instead of deadlocking. An upsert could
+    // not tell who won, because the driver counts matched rows; a plain insert can.
+    requests.sort_unstable_by_key(|(once, _)| once.key);
+    for group in groups_by_bytes(requests, |(_, answer)| 200 + answer.body.len()) {
+        let sql = format!(
+            "INSERT INTO idempotency_keys (id, key_hash, request_hash, status, answer, created_at) VALUES {}",
+            rows(&places(6), group.len())
+        );
+        let mut query = statement(sql);
+        for (once, answer) in group {
+            query = query
+                .bind(once.id)
+                .bind(once.key.to_vec())
+                .bind(once.request.to_vec())
+                .bind(answer.status)
+                .bind(answer.body.as_str())
+                .bind(now);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// Why a request may not go on: its key was taken before or meanwhile. Rolls back what was done so far.
+pub(super) async fn lost<T>(
+    conn: &mut MySqlConnection,
+    once: &Once,
+    error: sqlx::Error,
+) -> Result<Outcome<T>, sqlx::Error> {
+    if fault(&error) != Fault::Duplicate && !waited_for_lock(&error) {
+        return Err(error);
+    }
+    // The commit that follows finds nothing to do.
+    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+    if waited_for_lock(&error) {
+        return Ok(Outcome::Busy);
+    }
+    match find(conn, once).await? {
+        Some(kept) => Ok(kept.meet(once, None)),
+        // The winner was purged, or it is our own id that is taken: the next run sees more.
+        None => Err(super::error::again("an idempotency key was taken and is not there")),
+    }
+}
+
+/// Jobs without unique keys, asked for in a request that is carried out at most once.
+pub(super) struct OnceJobs {
+    pub(super) jobs: Vec<NewJob>,
+    pub(super) once: Once,
+    pub(super) word: Wording<Receipts>,
+}
+
+/// What became of a request in a shared write.
+pub(super) enum Shareable {
+    Settled(Outcome<Keyed>),
+    /// Its batch could not be written because of somebody's key: write it alone.
+    Alone,
+}
+
+/// The group commit of inserts with idempotency keys. Apart from that of plain inserts, because here a batch may have to
+/// wait for another process.
+pub(super) struct OnceInserts {
+    pub(super) clock: Arc<StoreClock>,
+}
+
+impl Batch for OnceInserts {
+    type Item = Arc<OnceJobs>;
+    type Reply = Shareable;
+    type Mark = ();
+    const ATTEMPTED: &'static str = "insert jobs once";
+    const FULL: usize = 1_000;
+
+    fn weight(item: &Self::Item) -> usize {
+        // The answer repeats the payload.
+        item.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
+    }
+
+    fn mark(&self) {}
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [Self::Item],
+        (): (),
+        earlier: Earlier,
+    ) -> Step<'c, Vec<Shareable>> {
+        Box::pin(async move {
+            let mut kept = BTreeMap::new();
+            let mut done = BTreeMap::new();
+            // Of several requests with one key the first is written; the others are answered with its row.
+            let mut writers: BTreeMap<Digest, &OnceJobs> = BTreeMap::new();
+            for item in items {
+                writers.entry(item.once.key).or_insert(item);
+            }
+            let mut look = earlier == Earlier::MayHaveCommitted;
+            let mut busy = false;
+            for _ in 0..MOST_ROUNDS {
+                if look {
+                    let keys: Vec<Digest> = writers.keys().copied().collect();
+                    for (key, row) in find_all(conn, &keys).await? {
+                        let written = writers.remove(&key);
+                        if let Some(item) = written.filter(|item| item.once.id == row.id) {
+                            // An earlier run wrote it, and its commit was not answered.
+                            let mut by_id: Vec<&NewJob> = item.jobs.iter().collect();
+                            by_id.sort_unstable_by_key(|job| job.id);
+                            done.insert(row.id, in_order_of(&item.jobs, &receipts(conn, &by_id).await?)?);
+                        }
+                        kept.insert(key, row);
+                    }
+                }
+                if writers.is_empty() {
+                    break;
+                }
+                let mut tx = conn.begin().await?;
+                match write_all(&mut tx, &writers, &self.clock).await {
+                    Ok(written) => {
+                        tx.commit().await?;
+                        for (row, accepted) in written {
+                            done.insert(row.1.id, accepted);
+                            kept.insert(row.0, row.1);
+                        }
+                        break;
+                    }
+                    Err(e) if fault(&e) == Fault::Duplicate => {
+                        tx.rollback().await?;
+                        look = true;
+                    }
+                    Err(e) if waited_for_lock(&e) => {
+                        // Somebody's request has stopped in the middle. Whose key that is, only a lone write finds out.
+                        tx.rollback().await?;
+                        busy = writers.len() == 1;
+                        break;
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            let reply = |item: &Arc<OnceJobs>| match kept.get(&item.once.key) {
+                None if busy => Shareable::Settled(Outcome::Busy),
+                None => Shareable::Alone,
+                Some(row) => {
+                    let accepted = done.remove(&item.once.id).map(|a| Keyed::Accepted(Receipts::of(a)));
+                    Shareable::Settled(row.clone().meet(&item.once, accepted))
+                }
+            };
+            Ok(items.iter().map(reply).collect())
+        })
+    }
+}
+
+type Written = Vec<((Digest, Kept), Vec<Accepted>)>;
+
+/// Write requests with their keys, within the caller's transaction.
+async fn write_all(
+    conn: &mut MySqlConnection,
+    writers: &BTreeMap<Digest, &OnceJobs>,
+    clock: &StoreClock,
+) -> Result<Written, sqlx::Error> {
+    let now = read_clock(conn, clock).await?;
+    let mut written: Written = Vec::with_capacity(writers.len());
+    for (key, item) in writers {
+        let accepted: Vec<Accepted> = item.jobs.iter().map(|job| accepted_at(job, now)).collect();
+        let receipts = Receipts::of(accepted);
+        let answer = (item.word)(&receipts);
+        let row = Kept { id: item.once.id, request: item.once.request, answer };
+        written.push(((*key, row), receipts.placed.into_iter().filter_map(Placed::accepted).collect()));
+    }
+    let mut keys: Vec<(&Once, &Answer)> =
+        writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.once, &row.answer)).collect();
+    keep(conn, &mut keys, now).await?;
+    let jobs = writers.values().flat_map(|item| &item.jobs);
+    let mut pairs: Vec<(&NewJob, &Accepted)> = jobs.zip(written.iter().flat_map(|(_, accepted)| accepted)).collect();
+    pairs.sort_unstable_by_key(|(job, _)| job.id);
+    write_jobs(conn, &pairs).await?;
+    Ok(written)
+}
+
+impl Store {
+    /// Accept jobs, all or none, at most once for the key of `once`. `word` words the receipts as an answer, which is
+    /// committed with the jobs.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    pub async fn insert_once(
+        &self,
+        jobs: Vec<NewJob>,
+        once: Once,
+        word: Wording<Receipts>,
+    ) -> Result<Outcome<Keyed>, StoreError> {
+        let unique = jobs.iter().any(|job| job.unique_key.is_some());
+        let item = Arc::new(OnceJobs { jobs: super::insert::together(jobs), once, word });
+        if !unique {
+            match self.onces.submit_or_refuse(Arc::clone(&item)).await? {
+                Shareable::Settled(outcome) => return Ok(outcome),
+                Shareable::Alone => {}
+            }
+        }
+        let (shared, memory) = (self.shared.clone(), Arc::default());
+        transact(&self.shared.pool, "insert jobs once", move |conn, earlier| {
+            let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
+            Box::pin(async move {
+                insert_keyed(conn, &item.jobs, Some((&item.once, &item.word)), &shared, &memory, earlier).await
+            })
+        })
+        .await
+    }
+
+    /// What a request with this key and content was answered, if it was carried out: [`Outcome::Replayed`],
+    /// [`Outcome::Conflict`], or none.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn recall<T: Send + 'static>(&self, once: Once) -> Result<Option<Outcome<T>>, StoreError> {
+        on_pool(&self.shared.pool, "look up an idempotency key", move |conn, _| {
+            let once = once.clone();
+            Box::pin(async move { Ok(find(conn, &once).await?.map(|kept| kept.meet(&once, None))) })
+        })
+        .await
+    }
+
+    /// Forget requests that were carried out longer ago than `keep`, looking at one page of them after `after`. Says how
+    /// many, and where to go on; nowhere at the end.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_keys(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "purge idempotency keys", move |conn, _| {
+            Box::pin(page(conn, shared.clone(), after, keep))
+        })
+        .await
+    }
+}
+
+/// Rows stand in the order in which their requests came, by the clocks of the hosts; their age is by the database's.
+async fn page(
+    conn: &mut MySqlConnection,
+    shared: Arc<Shared>,
+    after: Option<Uuid>,
+    keep: Duration,
+) -> Result<(usize, Option<Uuid>), sqlx::Error> {
+    let now = read_clock(conn, &shared.clock).await?;
+    let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
+    let found: Vec<(Uuid, Timestamp)> = sqlx::query_as(
+        "SELECT id, created_at FROM idempotency_keys FORCE INDEX (PRIMARY) WHERE id > ? AND id < ? ORDER BY id LIMIT ?",
+    )
+    .bind(after.unwrap_or_default())
+    .bind(first_id_of(before))
+    .bind(PAGE)
+    .fetch_all(&mut *conn)
+    .await?;
+    let next = if found.len() == PAGE as usize { found.last().map(|(id, _)| *id) } else { None };
+    let old: BTreeSet<Uuid> = found.into_iter().filter(|(_, made)| *made < before).map(|(id, _)| id).collect();
+    let old: Vec<Uuid> = old.into_iter().collect();
+    for ids in old.chunks(super::shape::MOST_ROWS) {
+        // In key order and with a bound, which keeps the servers from scanning a small table.
+        let sql = format!("DELETE FROM idempotency_keys WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        query.bind(PAGE).execute(&mut *conn).await?;
+    }
+    Ok((old.len(), next))
+}

@@ -1,0 +1,75 @@
+//! What a tickr that was stopped leaves behind: its tables and keys, which nobody mends any more.
+
+use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
+use tickr::app::connect_store;
+use tickr::config::Config;
+use tickr::index::{Index, IndexSettings};
+use tickr::store::{Retention, Store};
+use tickr::verify::{Report, VerifySettings, verify};
+
+use super::servers::{connect, drop_database};
+
+/// The tables, the keys and the configuration.
+pub(crate) struct Halted {
+    pub(crate) config: Config,
+    pub(crate) store: Store,
+    pub(crate) index: Index,
+    pub(super) name: String,
+    pub(crate) dir: tempfile::TempDir,
+}
+
+impl Halted {
+    pub(super) async fn new(config: Config, name: String, dir: tempfile::TempDir) -> Self {
+        let store = connect_store(&config).await.unwrap();
+        let index = index(&config);
+        Self { config, store, index, name, dir }
+    }
+
+    /// Check everything, believing what is seen at once.
+    pub(crate) async fn verify(&self, repair: bool) -> Report {
+        let settings = settings(&self.config, std::time::Duration::ZERO, repair);
+        verify(&self.store, &self.index, &settings, |_| {}).await.unwrap()
+    }
+
+    pub(crate) async fn mysql(&self) -> MySqlConnection {
+        connect(self.config.mysql_url().unwrap().expose()).await
+    }
+
+    pub(crate) async fn sql(&self, sql: impl Into<String>) {
+        self.mysql().await.execute(sqlx::raw_sql(AssertSqlSafe(sql.into()))).await.unwrap();
+    }
+
+    pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.config.redis_url().unwrap().expose()).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    pub(crate) fn key(&self, name: &str) -> String {
+        format!("{{{}}}:{name}", self.config.redis_prefix)
+    }
+
+    pub(crate) async fn drop(self) {
+        self.store.close().await;
+        drop_database(self.config.mysql_url().unwrap().expose(), &self.name).await;
+    }
+}
+
+/// The index of a configuration.
+pub(crate) fn index(config: &Config) -> Index {
+    let url = config.redis_url().unwrap().expose().to_owned();
+    let (high_water, low_water) = (config.ready_high_water, config.ready_low_water);
+    Index::new(IndexSettings {
+        url,
+        prefix: config.redis_prefix.clone(),
+        horizon: config.horizon,
+        high_water,
+        low_water,
+    })
+    .unwrap()
+}
+
+/// How to verify with this configuration.
+pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: bool) -> VerifySettings {
+    let retention = Retention { completed: config.retention_completed, failed: config.retention_failed };
+    VerifySettings { since: None, patience, repair, retention }
+}
