@@ -7,6 +7,7 @@ mod support;
 
 mod api;
 mod blackbox;
+mod cancel;
 mod cli;
 mod engine;
 mod index;

@@ -1,0 +1,234 @@
+//! What a cancel answers is what happens (G9): 200 never starts (again), 202 was asked to stop, 409 was over already.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sqlx::Row;
+use tickr::app::App;
+use tickr::config::Config;
+use tickr::handlers::{Context, Failure, Kind, Registry};
+use tickr::job::JobId;
+use tickr::store::Moved;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::support::{TestApp, draft};
+
+/// Sleeps a little, or fails at first, and leaves a note of every start.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+struct Noted {
+    ms: u64,
+    fail_first: bool,
+}
+
+impl Kind for Noted {
+    const NAME: &'static str = "noted";
+}
+
+/// Job and token of each start, by all runners.
+type Starts = Arc<Mutex<Vec<(JobId, Uuid)>>>;
+
+fn noted(starts: &Starts) -> Registry {
+    let starts = Arc::clone(starts);
+    let mut own = Registry::new();
+    own.register(move |job: Noted, ctx: Context| {
+        starts.lock().unwrap().push((ctx.job_id(), ctx.token().uuid()));
+        async move {
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(job.ms)) => {}
+                () = ctx.stopped() => return Err(Failure::retry("told to stop")),
+            }
+            if job.fail_first && ctx.attempt() == 1 { Err(Failure::retry("at first")) } else { Ok(().into()) }
+        }
+    });
+    own
+}
+
+/// How a job of the race stands in the tables at the end.
+#[derive(Debug, Default)]
+struct Ended {
+    state: String,
+    /// Verdicts of its lines that a runner executed.
+    executed: Vec<String>,
+    /// Its last line is the closing one of a job that was cancelled while it waited.
+    closed: bool,
+    /// Its last line knows that somebody asked.
+    asked: bool,
+}
+
+async fn ends(tickr: &TestApp) -> HashMap<JobId, Ended> {
+    let lines = sqlx::query(
+        "SELECT job_id, runner, verdict, end_state, cancel_requested_at IS NOT NULL FROM attempts ORDER BY job_id, number",
+    );
+    let mut ends = HashMap::<JobId, Ended>::new();
+    for line in lines.fetch_all(&mut tickr.mysql().await).await.unwrap() {
+        let end = ends.entry(JobId::from_uuid(line.get(0))).or_default();
+        assert_eq!(end.state, "", "nothing follows an end");
+        if line.get::<String, _>(1).is_empty() {
+            end.closed = true;
+        } else {
+            end.executed.push(line.get(2));
+        }
+        end.state = line.get::<Option<String>, _>(3).unwrap_or_default();
+        end.asked = line.get(4);
+    }
+    ends
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered() {
+    const JOBS: usize = 10_000;
+    let starts = Starts::default();
+    let size = |config: &mut Config| {
+        (config.workers, config.mysql_connections, config.lease) = (32, 16, Duration::from_secs(30));
+    };
+    let tickr = TestApp::start_with(size, noted(&starts)).await;
+    let other = tickr.another_with(|_| {}, noted(&starts)).await;
+    let runners: [&App; 2] = [&tickr.app, &other];
+    let client = reqwest::Client::new();
+    let began = Instant::now();
+    // Each turn: a small batch through one runner, then one cancel for each of its jobs through any, in the moments
+    // in which they start, run, fail, start again and end.
+    let turn = async |enqueued_by: usize| {
+        let jobs: Vec<_> = (0..20)
+            .map(|_| {
+                let noted = Noted { ms: rand::random_range(0..4), fail_first: rand::random_ratio(1, 4) };
+                let delay = [None, Some(1), Some(3), Some(6)][rand::random_range(0..4)];
+                let mut draft = draft(&json!({"kind": "noted", "payload": noted, "delay_ms": delay}));
+                draft.retry = serde_json::from_value(json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1})).unwrap();
+                runners[0].broker().prepare(draft).unwrap()
+            })
+            .collect();
+        let accepted = runners[enqueued_by].broker().enqueue_all(jobs).await.unwrap();
+        let cancels = accepted.into_iter().map(async |receipt| {
+            tokio::time::sleep(Duration::from_micros(rand::random_range(0..20_000))).await;
+            let through = runners[rand::random_range(0..2)];
+            if rand::random_ratio(3, 4) {
+                // Without HTTP it is quicker, and says the same.
+                let moved = through.broker().cancel(receipt.id).await.unwrap();
+                return match moved {
+                    Moved::Done(_) => (receipt.id, 200, String::new()),
+                    Moved::Asked => (receipt.id, 202, String::new()),
+                    Moved::Refused(state) => (receipt.id, 409, state.to_string()),
+                    unexpected => panic!("{unexpected:?}"),
+                };
+            }
+            let url = format!("http://{}/v1/jobs/{}/cancel", through.addr(), receipt.id);
+            let response = client.post(url).send().await.unwrap();
+            let status = response.status().as_u16();
+            let problem = response.json::<serde_json::Value>().await.unwrap();
+            (receipt.id, status, problem["current_state"].as_str().unwrap_or("").to_owned())
+        });
+        futures_util::future::join_all(cancels).await
+    };
+    let lanes = (0..8).map(async |lane| {
+        let mut answers = Vec::new();
+        for _ in 0..JOBS / 20 / 8 + 1 {
+            answers.extend(turn(lane % 2).await);
+        }
+        answers
+    });
+    let answers = futures_util::future::join_all(lanes).await.concat();
+    assert!(answers.len() >= JOBS);
+    println!("{} cancels in {:?}", answers.len(), began.elapsed());
+    tickr.until_idle().await;
+
+    let ends = ends(&tickr).await;
+    let mut started = HashMap::<JobId, usize>::new();
+    let log = starts.lock().unwrap().clone();
+    for (id, _) in &log {
+        *started.entry(*id).or_default() += 1;
+    }
+    assert_eq!(log.iter().collect::<HashSet<_>>().len(), log.len(), "no token starts twice");
+    let mut tally = BTreeMap::<String, usize>::new();
+    for (id, status, current) in &answers {
+        let end = &ends[id];
+        let starts = started.get(id).copied().unwrap_or_default();
+        let said = format!("{id} was answered {status} {current:?}, started {starts} times and is {end:?}");
+        // Every start has a line of its own, and every line a start.
+        assert_eq!(starts, end.executed.len(), "{said}");
+        match status {
+            // It waited, and nothing of it started since; what it may have run before is in front.
+            200 => {
+                assert!(end.closed && end.state == "cancelled", "{said}");
+                assert!(end.executed.iter().all(|verdict| verdict == "failed"), "{said}");
+            }
+            // It ran: the attempt that was asked to stop is its last.
+            202 => {
+                assert!(!end.closed && end.asked, "{said}");
+                let (last, before) = end.executed.split_last().unwrap();
+                assert!(before.iter().all(|verdict| verdict == "failed"), "{said}");
+                let state = if last == "succeeded" { "completed" } else { "cancelled" };
+                assert_eq!(end.state, state, "{said}");
+            }
+            // It was over, as it still is.
+            409 => assert_eq!((&end.state, current.as_str()), (current, "completed"), "{said}"),
+            _ => panic!("{said}"),
+        }
+        *tally.entry(format!("{status} {}", end.state)).or_default() += 1;
+    }
+    println!("{tally:?}");
+    for seen in ["200 cancelled", "202 cancelled", "202 completed", "409 completed"] {
+        assert!(tally.get(seen).is_some_and(|count| *count > 20), "hardly any {seen}: {tally:?}");
+    }
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Runs until it is told to stop, and notes when that was.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+struct Patient {}
+
+impl Kind for Patient {
+    const NAME: &'static str = "patient";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_running_handler_sees_a_cancel_through_another_runner_within_two_seconds() {
+    let told = Arc::<Mutex<HashMap<JobId, Instant>>>::default();
+    let mut own = Registry::new();
+    own.register({
+        let told = Arc::clone(&told);
+        move |_: Patient, ctx: Context| {
+            let told = Arc::clone(&told);
+            async move {
+                ctx.stopped().await;
+                told.lock().unwrap().insert(ctx.job_id(), Instant::now());
+                Err(Failure::retry("told to stop"))
+            }
+        }
+    });
+    let tickr = TestApp::start_with(|config| (config.workers, config.lease) = (32, Duration::from_secs(30)), own).await;
+    let other = tickr.another_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "patient"}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
+    let client = reqwest::Client::new();
+    // At any moment between two looks of the heartbeat.
+    let asked = futures_util::future::join_all(ids.iter().map(async |id| {
+        tokio::time::sleep(Duration::from_millis(rand::random_range(0..1_500))).await;
+        let asked = Instant::now();
+        let answer = client.post(format!("http://{}/v1/jobs/{id}/cancel", other.addr())).send().await.unwrap();
+        assert_eq!(answer.status(), 202);
+        asked
+    }))
+    .await;
+    tickr.until_idle().await;
+    let told = told.lock().unwrap().clone();
+    let mut took: Vec<Duration> = ids.iter().zip(&asked).map(|(id, asked)| told[id] - *asked).collect();
+    took.sort_unstable();
+    println!("a handler sees a cancel through another runner after {:?} (median), {:?} (most)", took[10], took[19]);
+    assert!(took[19] < Duration::from_secs(2), "{took:?}");
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'cancelled' AND end_state = 'cancelled'").await,
+        20
+    );
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
