@@ -9,6 +9,7 @@ mod api;
 mod blackbox;
 mod cancel;
 mod cli;
+mod deploys;
 mod engine;
 mod index;
 mod kinds;
