@@ -10,6 +10,7 @@ mod blackbox;
 mod cancel;
 mod cli;
 mod deploys;
+mod driver;
 mod engine;
 mod index;
 mod kinds;
