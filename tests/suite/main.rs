@@ -12,6 +12,7 @@ mod cli;
 mod deploys;
 mod driver;
 mod engine;
+mod enqueue_once;
 mod index;
 mod kinds;
 mod layering;
