@@ -16,6 +16,7 @@ mod enqueue_once;
 mod index;
 mod kinds;
 mod layering;
+mod leases;
 mod openapi;
 mod problems;
 mod recovery;

@@ -1,0 +1,306 @@
+//! Leases: whoever lost one writes nothing, whoever lives loses none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sqlx::Connection;
+use tickr::broker::Enqueued;
+use tickr::config::Config;
+use tickr::handlers::{Context, Failure, Kind, Registry};
+use tickr::index::Health;
+use tickr::job::{JobId, State};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Runner, TestApp, eventually};
+
+const LOST: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'";
+
+/// A tickr that takes jobs, reaps and runs none of them.
+async fn bystander() -> TestApp {
+    TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
+}
+
+/// Everything that is known of a job but for late notes and the renewed lease.
+async fn told(tickr: &TestApp, id: JobId) -> Vec<String> {
+    let sql = "SELECT CONCAT_WS(' ', 'owed', state, execute_at, attempt, spared, losses, runner, HEX(token), started_at) \
+               FROM owed WHERE id = ? UNION ALL \
+               SELECT CONCAT_WS(' ', number, burned, runner, started_at, finished_at, verdict, end_state, error, result) \
+               FROM attempts WHERE job_id = ?";
+    sqlx::query_scalar(sql).bind(id.uuid()).bind(id.uuid()).fetch_all(&mut tickr.mysql().await).await.unwrap()
+}
+
+/// A runner that claims a job, is suspended beyond its lease, and wakes when another runner executes the job: its log.
+async fn zombie(tickr: &TestApp, job: Value) -> (JobId, Runner, Runner) {
+    let one = [("TICKR_WORKERS", "1")];
+    let zombie = Runner::start(tickr, &one);
+    let id = tickr.enqueue(job).await;
+    tickr.until(id, State::Executing).await;
+    zombie.signal("STOP");
+    tickr.until_count(LOST, 1).await;
+    let other = Runner::start(tickr, &one);
+    eventually("the job runs elsewhere", || async {
+        let job = tickr.job(id).await;
+        (job["state"] == "executing" && job["attempts"].as_array().unwrap().len() == 2).then_some(())
+    })
+    .await;
+    let before = told(tickr, id).await;
+    zombie.signal("CONT");
+    zombie.until_log("lease was lost, verdict dropped").await;
+    let after = told(tickr, id).await;
+    assert_eq!(after, before, "the zombie changed something");
+    (id, zombie, other)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zombie_that_finishes_late_changes_nothing_but_a_note() {
+    let tickr = bystander().await;
+    // Does not listen, so that it finishes its work whatever it is told.
+    let (id, mut zombie, mut other) = zombie(&tickr, json!({"kind": "spin", "payload": {"ms": 6_000}})).await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
+    assert_eq!(job["attempts"][0]["late_note"], "succeeded");
+    assert_eq!(job["attempts"][1].get("late_note"), None);
+    for runner in [&mut zombie, &mut other] {
+        runner.signal("TERM");
+        assert_eq!(runner.exit_code().await, Some(0));
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_zombie_in_the_middle_of_its_work_is_told_to_stop() {
+    let tickr = bystander().await;
+    let (id, zombie, _other) = zombie(&tickr, json!({"kind": "sleep", "payload": {"ms": 600_000}})).await;
+    let log = zombie.log();
+    assert!(
+        log.contains("lease is lost, stopping its handler") || log.contains("leases could not be renewed"),
+        "{log}"
+    );
+    let job = tickr.job(id).await;
+    assert_eq!(job["state"], "executing");
+    assert_eq!(job["attempts"][0]["late_note"], "interrupted: the lease could not be renewed in time");
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    assert_eq!(tickr.verdicts(id).await, ["lost", "cancelled"]);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_mysql_that_outlasts_every_lease_loses_no_attempt() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
+    let other = tickr.another().await;
+    // They run on for two seconds when they are told to stop, so that their attempts are open when MySQL is back.
+    let stubborn = json!({"kind": "sleep", "payload": {"ms": 8_000, "stubborn": true}});
+    let ids = tickr.enqueue_many((0..8).map(|_| stubborn.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 8).await;
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM owed").await, 2, "each has some");
+    // Leases are two seconds. Both reapers look within three, and may hang until MySQL is back.
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::sleep(Duration::from_millis(3_200)).await;
+    tickr.services().mysql().resume().unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1", 0).await;
+    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner lived");
+    for id in ids {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(LOST).await, 0);
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Slow {}
+
+impl Kind for Slow {
+    const NAME: &'static str = "slow";
+}
+
+/// A kind whose first executions block a thread for so long that they outlast their lease, the grace and a lease more.
+fn slow(first: &Arc<AtomicUsize>) -> Registry {
+    let (mut own, first) = (Registry::new(), Arc::clone(first));
+    own.register(move |_: Slow, _: Context| {
+        let blocks = first.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        async move {
+            if blocks {
+                std::thread::sleep(Duration::from_secs(7));
+            }
+            Ok(().into())
+        }
+    });
+    own
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 12)]
+async fn runners_that_could_not_renew_are_not_judged_before_they_had_the_chance() {
+    let tickr = bystander().await;
+    let first = Arc::new(AtomicUsize::new(4));
+    let two = |config: &mut Config| (config.workers, config.queues) = (2, vec!["default".into()]);
+    let runners = [tickr.another_with(two, slow(&first)).await, tickr.another_with(two, slow(&first)).await];
+    let broker = runners[0].broker();
+    for _ in 0..4 {
+        let draft = crate::support::draft(&json!({"kind": "slow"}));
+        broker.enqueue(broker.prepare(draft).unwrap()).await.unwrap();
+    }
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    tickr.until_count("SELECT COUNT(*) FROM runners WHERE busy = 2", 2).await;
+    // MySQL does everything but take a heartbeat. Every reaper looks once in three seconds, in which all leases are over.
+    let mut lock = tickr.mysql().await;
+    let mut held = lock.begin().await.unwrap();
+    sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(5_500)).await;
+    held.rollback().await.unwrap();
+    tickr.until_idle().await;
+    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner lived");
+    tickr.assert_sound().await;
+    for runner in runners {
+        runner.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+struct Patient {}
+
+impl Kind for Patient {
+    const NAME: &'static str = "patient";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let mut own = Registry::new();
+    own.register(move |_: Patient, ctx: Context| {
+        let told = told.clone();
+        async move {
+            ctx.stopped().await;
+            told.send(Instant::now()).unwrap();
+            Err(Failure::retry("told to stop"))
+        }
+    });
+    let lease = Duration::from_secs(4);
+    let runner = tickr.another_with(|config| config.lease = lease, own).await;
+    let id = {
+        let job = json!({"kind": "patient"});
+        let draft = crate::support::draft(&job);
+        match runner.broker().enqueue(runner.broker().prepare(draft).unwrap()).await.unwrap() {
+            Enqueued::Accepted(accepted) => accepted.id,
+            taken => panic!("{taken:?}"),
+        }
+    };
+    tickr.until(id, State::Executing).await;
+    tickr.services().mysql().pause().unwrap();
+    let paused = Instant::now();
+    let stopped = tokio::time::timeout(Duration::from_secs(20), heard.recv()).await.expect("it is told").unwrap();
+    let after = stopped - paused;
+    println!("told to stop {after:?} after the last chance to renew a lease of {lease:?}");
+    assert!(after < lease, "{after:?}");
+    tickr.services().mysql().resume().unwrap();
+    tickr.until_attempts(id, 1).await;
+    assert_eq!(tickr.verdicts(id).await[0], "interrupted");
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
+    // By hand: TICKR_BLOCK_MS=120000 cargo test --test suite handlers_that_block_every_thread
+    let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(8_000);
+    let tickr = bystander().await;
+    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32")]);
+    // Somebody is silent, so the reaper searches the owed rows at every look.
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 600000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL 700 SECOND)",
+        )
+        .await;
+    let threads = std::thread::available_parallelism().unwrap().get();
+    let jobs = (0..threads).map(|_| json!({"kind": "spin", "payload": {"ms": ms}}));
+    // Beside them one that only waits: nothing drives it, nothing but the heartbeat keeps its lease.
+    let waiting = tickr.enqueue_kind("sleep", json!({"ms": ms / 2})).await;
+    tickr.until(waiting, State::Executing).await;
+    let ids = tickr.enqueue_many(jobs).await;
+    let all = i64::try_from(threads).unwrap() + 1;
+    let began = Instant::now();
+    let longest = Duration::from_millis(ms) + crate::support::DEADLINE;
+    while tickr.count("SELECT COUNT(*) FROM attempts").await < all {
+        assert!(began.elapsed() < longest, "{}", runner.log());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("{threads} threads blocked for {ms} ms under leases of 2 s");
+    for id in ids.into_iter().chain([waiting]) {
+        assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
+    }
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_runners_share_two_thousand_jobs_and_are_listed() {
+    let tickr = TestApp::start_with(|config| config.workers = 3, Registry::new()).await;
+    let mail = tickr
+        .another_with(
+            |config| (config.workers, config.queues) = (5, vec!["default".into(), "mail".into()]),
+            Registry::new(),
+        )
+        .await;
+    let third = tickr.another().await;
+    eventually("all are whole", || async {
+        let whole = [&tickr.app, &mail, &third].iter().all(|app| app.index().health().now() == Health::Fast);
+        whole.then_some(())
+    })
+    .await;
+    tickr
+        .enqueue_many((0..2_000).map(|n| json!({"kind": "sleep", "payload": {"ms": 2}, "delay_ms": 500 + n % 1_000})))
+        .await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2_000).await;
+    let shares: Vec<(String, i64)> = sqlx::query_as("SELECT runner, COUNT(*) FROM attempts GROUP BY runner ORDER BY 2")
+        .fetch_all(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    println!("{shares:?}");
+    assert_eq!(shares.len(), 3, "{shares:?}");
+    assert!(shares[0].1 >= 50, "{shares:?}");
+
+    let listed = tickr.get("/v1/runners").await.body["data"].clone();
+    let line = |app: &tickr::app::App| {
+        let id = app.runner().to_string();
+        listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|line| line["id"] == id)
+            .unwrap_or_else(|| panic!("{id} in {listed:#}"))
+            .clone()
+    };
+    for (app, slots, queues) in
+        [(&tickr.app, 3, json!(["default"])), (&mail, 5, json!(["default", "mail"])), (&third, 3, json!(["default"]))]
+    {
+        let line = line(app);
+        assert_eq!(
+            (&line["slots"], &line["queues"], &line["version"]),
+            (&json!(slots), &queues, &json!(env!("CARGO_PKG_VERSION")))
+        );
+        assert!(line["kinds"].as_array().unwrap().contains(&json!("sleep")), "{line:#}");
+        assert!(line["busy"].as_u64().unwrap() <= slots, "{line:#}");
+        let age = line["heartbeat_age_ms"].as_i64().unwrap();
+        assert!((0..10_000).contains(&age), "{line:#}");
+        assert_eq!(line["stopped_at"], Value::Null);
+    }
+    mail.stop(CancellationToken::new()).await;
+    third.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
