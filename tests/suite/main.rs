@@ -17,6 +17,7 @@ mod index;
 mod kinds;
 mod layering;
 mod leases;
+mod mysql_faults;
 mod openapi;
 mod problems;
 mod recovery;

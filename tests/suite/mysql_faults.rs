@@ -1,0 +1,394 @@
+//! MySQL as the truth: what it may do to its clients, under load, and what holds all the same. Each test ends with
+//! tables that are sound and with every job run as often as it should.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, Executor, Row};
+use tickr::app::App;
+use tickr::broker::Broker;
+use tickr::config::{Config, ServerUrl};
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tickr::services::{Options, Services};
+use tickr::store::{Keyed, Store, StoreSettings};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Answer, Proxy, Runner, TestApp, answer, draft, eventually, http};
+
+/// A tickr that takes jobs and runs none of them.
+fn bystander(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+}
+
+/// Enqueue without a pause until `over`, one to three jobs at a time, some with unique keys. The jobs that were
+/// accepted, and how often nothing was.
+async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) {
+    let (mut accepted, mut refused) = (Vec::new(), 0);
+    while !over.is_cancelled() {
+        let key = rand::random::<bool>().then(|| uuid::Uuid::new_v4().to_string());
+        let jobs = (0..rand::random_range(1..=3)).map(|n| {
+            json!({"kind": "noop", "delay_ms": rand::random_range(0..300), "unique_key": key.clone().filter(|_| n == 0)})
+        });
+        let jobs = jobs.map(|job| broker.prepare(draft(&job)).unwrap()).collect();
+        let answer = match key {
+            Some(_) => broker.enqueue_keyed(jobs).await.map(|answer| match answer {
+                Keyed::Accepted(receipts) => receipts.accepted().cloned().collect(),
+                Keyed::Taken(taken) => panic!("the key is its own: {taken:?}"),
+            }),
+            None => broker.enqueue_all(jobs).await,
+        };
+        match answer {
+            Ok(receipts) => accepted.extend(receipts.iter().map(|receipt| receipt.id)),
+            Err(error) => {
+                assert!(error.is_transient(), "{error}");
+                refused += 1;
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    (accepted, refused)
+}
+
+/// Every accepted job is done, and none ran twice. How many attempts were lost, because nobody heard of their claim.
+async fn assert_done(tickr: &TestApp, accepted: &[JobId]) -> i64 {
+    tickr.until_idle().await;
+    for id in accepted {
+        assert_eq!(tickr.job(*id).await["state"], "completed", "{id}");
+    }
+    let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, jobs);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'lost')").await, 0);
+    tickr.assert_sound().await;
+    tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await
+}
+
+/// The answer that a caller gets while MySQL is out.
+fn assert_out(answer: &Answer) {
+    assert_eq!((answer.status, answer.code()), (503, "store_unavailable"), "{:#}", answer.body);
+    assert_eq!(answer.header("retry-after"), "1");
+    let said = answer.body.to_string().to_lowercase();
+    for leak in ["sql:", "select", "insert", "update", "socket", "errno", "os error"] {
+        assert!(!said.contains(leak), "{said}");
+    }
+}
+
+/// Processor time that a process has used.
+#[cfg(target_os = "linux")]
+fn used(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // After the name, which may hold anything: user and system time are the 12th and 13th, in hundredths of a second.
+    let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: u64 = fields[11..13].iter().map(|text| text.parse::<u64>().unwrap()).sum();
+    Duration::from_millis(ticks * 10)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn used(_: u32) -> Duration {
+    Duration::ZERO
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_its_verdict() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let env = [("TICKR_LEASE", "30s"), ("TICKR_WORKERS", "16"), ("TICKR_LOG", "info")];
+    let mut runner = Runner::start(&tickr, &env);
+    let base = runner.base().await;
+    let client = http();
+    let ask = async |path: &str| answer(client.get(format!("{base}{path}"))).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 1_500}});
+    let running = tickr.enqueue_many((0..10).map(|_| sleep.clone())).await;
+    // Due in the middle of the outage.
+    let due = tickr.enqueue_many((0..50).map(|n| json!({"kind": "noop", "delay_ms": 2_000 + n * 40}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
+    assert_eq!(ask("/readyz").await.status, 200);
+    assert_eq!(ask(&format!("/v1/jobs/{}", running[0])).await.status, 200);
+
+    tickr.services().mysql().kill9().unwrap();
+    let out = Instant::now();
+    let job = json!({"kind": "noop"});
+    let post = async |path: &str, body: &Value| answer(client.post(format!("{base}{path}")).json(body)).await;
+    assert_out(&post("/v1/jobs", &job).await);
+    assert!(out.elapsed() < Duration::from_secs(2), "{:?}", out.elapsed());
+    let (keyed, batch) = (json!({"kind": "noop", "unique_key": "k"}), json!({"jobs": [job]}));
+    let (show, cancel) = (format!("/v1/jobs/{}", due[0]), format!("/v1/jobs/{}/cancel", due[0]));
+    let nothing = json!({});
+    let answers = tokio::join!(
+        post("/v1/jobs", &keyed),
+        post("/v1/jobs/batch", &batch),
+        post(&cancel, &nothing),
+        ask(&show),
+        ask("/v1/jobs"),
+        ask("/v1/stats"),
+        ask("/readyz"),
+    );
+    // Slower, because the pool tries for a while.
+    assert!(out.elapsed() < Duration::from_secs(8), "{:?}", out.elapsed());
+    for answer in [&answers.0, &answers.1, &answers.2, &answers.3, &answers.4, &answers.5] {
+        assert_out(answer);
+    }
+    let ready = answers.6;
+    assert_eq!((ready.status, &ready.body["status"]), (503, &json!("store_unavailable")));
+    assert_eq!(ask("/livez").await.status, 200);
+
+    let (before, lines) = (used(runner.pid()), runner.log().lines().count());
+    let watched = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let (used, lines) = (used(runner.pid()) - before, runner.log().lines().count() - lines);
+    let share = used.as_secs_f64() / watched.elapsed().as_secs_f64();
+    println!("while mysql is out: {:.1} % of a core, {lines} log lines in 3 s", share * 100.0);
+    assert!(share < 0.2, "{share}");
+    // Ten verdicts wait, a heartbeat, a reaper, a reconciler: each says so now and then.
+    assert!(lines < 60, "{lines} lines:\n{}", runner.log());
+
+    tickr.services().mysql().start_again().unwrap();
+    let back = Instant::now();
+    for id in running.iter().chain(&due) {
+        tickr.until(*id, State::Completed).await;
+    }
+    println!("all done {:?} after mysql was back", back.elapsed());
+    assert!(back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
+    eventually("the runner is ready", || async { (ask("/readyz").await.status == 200).then_some(()) }).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
+    tickr.assert_each_ran_once(60).await;
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothing() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let over = CancellationToken::new();
+    let mut killed = 0;
+    let kill = async {
+        let mut killer = tickr.mysql().await;
+        let own: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut killer).await.unwrap();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            for row in killer.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+                let (id, command): (u64, String) = (number(&row), row.try_get("Command").unwrap());
+                if id != own && command != "Daemon" {
+                    // It may be gone by itself.
+                    killed += usize::from(killer.execute(AssertSqlSafe(format!("KILL {id}"))).await.is_ok());
+                    tokio::time::sleep(Duration::from_millis(15)).await;
+                }
+            }
+        }
+        over.cancel();
+    };
+    let broker = tickr.app.broker();
+    let (one, other, ()) = tokio::join!(load(broker, &over), load(broker, &over), kill);
+    let (accepted, refused) = ([one.0, other.0].concat(), one.1 + other.1);
+    let lost = assert_done(&tickr, &accepted).await;
+    println!("{} jobs, {killed} connections killed, {refused} enqueues refused, {lost} claims lost", accepted.len());
+    assert!(killed > 50 && accepted.len() > 100, "{killed} killed, {} accepted", accepted.len());
+    // A killed connection is replaced and its work repeated; nobody should notice but by bad luck three times in a row.
+    assert!(refused + lost as usize <= accepted.len() / 50, "{refused} refused, {lost} lost");
+    tickr.stop().await;
+}
+
+/// The id of a line of the process list, whose type differs between servers.
+fn number(row: &sqlx::mysql::MySqlRow) -> u64 {
+    row.try_get::<u64, _>("Id").or_else(|_| row.try_get::<i64, _>("Id").map(|id| id as u64)).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_lost_under_load_lose_nothing_and_double_nothing() {
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        (config.workers, config.queues) = (16, vec!["default".into()]);
+    };
+    let runner = behind.another_with(through, Registry::new()).await;
+    let over = CancellationToken::new();
+    let lose = async {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            // The commits of inserts and settles; the claims and renewals, which are single statements.
+            for text in ["COMMIT", "UPDATE owed FORCE INDEX"] {
+                let cuts = proxy.cuts();
+                proxy.cut_after(text);
+                eventually("an answer is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        over.cancel();
+    };
+    let broker = runner.broker();
+    let (one, other, ()) = tokio::join!(load(broker, &over), load(broker, &over), lose);
+    let (accepted, refused) = ([one.0, other.0].concat(), one.1 + other.1);
+    let lost = assert_done(&behind, &accepted).await;
+    println!("{} jobs, {} answers lost, {refused} enqueues refused, {lost} claims lost", accepted.len(), proxy.cuts());
+    assert!(proxy.cuts() > 40 && accepted.len() > 100);
+    assert_eq!((refused, lost), (0, 0), "each loss is repaired by the next run");
+    assert_eq!(behind.count("SELECT COUNT(*) FROM jobs").await, accepted.len() as i64);
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
+/// Hold what `sql` locks for longer than anybody waits for a lock, while `work` runs.
+async fn while_locked<T>(tickr: &TestApp, sql: &'static str, work: impl Future<Output = T>) -> T {
+    let mut holder = tickr.mysql().await;
+    let mut held = holder.begin().await.unwrap();
+    held.execute(sql).await.unwrap();
+    let release = async {
+        // The sessions of tickr wait five seconds.
+        tokio::time::sleep(Duration::from_millis(5_600)).await;
+        held.rollback().await.unwrap();
+    };
+    let (done, ()) = tokio::join!(work, release);
+    done
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
+    let tickr = TestApp::start_with(|config| config.lease = Duration::from_secs(30), Registry::new()).await;
+    let jobs = tickr.enqueue_many((0..8).map(|_| json!({"kind": "sleep", "payload": {"ms": 300}}))).await;
+    // Later, so that its entry in the tallies is new when it ends.
+    let waits = tickr.enqueue(json!({"kind": "noop", "queue": "mail", "delay_ms": 600_000})).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    // The last rows that a settle and a cancel write: everything before them has to be undone, and done again.
+    let cancelled = while_locked(&tickr, "SELECT * FROM tallies FOR UPDATE", async {
+        let began = Instant::now();
+        let answer = tickr.post(&format!("/v1/jobs/{waits}/cancel"), json!({})).await;
+        (answer.status, began.elapsed())
+    });
+    let (status, took) = cancelled.await;
+    assert_eq!(status, 200);
+    println!("cancelled after {took:?}");
+    assert!(took > Duration::from_secs(5), "it waited for the lock: {took:?}");
+    tickr.until_idle().await;
+    for id in &jobs {
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"], "{id}");
+    }
+    tickr.assert_sound().await;
+
+    // The first rows: nothing is written before.
+    let next = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 300}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    let path = format!("/v1/jobs/{}/cancel", next[0]);
+    let answer = while_locked(&tickr, "SELECT * FROM owed FOR UPDATE", tickr.post(&path, json!({}))).await;
+    assert!([202, 409].contains(&answer.status), "{:#}", answer.body);
+    tickr.until_idle().await;
+    for id in &next[1..] {
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"], "{id}");
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// A tickr that logs in as an account without special rights, which is what a server refuses first.
+async fn ordinary(tickr: &TestApp, change: impl FnOnce(&mut Config)) -> App {
+    let url = tickr.config.mysql_url().unwrap().expose().to_owned();
+    for host in ["localhost", "127.0.0.1"] {
+        tickr.sql(format!("CREATE USER app@'{host}'; GRANT ALL ON `t%`.* TO app@'{host}'")).await;
+    }
+    let (before, after) = url.split_once("://").unwrap().1.split_once('@').unwrap();
+    assert!(before.starts_with("root"));
+    let url = ServerUrl::mysql(&format!("mysql://app@{after}")).unwrap();
+    let change = |config: &mut Config| {
+        config.mysql_url = Some(url);
+        (config.workers, config.queues, config.lease) = (8, vec!["default".into()], Duration::from_secs(30));
+        change(config);
+    };
+    tickr.another_with(change, Registry::new()).await
+}
+
+async fn ask(app: &App, path: &str) -> Answer {
+    answer(http().get(format!("http://{}{path}", app.addr()))).await
+}
+
+async fn post(app: &App, path: &str, body: &Value) -> Answer {
+    answer(http().post(format!("http://{}{path}", app.addr())).json(body)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_only_server_is_an_outage_that_ends() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let runner = ordinary(&tickr, |_| {}).await;
+    let running = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 500}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    tickr.sql("SET GLOBAL read_only = 1").await;
+    assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
+    assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop", "unique_key": "k"})).await);
+    assert_out(&post(&runner, &format!("/v1/jobs/{}/cancel", running[0]), &json!({})).await);
+    // Reading goes on; a balancer should look elsewhere.
+    assert_eq!(ask(&runner, &format!("/v1/jobs/{}", running[0])).await.status, 200);
+    let ready = ask(&runner, "/readyz").await;
+    assert_eq!((ready.status, &ready.body["mysql"]), (503, &json!(false)));
+    // What is due meanwhile is not taken and dropped again and again. (The administrator may still write.)
+    let due = tickr.enqueue_many((0..100).map(|_| json!({"kind": "noop"}))).await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
+
+    tickr.sql("SET GLOBAL read_only = 0").await;
+    let back = Instant::now();
+    for id in running.iter().chain(&due) {
+        tickr.until(*id, State::Completed).await;
+    }
+    assert!(back.elapsed() < Duration::from_secs(10), "{:?}", back.elapsed());
+    tickr.assert_each_ran_once(104).await;
+    assert_eq!(ask(&runner, "/readyz").await.status, 200);
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_a_free_connection_is_an_outage_that_ends() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let runner = ordinary(&tickr, |_| {}).await;
+    let running = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 500}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
+    // As few as a server can be made to allow, all taken by others; then those of the runner are closed.
+    let mut own = tickr.mysql().await;
+    let mut others = Vec::new();
+    for _ in 0..10 {
+        others.push(tickr.mysql().await);
+    }
+    own.execute("SET GLOBAL max_connections = 10").await.unwrap();
+    for row in own.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+        if row.try_get::<String, _>("User").unwrap() == "app" {
+            let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
+        }
+    }
+    assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
+    assert_out(&ask(&runner, &format!("/v1/jobs/{}", running[0])).await);
+    assert_eq!(ask(&runner, "/readyz").await.status, 503);
+    own.execute("SET GLOBAL max_connections = 500").await.unwrap();
+    for id in &running {
+        tickr.until(*id, State::Completed).await;
+    }
+    eventually("the runner is ready", || async { (ask(&runner, "/readyz").await.status == 200).then_some(()) }).await;
+    let answer = post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await;
+    assert_eq!(answer.status, 201, "{:#}", answer.body);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(5).await;
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_binary_log_would_refuse_every_write_is_refused_at_the_start() {
+    let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let options = ["--log-bin=binlog", "--server-id=1", "--binlog-format=STATEMENT"]
+        .into_iter()
+        .fold(options, Options::mysql_flag);
+    let own = Services::start(&options).unwrap();
+    let url = own.mysql_url("statement");
+    Store::create_database(&url).await.unwrap();
+    let settings = StoreSettings { url, connections: 2, flushers: 1 };
+    let refused = Store::connect(&settings, Duration::from_secs(10)).await.unwrap_err();
+    assert!(!refused.is_transient(), "{refused}");
+    let said = refused.to_string();
+    assert!(said.contains("binlog_format is STATEMENT") && said.contains("ROW"), "{said}");
+    // With rows in it, the log is welcome.
+    let mut root = crate::support::connect(&own.mysql_url("statement")).await;
+    root.execute("SET GLOBAL binlog_format = 'ROW'").await.unwrap();
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
+}
