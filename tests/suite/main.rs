@@ -19,6 +19,7 @@ mod layering;
 mod leases;
 mod mysql_faults;
 mod openapi;
+mod poison;
 mod problems;
 mod recovery;
 mod report;
