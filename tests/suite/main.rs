@@ -22,6 +22,7 @@ mod openapi;
 mod poison;
 mod problems;
 mod recovery;
+mod redis_faults;
 mod report;
 mod retries;
 mod services;

@@ -1,0 +1,682 @@
+//! Redis as a hint: whatever happens to it, every accepted job runs once, and what it forgot comes back within G3's bound.
+
+use std::path::Path;
+use std::time::Duration;
+
+use redis::AsyncTypedCommands;
+use redis::aio::MultiplexedConnection;
+use serde_json::json;
+use tickr::config::{Config, ServerUrl};
+use tickr::event::{Event, Health};
+use tickr::handlers::Registry;
+use tickr::index::Line;
+use tickr::job::{Priority, State};
+use tickr::services::{Options, Services};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Condition, Relay, TestApp, draft, eventually};
+
+/// G3 for lost index entries, and a second for a busy machine.
+const BOUND: Duration = Duration::from_secs(7);
+
+async fn until_health(tickr: &TestApp, wanted: Health) {
+    eventually(&format!("the index is {}", wanted.as_str()), || async {
+        (tickr.app.index().health().now() == wanted).then_some(())
+    })
+    .await;
+}
+
+/// A tickr with servers of its own, whose Redis it reaches through a relay.
+async fn start_behind_a_relay(change: impl FnOnce(&mut Config)) -> (TestApp, Relay) {
+    let relay = Relay::start().await;
+    let tickr = TestApp::start_alone(
+        |own| relay.lead_to(&own.redis_url()),
+        |config| {
+            config.redis_url = Some(ServerUrl::redis(&relay.redis_url()).unwrap());
+            change(config);
+        },
+    )
+    .await;
+    (tickr, relay)
+}
+
+/// A connection of the test's own to a server, past any relay.
+async fn direct(services: &Services) -> MultiplexedConnection {
+    redis::Client::open(services.redis_url()).unwrap().get_multiplexed_async_connection().await.unwrap()
+}
+
+async fn config_set(redis: &mut MultiplexedConnection, name: &str, value: &str) {
+    redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec_async(redis).await.unwrap();
+}
+
+async fn info(redis: &mut MultiplexedConnection, name: &str) -> u64 {
+    let info: redis::InfoDict = redis::cmd("INFO").query_async(redis).await.unwrap();
+    info.get(name).unwrap()
+}
+
+/// Enqueue steadily for a while, a job every `every`, due within the next second; how many.
+async fn load(tickr: &TestApp, every: Duration, time: Duration) -> i64 {
+    load_ahead(tickr, every, time, 1_000).await
+}
+
+/// As [`load`], due up to so many milliseconds ahead.
+async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: i64) -> i64 {
+    let broker = tickr.app.broker();
+    let mut ticks = tokio::time::interval(every);
+    let (began, mut jobs) = (Instant::now(), 0);
+    while began.elapsed() < time {
+        ticks.tick().await;
+        let job = json!({"kind": "noop", "delay_ms": jobs * 37 % ahead_ms});
+        let asked = Instant::now();
+        broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap();
+        let took = asked.elapsed();
+        assert!(took < Duration::from_millis(900), "an enqueue took {took:?}");
+        jobs += 1;
+    }
+    jobs
+}
+
+/// How late attempts began, in milliseconds: the 99th percentile and the worst.
+async fn lateness(tickr: &TestApp) -> (i64, i64) {
+    let mut late: Vec<i64> =
+        sqlx::query_scalar("SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) DIV 1000 FROM attempts")
+            .fetch_all(&mut tickr.mysql().await)
+            .await
+            .unwrap();
+    late.sort_unstable();
+    let (p99, worst) = (late[late.len() * 99 / 100], late[late.len() - 1]);
+    println!("{} attempts, late by p99 {p99} ms, at worst {worst} ms", late.len());
+    (p99, worst)
+}
+
+async fn assert_late_within(tickr: &TestApp, bound: Duration) {
+    let (_, worst) = lateness(tickr).await;
+    assert!(Duration::from_millis(u64::try_from(worst).unwrap()) < bound, "{worst} ms late");
+}
+
+/// Counts the changes of the index's health until it is asked.
+struct Changes {
+    over: CancellationToken,
+    seen: tokio::task::JoinHandle<Vec<Health>>,
+}
+
+impl Changes {
+    fn watch(tickr: &TestApp) -> Self {
+        let (index, over) = (tickr.app.index().clone(), CancellationToken::new());
+        let end = over.clone();
+        let seen = tokio::spawn(async move {
+            let mut seen = vec![index.health().now()];
+            while !end.is_cancelled() {
+                let now = index.health().now();
+                if seen.last() != Some(&now) {
+                    seen.push(now);
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            seen
+        });
+        Self { over, seen }
+    }
+
+    async fn end(self) -> Vec<Health> {
+        self.over.cancel();
+        self.seen.await.unwrap()
+    }
+}
+
+/// A tickr whose only worker is busy until the returned job is cancelled.
+async fn start_busy(change: impl FnOnce(&mut Config)) -> (TestApp, tickr::job::JobId) {
+    let busy = |config: &mut Config| {
+        config.workers = 1;
+        change(config);
+    };
+    let tickr = TestApp::start_with(busy, Registry::new()).await;
+    let sleeper = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
+    tickr.until(sleeper, State::Executing).await;
+    (tickr, sleeper)
+}
+
+/// Let the others run, and check that each did, once.
+async fn release(tickr: &TestApp, sleeper: tickr::job::JobId, others: i64) {
+    tickr.post(&format!("/v1/jobs/{sleeper}/cancel"), json!({})).await;
+    tickr.until_idle().await;
+    let succeeded = "SELECT COUNT(DISTINCT job_id) FROM attempts WHERE verdict = 'succeeded'";
+    assert_eq!(tickr.count(succeeded).await, others);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, others + 1);
+    tickr.assert_sound().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_deleted_one_by_one_under_load_cost_no_job_more_than_the_bound() {
+    let tickr = TestApp::start_with(|config| config.workers = 8, Registry::new()).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = tickr.redis().await;
+    let keys = ["epoch", "beat", "waiting", "ready:default", "overflow", "refill:default"].map(|key| tickr.key(key));
+    let deletions = async {
+        for turn in 0..24 {
+            tokio::time::sleep(Duration::from_millis(rand::random_range(100..300))).await;
+            redis.del(&keys[turn % keys.len()]).await.unwrap();
+        }
+    };
+    let (jobs, ()) =
+        tokio::join!(load_ahead(&tickr, Duration::from_millis(5), Duration::from_secs(5), 3_000), deletions);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_sorted_set_comes_back_within_the_bound() {
+    let tickr = TestApp::start().await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = tickr.redis().await;
+    let waiting = tickr.key("waiting");
+    tickr.enqueue_many((0..200).map(|n| json!({"kind": "noop", "delay_ms": 1_000 + n * 40}))).await;
+    eventually("most are scheduled", || {
+        let (mut redis, waiting) = (redis.clone(), waiting.clone());
+        async move { (redis.zcard(waiting).await.unwrap() > 150).then_some(()) }
+    })
+    .await;
+    redis.del(&waiting).await.unwrap();
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(200).await;
+    assert_late_within(&tickr, BOUND).await;
+    // What was not due for a while is back before its time.
+    let late_ms = tickr
+        .count(
+            "SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts \
+             WHERE execute_at > (SELECT MIN(execute_at) + INTERVAL 5 SECOND FROM attempts)",
+        )
+        .await;
+    assert!(late_ms < 1_000, "{late_ms} ms late");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() {
+    let (tickr, sleeper) = start_busy(|config| (config.ready_high_water, config.ready_low_water) = (100, 30)).await;
+    tickr.enqueue_many((0..1_000).map(|_| json!({"kind": "noop"}))).await;
+    let (redis, overflow) = (tickr.redis().await, tickr.key("overflow"));
+    let noted = |what: &'static str| {
+        eventually(what, || {
+            let (mut redis, overflow) = (redis.clone(), overflow.clone());
+            async move { redis.exists(overflow).await.unwrap().then_some(()) }
+        })
+    };
+    noted("jobs are left out").await;
+    redis.clone().del(&overflow).await.unwrap();
+    let lost = Instant::now();
+    noted("the note is back").await;
+    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
+    release(&tickr, sleeper, 1_000).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_list_behind_a_long_backlog_of_others_comes_back_within_the_bound() {
+    let (tickr, sleeper) = start_busy(|_| {}).await;
+    // A queue that nobody serves, with more overdue work than several passes look at.
+    insert_owed(&tickr, 60_000, "mail", "UTC_TIMESTAMP(3) - INTERVAL 1 DAY").await;
+    let mut redis = tickr.redis().await;
+    let rebuild = async { redis.clone().del(tickr.key("epoch")).await.map(drop).unwrap() };
+    tickr.event("a rebuild", rebuild, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
+    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
+    let list = tickr.key("ready:default");
+    let listed = || {
+        eventually("all are listed", || {
+            let (mut redis, list) = (redis.clone(), list.clone());
+            async move { (redis.llen(list).await.unwrap() == 50).then_some(()) }
+        })
+    };
+    listed().await;
+    redis.clone().del(&list).await.unwrap();
+    let lost = Instant::now();
+    listed().await;
+    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
+    // Of the backlog, one bounded list.
+    assert_eq!(redis.llen(tickr.key("ready:mail")).await.unwrap(), tickr.config.ready_high_water);
+    tickr.sql("DELETE FROM owed WHERE queue = 'mail'; DELETE FROM jobs WHERE queue = 'mail'").await;
+    release(&tickr, sleeper, 50).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refill_that_took_too_long_leaves_its_successors_lock_alone() {
+    let tickr = TestApp::start().await;
+    let (index, line) = (tickr.app.index(), Line::new(&"elsewhere".parse().unwrap(), Priority::NORMAL));
+    let (mut redis, overflow, lock) = (tickr.redis().await, tickr.key("overflow"), tickr.key("refill:elsewhere"));
+    redis.hset(&overflow, line.as_str(), "1000").await.unwrap();
+    let slow = index.begin_refill(&line).await.unwrap().unwrap();
+    // Its lock ends by itself, and another runner begins.
+    redis.del(&lock).await.unwrap();
+    redis.hset(&overflow, line.as_str(), "2000").await.unwrap();
+    let quick = index.begin_refill(&line).await.unwrap().unwrap();
+    index.end_refill(&line, slow, None).await.unwrap();
+    assert!(redis.exists(&lock).await.unwrap(), "the lock belongs to the second");
+    index.end_refill(&line, quick, None).await.unwrap();
+    assert!(!redis.exists(&lock).await.unwrap());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke() {
+    let tickr = TestApp::start().await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = tickr.redis().await;
+    let keys = ["epoch", "beat"].map(|key| tickr.key(key));
+    let mut snapshot = Vec::new();
+    for key in &keys {
+        let dump: Vec<u8> = redis::cmd("DUMP").arg(key).query_async(&mut redis).await.unwrap();
+        snapshot.push(dump);
+    }
+    let beat: u64 = redis.get(&keys[1]).await.unwrap().unwrap().parse().unwrap();
+    tickr.enqueue_many((0..50).map(|n| json!({"kind": "noop", "delay_ms": 600_000 + n}))).await;
+    eventually("time goes on", || {
+        let (mut redis, key) = (redis.clone(), keys[1].clone());
+        async move { (redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap() > beat + 2).then_some(()) }
+    })
+    .await;
+    // As a proxy's failover to a replica that lagged does it: nobody's connection breaks.
+    let restore = async {
+        let mut back = redis::pipe();
+        back.atomic().del(tickr.key("waiting"));
+        for (key, dump) in keys.iter().zip(&snapshot) {
+            back.cmd("RESTORE").arg(key).arg(0).arg(dump).arg("REPLACE");
+        }
+        back.exec_async(&mut redis.clone()).await.unwrap();
+    };
+    let jobs = tickr
+        .event("a rebuild", restore, |event| match event {
+            Event::Rebuilt { jobs } => Some(*jobs),
+            _ => None,
+        })
+        .await;
+    assert_eq!(jobs, 50);
+    assert_eq!(redis.zcard(tickr.key("waiting")).await.unwrap(), 50);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    // The snapshot: entries of jobs that will have ended, and of one that will have been put off.
+    let early = tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 1_500 + n}))).await;
+    let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_000})).await;
+    eventually("all are scheduled", || {
+        let (mut redis, key) = (redis.clone(), tickr.key("waiting"));
+        async move { (redis.zcard(key).await.unwrap() == 101).then_some(()) }
+    })
+    .await;
+    redis.set("the snapshot", "is loaded").await.unwrap();
+    redis::cmd("SAVE").exec_async(&mut redis).await.unwrap();
+    tickr
+        .sql(format!(
+            "UPDATE owed SET execute_at = execute_at + INTERVAL 3 SECOND WHERE id = UNHEX('{}')",
+            later.uuid().simple()
+        ))
+        .await;
+    for id in early {
+        tickr.until(id, State::Completed).await;
+    }
+    // What the snapshot does not know.
+    tickr.enqueue_many((0..200).map(|n| json!({"kind": "noop", "delay_ms": n * 25}))).await;
+    tickr.services().redis().kill9().unwrap();
+    tickr.services().redis().start_again().unwrap();
+    assert!(direct(tickr.services()).await.exists("the snapshot").await.unwrap());
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(301).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    let limit = info(&mut redis, "used_memory").await + 2_000_000;
+    config_set(&mut redis, "maxmemory-policy", "allkeys-lru").await;
+    config_set(&mut redis, "maxmemory", &limit.to_string()).await;
+    // Others fill the server: big keys, each younger than ours, so that ours are the oldest again and again.
+    let pressure = async {
+        let mut gone = 0;
+        for n in 0..150 {
+            redis.set(format!("other:{n}"), "x".repeat(300_000)).await.unwrap();
+            gone += usize::from(!redis.exists(tickr.key("waiting")).await.unwrap());
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+        gone
+    };
+    let (jobs, gone) =
+        tokio::join!(load_ahead(&tickr, Duration::from_millis(5), Duration::from_secs(4), 3_000), pressure);
+    println!("{gone} times found without the sorted set");
+    assert!(gone > 0, "nothing of ours was evicted");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    // The rebuild that an eviction led to has read the settings.
+    redis.del(tickr.key("epoch")).await.unwrap();
+    eventually("readiness tells of the policy", || async {
+        let ready = tickr.get("/readyz").await;
+        assert_eq!(ready.status, 200);
+        ready.body["index_weakness"].as_str().is_some_and(|told| told.contains("allkeys-lru")).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_redis_that_evicts_nothing_degrades_once_and_heals() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    config_set(&mut redis, "maxmemory-policy", "noeviction").await;
+    config_set(&mut redis, "maxmemory", "1").await;
+    let changes = Changes::watch(&tickr);
+    let (before, began) = (info(&mut redis, "total_commands_processed").await, Instant::now());
+    let full = load(&tickr, Duration::from_millis(5), Duration::from_secs(4)).await;
+    tickr.until_idle().await;
+    let (after, took) = (info(&mut redis, "total_commands_processed").await, began.elapsed());
+    let seen = changes.end().await;
+    assert_eq!(seen, [Health::Fast, Health::Degraded], "no going back and forth");
+    let per_second = (after - before) as f64 / took.as_secs_f64();
+    println!("{per_second:.1} commands per second while Redis was full");
+    assert!(per_second < 40.0, "{per_second} commands per second");
+    let (p99, _) = lateness(&tickr).await;
+    assert!(p99 < 1_000, "{p99} ms late");
+
+    config_set(&mut redis, "maxmemory", "0").await;
+    let healed = Instant::now();
+    until_health(&tickr, Health::Fast).await;
+    assert!(healed.elapsed() < BOUND, "{:?}", healed.elapsed());
+    let jobs = load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(full + jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let mut redis = direct(tickr.services()).await;
+    for _ in 0..8 {
+        until_health(&tickr, Health::Fast).await;
+        eventually("the fetcher blocks", || {
+            let mut redis = redis.clone();
+            async move { (info(&mut redis, "blocked_clients").await == 1).then_some(()) }
+        })
+        .await;
+        // The hint is refused; the fetcher does not sit out its pop.
+        config_set(&mut redis, "maxmemory", "1").await;
+        let out = tickr.enqueue_kind("noop", json!({})).await;
+        tickr.until(out, State::Completed).await;
+        // And the pop that it left behind takes nothing of what comes next.
+        config_set(&mut redis, "maxmemory", "0").await;
+        until_health(&tickr, Health::Fast).await;
+        let back = tickr.enqueue_kind("noop", json!({})).await;
+        tickr.until(back, State::Completed).await;
+    }
+    tickr.assert_each_ran_once(16).await;
+    let total_ms = tickr
+        .count("SELECT CAST(SUM(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 AS SIGNED) FROM attempts")
+        .await;
+    println!("sixteen jobs were {total_ms} ms late, together");
+    // A block lasts a second, and half of one on average is left.
+    assert!(total_ms < 1_600, "{total_ms} ms late, together");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    // The fetcher blocks now, as a client of the server that is demoted.
+    eventually("the fetcher blocks", || {
+        let mut redis = redis.clone();
+        async move { (info(&mut redis, "blocked_clients").await == 1).then_some(()) }
+    })
+    .await;
+    let changes = Changes::watch(&tickr);
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(1).exec_async(&mut redis).await.unwrap();
+    let (before, began) = (info(&mut redis, "total_commands_processed").await, Instant::now());
+    let jobs = load(&tickr, Duration::from_millis(5), Duration::from_secs(4)).await;
+    tickr.until_idle().await;
+    let (after, took) = (info(&mut redis, "total_commands_processed").await, began.elapsed());
+    // Nothing is due any more, so that a look could pass for a mere question.
+    eventually("a look at a replica without work", || {
+        let mut redis = redis.clone();
+        async move { (info(&mut redis, "total_commands_processed").await > after + 8).then_some(()) }
+    })
+    .await;
+    let seen = changes.end().await;
+    assert_eq!(seen, [Health::Fast, Health::Degraded], "no going back and forth");
+    let per_second = (after - before) as f64 / took.as_secs_f64();
+    println!("{per_second:.1} commands per second on the replica");
+    assert!(per_second < 40.0, "{per_second} commands per second");
+
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec_async(&mut redis).await.unwrap();
+    let promoted = Instant::now();
+    until_health(&tickr, Health::Fast).await;
+    assert!(promoted.elapsed() < BOUND, "{:?}", promoted.elapsed());
+    let more = load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs + more).await;
+    assert_late_within(&tickr, Duration::from_secs(3)).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on() {
+    let (tickr, relay) = start_behind_a_relay(|config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let second = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+    let (mut old, mut new) = (direct(tickr.services()).await, direct(&second).await);
+    let (to_old, to_new) = (Relay::start().await, Relay::start().await);
+    to_old.lead_to(&tickr.services().redis_url());
+    to_new.lead_to(&second.redis_url());
+    let follow = |port: u16| {
+        let mut follow = redis::cmd("REPLICAOF");
+        follow.arg("127.0.0.1").arg(port);
+        follow
+    };
+    follow(to_old.port()).exec_async(&mut new).await.unwrap();
+    eventually("the replica follows", || {
+        let (mut new, key) = (new.clone(), tickr.key("epoch"));
+        async move { new.exists(key).await.unwrap().then_some(()) }
+    })
+    .await;
+    let failover = async {
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec_async(&mut new.clone()).await.unwrap();
+        follow(to_new.port()).exec_async(&mut old).await.unwrap();
+        relay.lead_to(&second.redis_url());
+    };
+    let (jobs, ()) = tokio::join!(load(&tickr, Duration::from_millis(5), Duration::from_secs(5)), failover);
+    until_health(&tickr, Health::Fast).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    // It is the new master that beats.
+    let beat = |mut redis: MultiplexedConnection, key: String| async move {
+        redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap()
+    };
+    let then = beat(new.clone(), tickr.key("beat")).await;
+    eventually("the new master beats", || {
+        let now = beat(new.clone(), tickr.key("beat"));
+        async move { (now.await > then).then_some(()) }
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stalled_redis_slows_no_enqueue_and_the_store_takes_over_within_moments() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    tickr.services().redis().pause().unwrap();
+    // Every enqueue is timed in there.
+    let stalled = load(&tickr, Duration::from_millis(5), Duration::from_secs(5)).await;
+    tickr.until_idle().await;
+    // Two seconds until it is noticed, and one for a busy machine.
+    assert_late_within(&tickr, Duration::from_secs(3)).await;
+    tickr.services().redis().resume().unwrap();
+    let resumed = Instant::now();
+    until_health(&tickr, Health::Fast).await;
+    assert!(resumed.elapsed() < BOUND, "{:?}", resumed.elapsed());
+    let jobs = load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(stalled + jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_half_open_connection_is_given_up_within_moments() {
+    let (tickr, relay) = start_behind_a_relay(|config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    let quiet = load(&tickr, Duration::from_millis(5), Duration::from_millis(500)).await;
+    relay.set(Condition::HalfOpen);
+    let gone = load(&tickr, Duration::from_millis(5), Duration::from_secs(4)).await;
+    tickr.until_idle().await;
+    assert_late_within(&tickr, Duration::from_secs(3)).await;
+    relay.set(Condition::Pass);
+    let back = Instant::now();
+    until_health(&tickr, Health::Fast).await;
+    assert!(back.elapsed() < BOUND, "{:?}", back.elapsed());
+    let jobs = load(&tickr, Duration::from_millis(5), Duration::from_secs(1)).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(quiet + gone + jobs).await;
+    assert_late_within(&tickr, BOUND).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_redis_is_not_hammered() {
+    let (tickr, relay) = start_behind_a_relay(|_| {}).await;
+    let mut redis = direct(tickr.services()).await;
+    until_health(&tickr, Health::Fast).await;
+    for (turn, condition) in [Condition::Cut, Condition::Stall].into_iter().enumerate() {
+        relay.set(condition);
+        until_health(&tickr, Health::Degraded).await;
+        tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "delay_ms": 600_000}))).await;
+        let (before, began) = (relay.connections(), Instant::now());
+        let others = async {
+            // Whoever else asks, and however often.
+            while began.elapsed() < Duration::from_secs(4) {
+                assert!(tickr.app.index().depth(&[]).await.is_err());
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::join!(load(&tickr, Duration::from_millis(5), Duration::from_secs(4)), others);
+        let per_second = (relay.connections() - before) as f64 / began.elapsed().as_secs_f64();
+        println!("{per_second:.1} connections per second while the line is {condition:?}");
+        assert!(per_second < 4.0, "{per_second} connections per second while the line is {condition:?}");
+        relay.set(Condition::Pass);
+        until_health(&tickr, Health::Fast).await;
+        // Hinted to nobody, and yet there: every outage ends with a rebuild.
+        let later = (chrono::Utc::now().timestamp_millis() + 60_000).to_string();
+        assert_eq!(redis.zcount(tickr.key("waiting"), later, "+inf").await.unwrap(), 20 * (turn + 1));
+    }
+    tickr.until_count("SELECT COUNT(*) FROM owed", 40).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+/// Seconds without Redis. The long version: `TICKR_TEST_OUTAGE_SECONDS=600 cargo test --test suite without_redis_200`.
+fn outage() -> Duration {
+    let seconds = std::env::var("TICKR_TEST_OUTAGE_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(8))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_200_jobs_a_second_start_within_a_second() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
+    until_health(&tickr, Health::Fast).await;
+    tickr.services().redis().kill9().unwrap();
+    let jobs = load(&tickr, Duration::from_millis(5), outage()).await;
+    let (p99, _) = lateness(&tickr).await;
+    assert!(p99 < 1_000, "{p99} ms late");
+    tickr.services().redis().start_again().unwrap();
+    let more = load(&tickr, Duration::from_millis(5), Duration::from_secs(2)).await;
+    until_health(&tickr, Health::Fast).await;
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs + more).await;
+    let (p99, _) = lateness(&tickr).await;
+    assert!(p99 < 1_000, "{p99} ms late");
+    tickr.stop().await;
+}
+
+/// Insert owed jobs behind tickr's back, in one statement per table, due from `from` on, a millisecond apart.
+async fn insert_owed(tickr: &TestApp, jobs: u32, queue: &str, from: &str) {
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let numbers = format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d + 100000 * g.d AS n FROM {digits} a, {digits} b, \
+         {digits} c, {digits} e, {digits} f, {digits} g) numbers WHERE n < {jobs}"
+    );
+    let id = "UNHEX(CONCAT('019000000000', '7000', '8000', LPAD(HEX(n), 12, '0')))";
+    let due = format!("{from} + INTERVAL n * 1000 MICROSECOND");
+    tickr
+        .sql(format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+             SELECT {id}, 'noop', '{queue}', 5, 5, '{{}}', {due}, UTC_TIMESTAMP(6) FROM {numbers}; \
+             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT {id}, 'noop', '{queue}', 5, 5, 'waiting', {due} FROM {numbers}"
+        ))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
+    // `TICKR_TEST_FAR_JOBS=1000000` for the full million.
+    let jobs = std::env::var("TICKR_TEST_FAR_JOBS").ok().and_then(|text| text.parse().ok()).unwrap_or(200_000);
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    let before = info(&mut redis, "used_memory").await;
+    let began = Instant::now();
+    insert_owed(&tickr, jobs, "default", "UTC_TIMESTAMP(3) + INTERVAL 1 DAY").await;
+    println!("{jobs} jobs inserted in {:?}", began.elapsed());
+    // By the accepted way, too.
+    tickr.enqueue_many((0..2_000).map(|n| json!({"kind": "noop", "delay_ms": 86_400_000 + n}))).await;
+    let lose = async { redis.clone().del(tickr.key("epoch")).await.map(drop).unwrap() };
+    let hinted = tickr
+        .event("a rebuild", lose, |event| match event {
+            Event::Rebuilt { jobs } => Some(*jobs),
+            _ => None,
+        })
+        .await;
+    assert_eq!(hinted, 0);
+    assert!(!redis.exists(tickr.key("waiting")).await.unwrap());
+    let after = info(&mut redis, "used_memory").await;
+    println!("{jobs} jobs beyond the horizon: {before} bytes before, {after} after");
+    // Buffers of connections come and go.
+    assert!(after.saturating_sub(before) < 500_000, "{before} bytes before, {after} after");
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_jobs_within_the_horizon_take_less_than_two_megabytes_of_redis() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    until_health(&tickr, Health::Fast).await;
+    let mut redis = direct(tickr.services()).await;
+    let before = info(&mut redis, "used_memory").await;
+    tickr.enqueue_many((0..10_000).map(|n| json!({"kind": "noop", "delay_ms": 600_000 + n}))).await;
+    eventually("all are scheduled", || {
+        let (mut redis, key) = (redis.clone(), tickr.key("waiting"));
+        async move { (redis.zcard(key).await.unwrap() == 10_000).then_some(()) }
+    })
+    .await;
+    let bytes = info(&mut redis, "used_memory").await - before;
+    println!("10,000 jobs within the horizon: {bytes} bytes");
+    assert!(bytes < 2_000_000, "{bytes} bytes");
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
