@@ -28,3 +28,4 @@ mod retries;
 mod services;
 mod shutdown;
 mod store;
+mod verify;

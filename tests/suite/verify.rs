@@ -1,0 +1,307 @@
+//! `tickr verify` (G11): silent about a system that keeps its promises, and not about one that does not.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redis::AsyncTypedCommands;
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tickr::index::Health;
+use tickr::job::{JobId, State};
+use tickr::verify::{Check, VerifySettings, verify};
+
+use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::{TestApp, eventually, halted, http};
+
+/// Jobs of every fate.
+fn of_every_fate() -> Vec<Value> {
+    let quick = json!({"base_ms": 1, "cap_ms": 2});
+    let mut jobs = Vec::new();
+    for n in 0..10 {
+        jobs.extend([
+            json!({"kind": "noop"}),
+            json!({"kind": "noop", "delay_ms": n * 50}),
+            json!({"kind": "noop", "priority": n % 10}),
+            json!({"kind": "fail", "payload": {"times": 1}, "retry": quick}),
+            json!({"kind": "fail", "max_attempts": 2, "retry": quick}),
+            json!({"kind": "fail", "payload": {"permanent": true}}),
+            json!({"kind": "sleep", "payload": {"ms": 20}, "timeout_ms": 5, "max_attempts": 1}),
+            json!({"kind": "panic", "max_attempts": 1}),
+            json!({"kind": "noop", "delay_ms": 600_000}),
+            json!({"kind": "noop", "delay_ms": 3_600_000}),
+        ]);
+    }
+    jobs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_live_system_that_keeps_its_promises_lights_no_check() {
+    let tickr = TestApp::start_with(|config| config.workers = 16, Registry::new()).await;
+    let other = tickr.another().await;
+    let load = async {
+        for round in 0..6 {
+            let ids = tickr.enqueue_many(of_every_fate()).await;
+            let keyed = (0..5).map(|n| json!({"kind": "noop", "delay_ms": 700, "unique_key": format!("{round}-{n}")}));
+            let keyed = tickr.enqueue_many(keyed).await;
+            let slow = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;
+            tickr.until(slow, State::Executing).await;
+            for id in ids.iter().step_by(7).chain(keyed.first()).chain([&slow]) {
+                tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+            }
+            for id in ids.iter().skip(9).step_by(20) {
+                tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+            }
+            for id in ids.iter().skip(4).step_by(10) {
+                tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await;
+            }
+        }
+    };
+    let checks = async {
+        let (store, index) = (tickr.app.broker().store(), tickr.app.index());
+        let settings = halted::settings(&tickr.config, VerifySettings::PATIENCE, false);
+        for _ in 0..4 {
+            let report = verify(store, index, &settings, |_| {}).await.unwrap();
+            assert!(report.ok, "{}", serde_json::to_string_pretty(&report).unwrap());
+            assert_eq!(report.checks.len(), Check::ALL.len());
+        }
+    };
+    tokio::join!(load, checks);
+    // Some are given back by a runner that stops.
+    let slow = tickr.enqueue_many((0..30).map(|_| json!({"kind": "sleep", "payload": {"ms": 20_000}}))).await;
+    tickr.until(slow[0], State::Executing).await;
+    other.stop(tokio_util::sync::CancellationToken::new()).await;
+    let rest = tickr.halt().await;
+    let report = rest.verify(false).await;
+    assert!(report.ok, "{}", serde_json::to_string_pretty(&report).unwrap());
+    assert!(report.looked_at.jobs > 600 && report.looked_at.attempts > 300, "{:?}", report.looked_at);
+    assert!(report.looked_at.scheduled > 20, "{:?}", report.looked_at);
+    // Nothing is as young as this.
+    let mut settings = halted::settings(&rest.config, Duration::ZERO, false);
+    settings.since = Some(rest.store.clock().now() + Duration::from_secs(60));
+    let report = verify(&rest.store, &rest.index, &settings, |_| {}).await.unwrap();
+    assert_eq!((report.ok, report.looked_at.jobs), (true, 0));
+    rest.drop().await;
+}
+
+/// A runner with nothing to do, on the list and living.
+const IDLE_RUNNER: &str = "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+     VALUES ('idle/1-abcdef', '0', '[\"noop\"]', '[\"default\"]', 4, 30000, UTC_TIMESTAMP(6), \
+     UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_seeded_fault_lights_its_check() {
+    let tickr = TestApp::start().await;
+    let quick = json!({"base_ms": 1, "cap_ms": 2});
+    let done = tickr.enqueue_many((0..10).map(|_| json!({"kind": "noop"}))).await;
+    let failed = json!({"kind": "fail", "max_attempts": 2, "retry": quick});
+    let failed = tickr.enqueue_many(vec![failed; 10]).await;
+    let waiting = |n: u64| json!({"kind": "noop", "delay_ms": 120_000 + n, "unique_key": format!("k{n}")});
+    let waiting = tickr.enqueue_many((0..20).map(waiting)).await;
+    let cancelled = tickr.enqueue(json!({"kind": "noop", "delay_ms": 60_000})).await;
+    tickr.post(&format!("/v1/jobs/{cancelled}/cancel"), json!({})).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed", 20).await;
+    eventually("the index knows them all", || async {
+        (tickr.app.index().depth(&[]).await.unwrap().0 >= 20).then_some(())
+    })
+    .await;
+    let rest = tickr.halt().await;
+    // One job at a time is broken and taken away, which a batch would rightly notice.
+    rest.sql("UPDATE jobs SET batch_id = NULL, batch_size = NULL").await;
+    rest.sql(IDLE_RUNNER).await;
+    let clean = rest.verify(false).await;
+    assert!(clean.ok, "{}", serde_json::to_string_pretty(&clean).unwrap());
+
+    let mut redis = rest.redis().await;
+    let scheduled = rest.key("waiting");
+    let (mut done, mut failed, mut waiting) = (done.into_iter(), failed.into_iter(), waiting.into_iter());
+    let (mut done, mut failed) = (|| done.next().unwrap(), || failed.next().unwrap());
+    let mut waiting = || waiting.next().unwrap();
+    let mut seeds: Vec<(Check, JobId, String)> = Vec::new();
+    let mut seed = |check: Check, id: JobId, sql: &str| {
+        seeds.push((check, id, sql.replace("ID", &format!("UNHEX('{}')", id.uuid().simple()))));
+    };
+    seed(Check::Lost, waiting(), "DELETE FROM unique_keys WHERE job_id = ID; DELETE FROM owed WHERE id = ID");
+    seed(Check::Strange, done(), "DELETE FROM jobs WHERE id = ID");
+    seed(Check::Strange, waiting(), "UPDATE owed SET max_attempts = 9 WHERE id = ID");
+    let open = "UPDATE owed SET state = 'executing', attempt = 1, token = ID, runner = 'idle/1-abcdef', \
+         execute_at = UTC_TIMESTAMP(3), started_at = UTC_TIMESTAMP(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR \
+         WHERE id = ID";
+    let closed = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+         SELECT id, 1, 1, 'x', created_at, created_at, created_at, 'failed' FROM jobs WHERE id = ID";
+    seed(Check::OpenAttempt, waiting(), &format!("{open}; {closed}"));
+    seed(Check::Contiguous, waiting(), "UPDATE owed SET attempt = 1 WHERE id = ID");
+    seed(
+        Check::Overlap,
+        failed(),
+        "UPDATE attempts a JOIN attempts b ON b.job_id = a.job_id AND b.number = 1 \
+         SET a.execute_at = b.execute_at, a.started_at = b.started_at WHERE a.job_id = ID AND a.number = 2",
+    );
+    seed(
+        Check::Completed,
+        done(),
+        "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
+         SELECT job_id, 2, 1, runner, execute_at, finished_at, finished_at, 'succeeded', 'completed' FROM attempts WHERE job_id = ID",
+    );
+    seed(Check::Early, done(), "UPDATE attempts SET execute_at = started_at + INTERVAL 1 SECOND WHERE job_id = ID");
+    seed(Check::Bounded, done(), "UPDATE attempts SET burned = 0 WHERE job_id = ID");
+    seed(Check::Bounded, failed(), "UPDATE jobs SET max_attempts = 1 WHERE id = ID");
+    seed(Check::Failed, failed(), "UPDATE jobs SET max_attempts = 5 WHERE id = ID");
+    seed(Check::Cancelled, cancelled, "UPDATE attempts SET cancel_requested_at = NULL WHERE job_id = ID");
+    seed(
+        Check::Final,
+        done(),
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt) \
+         SELECT id, kind, queue, priority, max_attempts, 'retrying', UTC_TIMESTAMP(3) + INTERVAL 1 DAY, 1 FROM jobs WHERE id = ID",
+    );
+    seed(Check::UniqueKey, waiting(), "DELETE FROM unique_keys WHERE job_id = ID");
+    seed(Check::UniqueKey, waiting(), "UPDATE unique_keys SET unique_key = 'another' WHERE job_id = ID");
+    seed(Check::UniqueKey, done(), "INSERT INTO unique_keys VALUES ('noop', 'left behind', ID)");
+    seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
+    seed(Check::Counted, done(), "UPDATE tallies SET n = n - 100 WHERE kind = 'noop' AND state = 'completed' LIMIT 1");
+    seed(Check::Abandoned, waiting(), &open.replace("+ INTERVAL 1 HOUR", "- INTERVAL 3601 SECOND"));
+    seed(Check::Overdue, waiting(), "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 10 SECOND WHERE id = ID");
+    seed(Check::IndexScore, waiting(), "UPDATE owed SET execute_at = execute_at + INTERVAL 5 SECOND WHERE id = ID");
+    seed(Check::IndexMissing, waiting(), "");
+    seed(Check::IndexExtra, waiting(), "");
+
+    let mut lit: BTreeSet<Check> = BTreeSet::new();
+    for (check, id, sql) in seeds {
+        let member = format!("default:{id}");
+        match check {
+            Check::IndexMissing => drop(redis.zrem(&scheduled, &member).await.unwrap()),
+            Check::IndexExtra => {
+                let stranger = format!("default:{}", JobId::new());
+                redis.zadd(&scheduled, stranger, 4_000_000_000_000_u64).await.unwrap();
+            }
+            // Only what is wrong with the tables should be wrong.
+            Check::Overdue | Check::IndexScore => rest.sql(sql.clone()).await,
+            _ => {
+                rest.sql(sql.clone()).await;
+                redis.zrem(&scheduled, &member).await.unwrap();
+            }
+        }
+        let report = rest.verify(false).await;
+        assert!(!report.ok, "{check:?}");
+        let mut faults = report.faults();
+        // Taken out of the index on purpose, and still waiting.
+        if check != Check::IndexMissing {
+            faults.remove(&Check::IndexMissing);
+        }
+        assert!(faults.remove(&check).is_some(), "{sql}\n{}", serde_json::to_string_pretty(&report).unwrap());
+        // A second success is also one after the end.
+        if check == Check::Completed {
+            faults.remove(&Check::Final);
+        }
+        assert!(faults.is_empty(), "{check:?} {faults:?}\n{}", serde_json::to_string_pretty(&report).unwrap());
+        lit.insert(check);
+        // Out of the way of the next one.
+        for (table, column) in [("owed", "id"), ("jobs", "id"), ("attempts", "job_id"), ("unique_keys", "job_id")] {
+            rest.sql(format!("DELETE FROM {table} WHERE {column} = UNHEX('{}')", id.uuid().simple())).await;
+        }
+        redis.zrem(&scheduled, &member).await.unwrap();
+        if check == Check::Counted {
+            rest.sql(sql.replace("- 100", "+ 100")).await;
+        }
+        if check == Check::IndexExtra {
+            redis.zrembyscore(&scheduled, 4_000_000_000_000_u64, "+inf").await.unwrap();
+        }
+    }
+    assert_eq!(lit, BTreeSet::from(Check::ALL));
+    let clean = rest.verify(false).await;
+    assert!(clean.ok, "{}", serde_json::to_string_pretty(&clean).unwrap());
+    rest.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_repairs_the_index_and_ends_with_0_or_1() {
+    let tickr = TestApp::start().await;
+    let waiting = |n: u64| json!({"kind": "noop", "delay_ms": 300_000 + n});
+    let ids = tickr.enqueue_many((0..30).map(waiting)).await;
+    eventually("the index knows them all", || async {
+        (tickr.app.index().depth(&[]).await.unwrap().0 == 30).then_some(())
+    })
+    .await;
+    let rest = tickr.halt().await;
+    let mut redis = rest.redis().await;
+    let scheduled = rest.key("waiting");
+    redis.zrem(&scheduled, format!("default:{}", ids[0])).await.unwrap();
+    redis.zadd(&scheduled, format!("default:{}", ids[1]), 4_000_000_000_000_u64).await.unwrap();
+    redis.zadd(&scheduled, format!("default:{}", JobId::new()), 4_000_000_000_000_u64).await.unwrap();
+
+    let (code, out, err) = outcome(run(&rest, &["verify"])).await;
+    assert_eq!(code, 1, "{out}{err}");
+    for part in ["✗  index_missing", "✗  index_extra", "✗  index_score", "✓  lost", "promises were broken"] {
+        assert!(out.contains(part), "{part}:\n{out}");
+    }
+    assert!(out.contains(&ids[0].to_string()) && err.contains("3 faults in 3 of"), "{out}{err}");
+    let (code, out, err) = outcome(run(&rest, &["verify", "--repair", "--json"])).await;
+    assert_eq!(code, 0, "{out}{err}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&report["ok"], &report["looked_at"]["jobs"]), (&json!(true), &json!(30)));
+    let repaired: u64 =
+        report["checks"].as_array().unwrap().iter().map(|check| check["repaired"].as_u64().unwrap()).sum();
+    assert_eq!(repaired, 3, "{report:#}");
+    let (code, out, _) = outcome(run(&rest, &["verify", "--since", "1h"])).await;
+    assert_eq!(code, 0, "{out}");
+    assert!(out.contains("every promise was kept") && out.contains("30 scheduled"), "{out}");
+    // Redis lost everything, the epoch too: all is fed again.
+    redis.del(&[rest.key("epoch"), scheduled.clone()][..]).await.unwrap();
+    let (code, out, err) = outcome(run(&rest, &["verify", "--repair"])).await;
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("0 (30 repaired)"), "{out}");
+    assert_eq!(redis.zcard(&scheduled).await.unwrap(), 30);
+    rest.drop().await;
+}
+
+fn run(rest: &halted::Halted, args: &[&str]) -> tokio::process::Command {
+    let mut command = command(&tickr(), rest.dir.path(), args);
+    command
+        .env("TICKR_MYSQL_URL", rest.config.mysql_url().unwrap().expose())
+        .env("TICKR_REDIS_URL", rest.config.redis_url().unwrap().expose())
+        .env("TICKR_REDIS_PREFIX", &rest.config.redis_prefix);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_redis_the_tables_are_checked_all_the_same() {
+    let tickr = TestApp::start_alone(|own| own.redis().kill9().unwrap(), |_| {}).await;
+    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    assert_eq!(tickr.app.index().health().now(), Health::Degraded);
+    let settings = halted::settings(&tickr.config, Duration::from_secs(1), false);
+    let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    assert!(report.ok, "{}", serde_json::to_string_pretty(&report).unwrap());
+    assert_eq!((report.looked_at.jobs, report.looked_at.attempts), (50, 50));
+    for check in [Check::IndexMissing, Check::IndexExtra, Check::IndexScore] {
+        assert!(report.finding(check).skipped.is_some());
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_index_lacks_shows_in_the_gauge_of_drift() {
+    let tickr = TestApp::start().await;
+    let ids = tickr.enqueue_many((0..40).map(|n| json!({"kind": "noop", "delay_ms": 6_000 + n}))).await;
+    let rest = tickr.halt().await;
+    let mut serve = run(&rest, &["serve"]);
+    serve.env("TICKR_HTTP_ADDR", "127.0.0.1:0").env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
+    let mut runner = Program::spawn(serve);
+    let said = runner.says("\"addr\":\"").await;
+    let url = format!("http://{}/metrics", said.split('"').next().unwrap());
+    let drift = || async {
+        let page = http().get(&url).send().await.unwrap().text().await.unwrap();
+        let line = page.lines().find(|line| line.starts_with("tickr_index_drift "))?.to_owned();
+        Some(line.rsplit_once(' ')?.1.parse::<f64>().unwrap())
+    };
+    // Fed by a rebuild, the passes that follow find nothing missing.
+    eventually("the index is in step", || async { (drift().await? == 0.0).then_some(()) }).await;
+    let mut redis = rest.redis().await;
+    for id in &ids[..30] {
+        redis.zrem(rest.key("waiting"), format!("default:{id}")).await.unwrap();
+    }
+    eventually("the gauge tells of what was lost", || async { (drift().await? > 0.0).then_some(()) }).await;
+    eventually("and that it is back", || async { (drift().await? == 0.0).then_some(()) }).await;
+    runner.signal("TERM").await;
+    assert!(runner.ends().await.success());
+    rest.drop().await;
+}
