@@ -1,10 +1,12 @@
 # The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps run test test-mysql check build release clean cargo rustfmt clippy
+.PHONY: help deps run test test-mysql chaos check build release clean cargo rustfmt clippy
 
 INSTALL := internal/services/install.sh
 ARGS ?=
+SEED ?=
+MINUTES ?=
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +22,9 @@ test: deps cargo ## Run every test against private MariaDB and Redis servers
 
 test-mysql: deps cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
+
+chaos: deps cargo ## Pull every plug under load: make chaos SEED=42 MINUTES=10
+	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_TELL=1 cargo test --test chaos
 
 check: cargo rustfmt clippy ## Check the formatting, the lints and the documentation
 	cargo fmt --check

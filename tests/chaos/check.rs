@@ -1,0 +1,295 @@
+//! The end: tables, journal, sink and outer ledger have to tell the same story.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+use sqlx::{MySqlConnection, Row as _};
+use uuid::Uuid;
+
+use crate::journal::{Execution, History};
+use crate::ledger::Book;
+use crate::sink::Call;
+use crate::world::World;
+
+/// What the checks found.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) wrong: Vec<String>,
+    /// Accepted jobs that are not there or have not ended.
+    pub(crate) lost: usize,
+    /// Executions that happened twice, and enqueues that made two jobs.
+    pub(crate) doubled: usize,
+    pub(crate) jobs: usize,
+    pub(crate) attempts: usize,
+    /// Attempts by verdict.
+    pub(crate) verdicts: BTreeMap<String, usize>,
+    /// Jobs by end.
+    pub(crate) ends: BTreeMap<String, usize>,
+    /// Callbacks that completed.
+    pub(crate) callbacks: usize,
+}
+
+/// A job of the tables.
+#[derive(Debug, Default)]
+struct Job {
+    kind: String,
+    name: String,
+    owed: bool,
+    lines: Vec<Line>,
+}
+
+/// One line of tickr's ledger.
+#[derive(Debug)]
+struct Line {
+    runner: String,
+    verdict: String,
+    end: Option<String>,
+    result: Option<String>,
+}
+
+impl Job {
+    /// The end, if the last line is one.
+    fn end(&self) -> Option<&str> {
+        self.lines.last()?.end.as_deref().filter(|_| !self.owed)
+    }
+
+    fn executed(&self) -> usize {
+        self.lines.iter().filter(|line| !line.runner.is_empty()).count()
+    }
+
+    fn has(&self, verdict: &str) -> bool {
+        self.lines.iter().any(|line| line.verdict == verdict)
+    }
+}
+
+/// Compare everything. Runners may still run, but nothing is owed any more.
+pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
+    let mut root = world.servers.root().await?;
+    let jobs = read(&mut root).await?;
+    let history = History::read(&world.journal())?;
+    let calls = world.sink.calls();
+    let mut found = Findings { jobs: jobs.len(), ..Findings::default() };
+    for job in jobs.values() {
+        found.attempts += job.lines.len();
+        for line in &job.lines {
+            *found.verdicts.entry(line.verdict.clone()).or_default() += 1;
+        }
+        *found.ends.entry(job.end().unwrap_or("none").to_owned()).or_default() += 1;
+    }
+    world.ledger.write(|book| {
+        found.wrong.append(&mut book.complaints);
+        answers(&mut found, book, &jobs);
+        cancels(&mut found, book, &jobs, &history);
+    });
+    executions(&mut found, &jobs, &history);
+    callbacks(&mut found, &jobs, &calls);
+    tables(&mut found, &mut root).await?;
+    tallies(&mut found, &mut root).await?;
+    Ok(found)
+}
+
+/// What was answered 2xx is there and has ended; what was answered 4xx is not; nothing is there twice.
+fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
+    for (id, name) in &book.accepted {
+        match jobs.get(id) {
+            None => {
+                found.lost += 1;
+                found.wrong.push(format!("job {id} ({name}) was accepted and is not there"));
+            }
+            Some(job) if job.end().is_none() => {
+                found.lost += 1;
+                found.wrong.push(format!("job {id} ({name}) was accepted and has not ended: {job:?}"));
+            }
+            Some(job) if job.name != *name => {
+                found.wrong.push(format!("job {id} was accepted as {name} and is {}", job.name));
+            }
+            Some(job) if book.poison.contains(name) && job.end() != Some("failed") => {
+                found.wrong.push(format!("job {id} kills its runners and is {:?}", job.end()));
+            }
+            Some(_) => {}
+        }
+    }
+    let mut names: BTreeMap<&str, Uuid> = BTreeMap::new();
+    for (id, job) in jobs {
+        if let Some(other) = names.insert(&job.name, *id) {
+            found.doubled += 1;
+            found.wrong.push(format!("{} was enqueued once and is there twice: {other} and {id}", job.name));
+        }
+        if book.refused.contains(&job.name) {
+            found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
+        } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) {
+            found.wrong.push(format!("job {id} ({}) is there and nobody asked for it", job.name));
+        }
+    }
+}
+
+/// A cancel meant what it answered.
+fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+    for (id, lines) in &book.cancelled {
+        let Some(job) = jobs.get(id) else { continue };
+        if job.end() != Some("cancelled") {
+            found.wrong.push(format!("cancel of {id} answered 200 and it is {:?}", job.end()));
+        }
+        let started = history.jobs.get(id).into_iter().flatten().any(|execution| execution.began >= *lines);
+        // An attempt that was lost before the cancel may write its first line late, when its runner is resumed.
+        if started && !job.has("lost") {
+            found.wrong.push(format!("cancel of {id} answered 200 and it started after that"));
+        }
+    }
+    for id in &book.over {
+        let ended = jobs.get(id).is_some_and(|job| job.lines.iter().any(|line| line.end.is_some()));
+        if !ended {
+            found.wrong.push(format!("cancel of {id} said that it was over, and it was not"));
+        }
+    }
+    for (id, job) in jobs {
+        let asked = book.cancel_asked.contains(id) || book.keyed.contains(id) || book.unknown.contains(&job.name);
+        if job.end() == Some("cancelled") && !asked {
+            found.wrong.push(format!("job {id} is cancelled and nobody asked for that"));
+        }
+    }
+}
+
+/// The handlers' own journal: each token at most once, each execution counted, one at a time, and its success is the
+/// success of the job.
+fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+    for line in &history.unreadable {
+        found.wrong.push(format!("the journal says {line:?}"));
+    }
+    for (job, token) in &history.doubled {
+        found.doubled += 1;
+        found.wrong.push(format!("job {job} was started twice with token {token}"));
+    }
+    for (id, executions) in &history.jobs {
+        let Some(job) = jobs.get(id) else {
+            found.wrong.push(format!("job {id} was executed and is not there"));
+            continue;
+        };
+        if executions.len() > job.executed() {
+            let lines = job.executed();
+            found.wrong.push(format!("job {id} was started {} times, of which {lines} are counted", executions.len()));
+        }
+        if let Some((older, newer)) = overlap(executions)
+            && !job.has("lost")
+            && !job.has("timed_out")
+        {
+            found.doubled += 1;
+            found.wrong.push(format!("job {id} ran under {newer} while it ran under {older}: {job:?}"));
+        }
+    }
+    for (id, job) in jobs.iter().filter(|(_, job)| job.kind == "record") {
+        let successes: Vec<&Line> = job.lines.iter().filter(|line| line.verdict == "succeeded").collect();
+        if successes.len() > 1 {
+            found.doubled += 1;
+            found.wrong.push(format!("job {id} succeeded {} times", successes.len()));
+        }
+        if (job.end() == Some("completed")) != (successes.len() == 1) {
+            found.wrong.push(format!("job {id} is {:?} with {} successes", job.end(), successes.len()));
+        }
+        for line in successes {
+            let result: Value =
+                line.result.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+            let token = result["token"].as_str().and_then(|token| token.parse::<Uuid>().ok());
+            let mut executions = history.jobs.get(id).into_iter().flatten();
+            let done = executions.any(|execution| {
+                Some(execution.token) == token && execution.ended.as_ref().is_some_and(|(_, word)| word == "done")
+            });
+            if !done {
+                found.wrong.push(format!("job {id} is completed with {result}, which no handler returned"));
+            }
+        }
+    }
+}
+
+/// Two executions of which one began before the other had ended, in a process that lived on to write its end.
+fn overlap(executions: &[Execution]) -> Option<(Uuid, Uuid)> {
+    let mut pairs = executions.iter().zip(executions.iter().skip(1));
+    pairs.find_map(|(older, newer)| {
+        let (ended, _) = older.ended.as_ref()?;
+        (newer.began < *ended).then_some((older.token, newer.token))
+    })
+}
+
+/// Whoever completed has called, and was answered with success; nobody called twice with one token.
+fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<Uuid, Vec<Call>>) {
+    for (id, job) in jobs.iter().filter(|(_, job)| job.kind == "http") {
+        let made = calls.get(id).map_or(&[][..], Vec::as_slice);
+        if job.end() == Some("completed") {
+            found.callbacks += 1;
+            if !made.iter().any(|call| call.status == 200) {
+                found.lost += 1;
+                found.wrong.push(format!("callback {id} is completed and the sink has not seen it: {made:?}"));
+            }
+        }
+        let tokens: BTreeSet<Uuid> = made.iter().map(|call| call.token).collect();
+        if tokens.len() < made.len() {
+            found.doubled += 1;
+            found.wrong.push(format!("callback {id} came more than once with one token: {made:?}"));
+        }
+        if made.len() > job.executed() {
+            found.wrong.push(format!("callback {id} came {} times in {} attempts", made.len(), job.executed()));
+        }
+    }
+    for id in calls.keys().filter(|id| !jobs.contains_key(id)) {
+        found.wrong.push(format!("callback {id} came and is not there"));
+    }
+}
+
+/// What must hold of the tables by themselves.
+async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
+    const FAULTS: [&str; 8] = [
+        "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
+        "SELECT COUNT(*) FROM (SELECT job_id FROM attempts GROUP BY job_id \
+         HAVING COUNT(*) <> MAX(number) OR SUM(verdict = 'succeeded') > 1) a",
+        "SELECT COUNT(*) FROM attempts WHERE runner <> '' AND (started_at < execute_at OR finished_at < started_at)",
+        "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.job_id = a.job_id AND b.number = a.number + 1 \
+         WHERE b.started_at < a.finished_at",
+        "SELECT COUNT(*) FROM owed o LEFT JOIN (SELECT job_id, COUNT(*) AS n FROM attempts GROUP BY job_id) a \
+         ON a.job_id = o.id WHERE o.attempt <> COALESCE(a.n, 0) + (o.state = 'executing')",
+        "SELECT COUNT(*) FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed WHERE o.id IS NULL",
+        "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.burned > j.max_attempts",
+        "SELECT CAST(ABS((SELECT COUNT(*) FROM jobs) - (SELECT COUNT(*) FROM owed) \
+         - (SELECT COALESCE(SUM(n), 0) FROM tallies)) AS SIGNED)",
+    ];
+    for fault in FAULTS {
+        let count: i64 = sqlx::query_scalar(fault).fetch_one(&mut *root).await?;
+        if count != 0 {
+            found.wrong.push(format!("{count} rows: {fault}"));
+        }
+    }
+    Ok(())
+}
+
+/// The counts that tickr keeps are those of its ledger.
+async fn tallies(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
+    let rows = sqlx::query("SELECT CAST(state AS CHAR), CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY state");
+    for row in rows.fetch_all(&mut *root).await? {
+        let (state, tallied): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let counted = found.ends.get(&state).copied().unwrap_or(0);
+        if usize::try_from(tallied) != Ok(counted) {
+            found.wrong.push(format!("{tallied} jobs are tallied as {state}, and {counted} are"));
+        }
+    }
+    Ok(())
+}
+
+async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>> {
+    let mut jobs: BTreeMap<Uuid, Job> = BTreeMap::new();
+    for row in sqlx::query("SELECT id, kind, payload FROM jobs").fetch_all(&mut *root).await? {
+        let payload: Value = serde_json::from_str(row.try_get(2)?)?;
+        let name = payload["name"].as_str().or_else(|| payload["body"]["name"].as_str()).unwrap_or_default();
+        let job = Job { kind: row.try_get(1)?, name: name.to_owned(), ..Job::default() };
+        jobs.insert(row.try_get(0)?, job);
+    }
+    for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {
+        jobs.entry(id).or_default().owed = true;
+    }
+    let lines = "SELECT job_id, runner, CAST(verdict AS CHAR), CAST(end_state AS CHAR), result FROM attempts \
+                 ORDER BY job_id, number";
+    for row in sqlx::query(lines).fetch_all(&mut *root).await? {
+        let line =
+            Line { runner: row.try_get(1)?, verdict: row.try_get(2)?, end: row.try_get(3)?, result: row.try_get(4)? };
+        jobs.entry(row.try_get(0)?).or_default().lines.push(line);
+    }
+    Ok(jobs)
+}

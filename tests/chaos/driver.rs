@@ -1,0 +1,222 @@
+//! The load: several callers of the API who enqueue, cancel, hurry and retry jobs through whatever runner answers, and
+//! write down every answer that they get.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::enqueue::Enqueue;
+use crate::journal;
+use crate::kinds::Act;
+use crate::request::{self, Answer, Request};
+use crate::world::World;
+
+/// How many callers there are.
+const CALLERS: u64 = 6;
+/// How long a caller pauses between two requests, at the most. Together they enqueue about 100 jobs in a second.
+const PAUSE_MS: u64 = 130;
+/// Unique keys that callers compete for.
+const KEYS: u32 = 20;
+
+/// Everybody who calls. Their tasks end when the token is cancelled.
+pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
+    (0..CALLERS)
+        .map(|number| {
+            let caller = Caller {
+                world: Arc::clone(world),
+                number,
+                rng: StdRng::seed_from_u64(world.seed.wrapping_mul(CALLERS).wrapping_add(number)),
+                made: 0,
+                recent: Vec::new(),
+            };
+            tokio::spawn(caller.call_until_stopped(stop.clone()))
+        })
+        .collect()
+}
+
+struct Caller {
+    world: Arc<World>,
+    number: u64,
+    rng: StdRng,
+    made: u64,
+    /// Ids that were accepted lately, to ask things of.
+    recent: Vec<Uuid>,
+}
+
+impl Caller {
+    async fn call_until_stopped(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            // A request under way is waited for, so that every answer is written down.
+            self.one_call().await;
+            let pause = Duration::from_millis(self.rng.random_range(0..PAUSE_MS));
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn one_call(&mut self) {
+        match self.rng.random_range(0..100) {
+            0..50 => {
+                let (name, job) = self.job();
+                self.enqueue(Enqueue::job(name, job)).await;
+            }
+            50..62 => {
+                let jobs = (0..self.rng.random_range(2..=15)).map(|_| self.job()).collect();
+                self.enqueue(Enqueue::batch(jobs)).await;
+            }
+            62..70 => {
+                let (name, mut job) = self.job();
+                job["unique_key"] = json!(format!("key{}", self.rng.random_range(0..KEYS)));
+                if let Some(policy) = ["return", "reject", "replace"].choose(&mut self.rng) {
+                    job["on_conflict"] = json!(policy);
+                }
+                self.enqueue(Enqueue::job(name, job)).await;
+            }
+            70..75 => self.enqueue_nonsense().await,
+            75..83 => self.cancel().await,
+            83..87 => self.steer("run-now").await,
+            87..91 => self.retry_a_failed_one().await,
+            _ => self.read().await,
+        }
+    }
+
+    fn name(&mut self) -> String {
+        self.made += 1;
+        format!("c{}-{}", self.number, self.made)
+    }
+
+    /// A job, and what it is called.
+    fn job(&mut self) -> (String, Value) {
+        let name = self.name();
+        if self.rng.random_ratio(1, 8) {
+            let payload = json!({"url": self.world.sink.url(), "body": {"name": name}, "timeout_ms": 3_000});
+            return (name, json!({"kind": "http", "payload": payload, "max_attempts": 10, "retry": quick()}));
+        }
+        let ms: u64 = match self.rng.random_range(0..100) {
+            0..80 => self.rng.random_range(0..40),
+            80..97 => self.rng.random_range(100..800),
+            // Longer than a lease.
+            _ => self.rng.random_range(1_500..3_500),
+        };
+        let first = match self.rng.random_range(0..100) {
+            0..8 => Act::Fail,
+            8..10 => Act::Snooze,
+            10..12 => Act::Panic,
+            12..13 => Act::Reject,
+            13..15 => Act::Spin,
+            _ => Act::Succeed,
+        };
+        let ms = if first == Act::Spin { ms.min(300) } else { ms };
+        let times = self.rng.random_range(1..=2);
+        let payload = json!({"name": name, "ms": ms, "first": first, "times": times});
+        let attempts = if self.rng.random_ratio(1, 30) { 1 } else { 10 };
+        let mut job = json!({"kind": "record", "payload": payload, "max_attempts": attempts, "retry": quick()});
+        if self.rng.random_ratio(1, 5) {
+            job["delay_ms"] = json!(self.rng.random_range(50..6_000));
+        }
+        if self.rng.random_ratio(1, 4) {
+            job["queue"] = json!("side");
+        }
+        if self.rng.random_ratio(1, 10) {
+            job["priority"] = json!(self.rng.random_range(0..=9));
+        }
+        if self.rng.random_ratio(1, 50) {
+            job["timeout_ms"] = json!(400);
+        }
+        (name, job)
+    }
+
+    /// With or without an `Idempotency-Key`, without which nobody can ask again.
+    async fn enqueue(&mut self, enqueue: Enqueue) {
+        let enqueue = if self.rng.random_ratio(1, 2) { enqueue.once() } else { enqueue };
+        for id in enqueue.send(&self.world, &mut self.rng).await {
+            self.recent.push(id);
+        }
+        let old = self.recent.len().saturating_sub(30);
+        self.recent.drain(..old);
+    }
+
+    /// A request that must be refused, and leave nothing behind.
+    async fn enqueue_nonsense(&mut self) {
+        let (name, mut job) = self.job();
+        let mut enqueue = None;
+        match self.rng.random_range(0..4) {
+            0 => job["kind"] = json!("unheard-of"),
+            1 => job["payload"]["surplus"] = json!(1),
+            2 => job["max_attempts"] = json!(0),
+            _ => {
+                job["payload"] = json!("not an object");
+                enqueue = Some(Enqueue::batch(vec![self.job(), (name.clone(), job.clone())]));
+            }
+        }
+        self.enqueue(enqueue.unwrap_or_else(|| Enqueue::job(name, job)).refused_with(422)).await;
+    }
+
+    async fn cancel(&mut self) {
+        let Some(id) = self.recent.choose(&mut self.rng).copied() else { return };
+        self.world.ledger.write(|book| book.cancel_asked.insert(id));
+        let answer = self.world.call(&mut self.rng, Request::post(format!("/v1/jobs/{id}/cancel"))).await;
+        let lines = journal::lines(&self.world.journal());
+        match answer {
+            Answer::Said(200, body) => {
+                if body["state"] != "cancelled" {
+                    self.world.ledger.complain(format!("cancel of {id} answered 200 and state {}", body["state"]));
+                }
+                self.world.ledger.write(|book| book.cancelled.insert(id, lines));
+            }
+            Answer::Said(409, _) => {
+                self.world.ledger.write(|book| book.over.insert(id));
+            }
+            Answer::Said(404, _) => self.world.ledger.complain(format!("accepted job {id} was not found to cancel")),
+            Answer::Said(..) | Answer::Silent | Answer::NotSent => {}
+        }
+    }
+
+    async fn steer(&mut self, what: &str) {
+        let Some(id) = self.recent.choose(&mut self.rng).copied() else { return };
+        let answer = self.world.call(&mut self.rng, Request::post(format!("/v1/jobs/{id}/{what}"))).await;
+        if let Answer::Said(404, _) = answer {
+            self.world.ledger.complain(format!("accepted job {id} was not found to {what}"));
+        }
+    }
+
+    async fn retry_a_failed_one(&mut self) {
+        let listing = self.world.call(&mut self.rng, Request::get("/v1/jobs?state=failed&limit=20")).await;
+        let Answer::Said(200, page) = listing else { return };
+        let ids: Vec<Uuid> = page["data"].as_array().into_iter().flatten().filter_map(request::id_of).collect();
+        let Some(id) = ids.choose(&mut self.rng).copied() else { return };
+        // What kills runners is not given another life: how often it may is counted at the end.
+        let poison = self.world.ledger.write(|book| {
+            let poison = book.accepted.get(&id).is_some_and(|name| book.poison.contains(name));
+            if !poison {
+                book.retry_asked.insert(id);
+            }
+            poison
+        });
+        if !poison {
+            let _ = self.world.call(&mut self.rng, Request::post(format!("/v1/jobs/{id}/retry"))).await;
+        }
+    }
+
+    /// What was accepted can be read, at any moment and anywhere.
+    async fn read(&mut self) {
+        let Some(id) = self.recent.choose(&mut self.rng).copied() else { return };
+        let answer = self.world.call(&mut self.rng, Request::get(format!("/v1/jobs/{id}"))).await;
+        if let Answer::Said(404, _) = answer {
+            self.world.ledger.complain(format!("accepted job {id} was not found to read"));
+        }
+    }
+}
+
+/// A backoff that fits into a short run.
+pub(crate) fn quick() -> Value {
+    json!({"base_ms": 200, "cap_ms": 2_000})
+}

@@ -1,0 +1,398 @@
+//! The faults: what can be done to servers, lines and runners, how long it lasts, and how it is made good again.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
+use rand::{Rng as _, SeedableRng as _};
+use serde_json::json;
+use sqlx::{Connection as _, Executor as _, MySqlConnection};
+use tickr::services::Server;
+
+use crate::driver;
+use crate::enqueue::Enqueue;
+use crate::proxy::{Mode, Proxy};
+use crate::runner::{LEASE, Order};
+use crate::servers::ACCOUNT;
+use crate::world::World;
+
+/// One kind of fault. The figure behind each is how often it is drawn, in relation to the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    RedisFlushed,
+    RedisKilled,
+    RedisStale,
+    RedisKeyDeleted,
+    RedisEvicts,
+    RedisFull,
+    RedisReadOnly,
+    RedisPaused,
+    RedisClientsKilled,
+    RedisAnswersLost,
+    RedisLineBad,
+    MysqlKilled,
+    MysqlPaused,
+    MysqlConnectionsKilled,
+    MysqlRowsLocked,
+    MysqlTableLocked,
+    MysqlReadOnly,
+    MysqlRefusesConnections,
+    MysqlCommitAnswersLost,
+    MysqlLineBad,
+    RunnerKilled,
+    RunnerPaused,
+    RunnerStopped,
+    RunnerStoppedTwice,
+    ClockTurned,
+    JobAborts,
+    JobIsPoison,
+}
+
+use What::{
+    ClockTurned, JobAborts, JobIsPoison, MysqlCommitAnswersLost, MysqlConnectionsKilled, MysqlKilled, MysqlLineBad,
+    MysqlPaused, MysqlReadOnly, MysqlRefusesConnections, MysqlRowsLocked, MysqlTableLocked, RedisAnswersLost,
+    RedisClientsKilled, RedisEvicts, RedisFlushed, RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused,
+    RedisReadOnly, RedisStale, RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
+};
+
+const WEIGHTS: [(What, u32); 27] = [
+    (RedisFlushed, 4),
+    (RedisKilled, 4),
+    (RedisStale, 3),
+    (RedisKeyDeleted, 3),
+    (RedisEvicts, 2),
+    (RedisFull, 2),
+    (RedisReadOnly, 3),
+    (RedisPaused, 2),
+    (RedisClientsKilled, 2),
+    (RedisAnswersLost, 3),
+    (RedisLineBad, 5),
+    (MysqlKilled, 4),
+    (MysqlPaused, 3),
+    (MysqlConnectionsKilled, 3),
+    (MysqlRowsLocked, 3),
+    (MysqlTableLocked, 1),
+    (MysqlReadOnly, 3),
+    (MysqlRefusesConnections, 2),
+    (MysqlCommitAnswersLost, 5),
+    (MysqlLineBad, 6),
+    (RunnerKilled, 5),
+    (RunnerPaused, 4),
+    (RunnerStopped, 3),
+    (RunnerStoppedTwice, 2),
+    (ClockTurned, 3),
+    (JobAborts, 2),
+    (JobIsPoison, 1),
+];
+
+/// What a fault happens to. Two that last at the same time happen to different things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scene {
+    Redis,
+    RedisLines,
+    Mysql,
+    MysqlLines,
+    Runners,
+    Clocks,
+    Jobs,
+}
+
+/// A fault that was drawn, with everything about it decided.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) what: What,
+    /// The runners that it happens to, where that is some of them.
+    runners: Vec<usize>,
+    mode: Mode,
+    /// How many times, where that can be counted.
+    times: usize,
+    /// By how many seconds a clock is wrong.
+    seconds: i64,
+    lasts: Duration,
+    seed: u64,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.what.name())?;
+        match self.what {
+            RedisLineBad | MysqlLineBad => write!(f, " ({:?}, runners {:?})", self.mode, self.runners)?,
+            RedisAnswersLost | MysqlCommitAnswersLost => write!(f, " ({}, runners {:?})", self.times, self.runners)?,
+            RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice => {
+                write!(f, " (runners {:?})", self.runners)?;
+            }
+            ClockTurned => write!(f, " ({:+} s, runners {:?})", self.seconds, self.runners)?,
+            _ => {}
+        }
+        write!(f, " for {} ms", self.lasts.as_millis())
+    }
+}
+
+impl What {
+    /// The name in reports.
+    pub(crate) fn name(self) -> String {
+        let mut words = String::new();
+        for letter in format!("{self:?}").chars() {
+            if letter.is_uppercase() && !words.is_empty() {
+                words.push('_');
+            }
+            words.push(letter.to_ascii_lowercase());
+        }
+        words
+    }
+
+    fn scene(self) -> Scene {
+        match self {
+            RedisFlushed | RedisKilled | RedisStale | RedisKeyDeleted | RedisEvicts | RedisFull | RedisReadOnly
+            | RedisPaused | RedisClientsKilled => Scene::Redis,
+            RedisAnswersLost | RedisLineBad => Scene::RedisLines,
+            MysqlKilled
+            | MysqlPaused
+            | MysqlConnectionsKilled
+            | MysqlRowsLocked
+            | MysqlTableLocked
+            | MysqlReadOnly
+            | MysqlRefusesConnections => Scene::Mysql,
+            MysqlCommitAnswersLost | MysqlLineBad => Scene::MysqlLines,
+            RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice => Scene::Runners,
+            ClockTurned => Scene::Clocks,
+            JobAborts | JobIsPoison => Scene::Jobs,
+        }
+    }
+
+    /// How long it may last, in milliseconds.
+    fn lasts(self) -> std::ops::Range<u64> {
+        let lease = LEASE.as_millis() as u64;
+        match self {
+            RedisFlushed | RedisKeyDeleted | RedisClientsKilled | RunnerKilled | RunnerStopped | RunnerStoppedTwice => {
+                100..500
+            }
+            RedisKilled => 0..10_000,
+            RedisStale | RedisEvicts | RedisFull | RedisReadOnly => 1_000..4_000,
+            RedisPaused | RedisLineBad => 500..6_000,
+            RedisAnswersLost | MysqlCommitAnswersLost => 500..3_000,
+            MysqlKilled => 0..5_000,
+            MysqlPaused | MysqlRowsLocked | MysqlTableLocked | MysqlLineBad => 500..7_000,
+            MysqlConnectionsKilled | MysqlReadOnly | MysqlRefusesConnections => 1_000..4_000,
+            RunnerPaused => lease + 500..lease + 4_000,
+            ClockTurned => 2_000..6_000,
+            JobAborts | JobIsPoison => 500..2_000,
+        }
+    }
+}
+
+impl Fault {
+    /// Draw one that does not happen to the same thing as `other`.
+    pub(crate) fn draw(rng: &mut StdRng, runners: usize, other: Option<&Fault>) -> Self {
+        let what = loop {
+            let what = WEIGHTS.choose_weighted(rng, |(_, weight)| *weight).map_or(RedisFlushed, |(what, _)| *what);
+            if other.is_none_or(|other| other.what.scene() != what.scene()) {
+                break what;
+            }
+        };
+        let everybody: Vec<usize> = (0..runners).collect();
+        let many = matches!(what.scene(), Scene::RedisLines | Scene::MysqlLines) && rng.random_ratio(1, 3);
+        let one = rng.random_range(0..runners);
+        let mode = match rng.random_range(0..4) {
+            0 => Mode::Delay(Duration::from_millis(rng.random_range(10..300))),
+            1 => Mode::Stall,
+            2 => Mode::Cut,
+            _ => Mode::HalfOpen,
+        };
+        Self {
+            what,
+            runners: if many { everybody } else { vec![one] },
+            mode,
+            times: rng.random_range(1..6),
+            seconds: rng.random_range(1..=7_200) * if rng.random() { 1 } else { -1 },
+            lasts: Duration::from_millis(rng.random_range(what.lasts())),
+            seed: rng.random(),
+        }
+    }
+
+    /// Let it happen, last, and end.
+    pub(crate) async fn happen(&self, world: &World) -> anyhow::Result<()> {
+        let mut rng = StdRng::seed_from_u64(self.seed);
+        self.begin(world, &mut rng).await.with_context(|| format!("begin {self}"))?;
+        let lasted =
+            matches!(self.what, MysqlConnectionsKilled | MysqlRowsLocked | MysqlTableLocked | MysqlRefusesConnections);
+        if !lasted {
+            tokio::time::sleep(self.lasts).await;
+        }
+        self.end(world).await.with_context(|| format!("end {self}"))
+    }
+
+    async fn begin(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
+        let servers = &world.servers;
+        match self.what {
+            RedisFlushed => servers.redis(&["FLUSHALL"]).await,
+            RedisKilled => {
+                servers.forget_snapshot()?;
+                servers.with_redis(Server::kill9).await
+            }
+            RedisStale => servers.redis(&["SAVE"]).await,
+            RedisKeyDeleted => {
+                let keys: Vec<String> = servers.redis(&["KEYS", "*"]).await?;
+                let Some(key) = keys.choose(rng) else { return Ok(()) };
+                servers.redis::<()>(&["DEL", key]).await
+            }
+            RedisEvicts => {
+                servers.redis::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await?;
+                servers.redis(&["CONFIG", "SET", "maxmemory", "1"]).await
+            }
+            RedisFull => {
+                servers.redis::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await?;
+                servers.redis(&["CONFIG", "SET", "maxmemory", "1"]).await
+            }
+            // Nobody listens on that port: a demoted primary whose new primary is out of reach.
+            RedisReadOnly => servers.redis(&["REPLICAOF", "127.0.0.1", "1"]).await,
+            RedisPaused => servers.with_redis(Server::pause).await,
+            RedisClientsKilled => servers.redis::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).await.map(|_| ()),
+            RedisAnswersLost | MysqlCommitAnswersLost => {
+                self.each_line(world, |line| line.lose(self.times));
+                Ok(())
+            }
+            RedisLineBad | MysqlLineBad => {
+                self.each_line(world, |line| line.set(self.mode));
+                Ok(())
+            }
+            MysqlKilled => servers.with_mysql(Server::kill9).await,
+            MysqlPaused => servers.with_mysql(Server::pause).await,
+            MysqlConnectionsKilled => self.kill_connections(world, rng).await,
+            MysqlRowsLocked => self.lock(world, "SELECT id FROM owed ORDER BY id LIMIT 500 FOR UPDATE").await,
+            MysqlTableLocked => self.lock(world, "LOCK TABLES owed WRITE").await,
+            MysqlReadOnly => servers.sql("SET GLOBAL read_only = ON").await,
+            MysqlRefusesConnections => self.refuse_connections(world, rng).await,
+            ClockTurned => self.turn_clocks(world, self.seconds),
+            RunnerKilled => self.each_runner(world, Order::Kill).await,
+            RunnerPaused => self.each_runner(world, Order::Pause).await,
+            RunnerStopped => self.each_runner(world, Order::Terminate).await,
+            RunnerStoppedTwice => {
+                self.each_runner(world, Order::Terminate).await?;
+                tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
+                self.each_runner(world, Order::Terminate).await
+            }
+            JobAborts | JobIsPoison => {
+                let poison = self.what == JobIsPoison;
+                let name = format!("{}-{}", self.what.name(), self.seed);
+                if poison {
+                    world.ledger.write(|book| book.poison.insert(name.clone()));
+                }
+                let times = if poison { 1_000 } else { 1 };
+                let payload = json!({"name": name, "ms": 20, "first": "abort", "times": times});
+                let job = json!({"kind": "record", "payload": payload, "max_attempts": 10, "retry": driver::quick()});
+                Enqueue::job(name, job).once().send(world, rng).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn end(&self, world: &World) -> anyhow::Result<()> {
+        let servers = &world.servers;
+        match self.what {
+            RedisKilled => servers.with_redis(Server::start_again).await,
+            RedisStale => {
+                servers.with_redis(|redis| redis.kill9().and_then(|()| redis.start_again())).await?;
+                servers.forget_snapshot()
+            }
+            RedisEvicts | RedisFull => servers.redis(&["CONFIG", "SET", "maxmemory", "0"]).await,
+            RedisReadOnly => servers.redis(&["REPLICAOF", "NO", "ONE"]).await,
+            RedisPaused => servers.with_redis(Server::resume).await,
+            RedisAnswersLost | MysqlCommitAnswersLost => {
+                self.each_line(world, |line| line.lose(0));
+                Ok(())
+            }
+            RedisLineBad | MysqlLineBad => {
+                self.each_line(world, |line| line.set(Mode::Pass));
+                Ok(())
+            }
+            MysqlKilled => servers.with_mysql(Server::start_again).await,
+            MysqlPaused => servers.with_mysql(Server::resume).await,
+            MysqlReadOnly => servers.sql("SET GLOBAL read_only = OFF").await,
+            ClockTurned => self.turn_clocks(world, 0),
+            RunnerPaused => self.each_runner(world, Order::Resume).await,
+            RedisFlushed
+            | RedisKeyDeleted
+            | RedisClientsKilled
+            | MysqlConnectionsKilled
+            | MysqlRowsLocked
+            | MysqlTableLocked
+            | MysqlRefusesConnections
+            | RunnerKilled
+            | RunnerStopped
+            | RunnerStoppedTwice
+            | JobAborts
+            | JobIsPoison => Ok(()),
+        }
+    }
+
+    fn turn_clocks(&self, world: &World, seconds: i64) -> anyhow::Result<()> {
+        for number in &self.runners {
+            world.runners[*number].clock.turn(seconds)?;
+        }
+        Ok(())
+    }
+
+    fn each_line(&self, world: &World, act: impl Fn(&Proxy)) {
+        for runner in self.runners.iter().map(|number| &world.runners[*number]) {
+            act(if self.what.scene() == Scene::MysqlLines { &runner.mysql } else { &runner.redis });
+        }
+    }
+
+    async fn each_runner(&self, world: &World, order: Order) -> anyhow::Result<()> {
+        for number in &self.runners {
+            world.runners[*number].order(order).await;
+        }
+        Ok(())
+    }
+
+    /// Kill connections one by one, for as long as it lasts.
+    async fn kill_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
+        let mut root = world.servers.root().await?;
+        let end = tokio::time::Instant::now() + self.lasts;
+        while tokio::time::Instant::now() < end {
+            kill_one_connection(&mut root, rng).await?;
+            tokio::time::sleep(Duration::from_millis(rng.random_range(20..200))).await;
+        }
+        Ok(())
+    }
+
+    /// Kill all connections and let only a few come back, for as long as it lasts.
+    async fn refuse_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
+        // One connection for all of it: root might be refused as well.
+        let mut root = world.servers.root().await?;
+        root.execute("SET GLOBAL max_connections = 10").await?;
+        for _ in 0..100 {
+            if !kill_one_connection(&mut root, rng).await? {
+                break;
+            }
+        }
+        tokio::time::sleep(self.lasts).await;
+        root.execute("SET GLOBAL max_connections = 500").await?;
+        Ok(())
+    }
+
+    /// Hold locks for as long as it lasts.
+    async fn lock(&self, world: &World, sql: &'static str) -> anyhow::Result<()> {
+        let mut root = world.servers.root().await?;
+        root.execute("START TRANSACTION").await?;
+        let locked = tokio::time::timeout(Duration::from_secs(10), root.execute(sqlx::raw_sql(sql))).await;
+        if matches!(locked, Ok(Ok(_))) {
+            tokio::time::sleep(self.lasts).await;
+        }
+        // Closing the connection gives everything back, whatever came of it.
+        root.close_hard().await.context("close the connection with the locks")
+    }
+}
+
+/// Kill a connection of a runner. Says whether there was one.
+async fn kill_one_connection(root: &mut MySqlConnection, rng: &mut StdRng) -> anyhow::Result<bool> {
+    let sql = "SELECT CAST(ID AS SIGNED) FROM information_schema.PROCESSLIST WHERE USER = ? AND COMMAND <> 'Killed'";
+    let found: Vec<i64> = sqlx::query_scalar(sql).bind(ACCOUNT).fetch_all(&mut *root).await?;
+    let Some(id) = found.choose(rng) else { return Ok(false) };
+    // It may have ended meanwhile, which is as good.
+    let _ = root.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {id}")))).await;
+    Ok(true)
+}

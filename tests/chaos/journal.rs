@@ -1,0 +1,86 @@
+//! The handlers' own log: what really ran, told by nobody but the handlers. One file for all runners, one line for each
+//! thing that happened, appended by a single write, so that the order of the lines is the order of the events,
+//! whatever the clocks say and whoever is killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use uuid::Uuid;
+
+/// The writing end, in a runner.
+pub(crate) struct Journal {
+    file: File,
+}
+
+impl Journal {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: OpenOptions::new().create(true).append(true).open(path)? })
+    }
+
+    pub(crate) fn write(&self, word: &str, job: Uuid, token: Uuid) -> io::Result<()> {
+        let line = format!("{word} {job} {token} {}\n", std::process::id());
+        (&self.file).write_all(line.as_bytes())
+    }
+}
+
+/// One execution of a handler.
+#[derive(Debug)]
+pub(crate) struct Execution {
+    pub(crate) token: Uuid,
+    /// Which line it began with.
+    pub(crate) began: usize,
+    /// Which line it ended with, and how; nothing when its process died.
+    pub(crate) ended: Option<(usize, String)>,
+}
+
+/// Everything that the handlers wrote.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// Executions by job, in the order of their beginnings.
+    pub(crate) jobs: BTreeMap<Uuid, Vec<Execution>>,
+    /// A token that started the same job again.
+    pub(crate) doubled: Vec<(Uuid, Uuid)>,
+    /// Processes that a job aborted.
+    pub(crate) aborted: BTreeSet<u32>,
+    /// Lines that make no sense.
+    pub(crate) unreadable: Vec<String>,
+}
+
+impl History {
+    pub(crate) fn read(path: &Path) -> io::Result<Self> {
+        let mut history = Self::default();
+        for (at, line) in std::fs::read_to_string(path)?.lines().enumerate() {
+            if history.take(at, line).is_none() {
+                history.unreadable.push(line.to_owned());
+            }
+        }
+        Ok(history)
+    }
+
+    fn take(&mut self, at: usize, line: &str) -> Option<()> {
+        let mut words = line.split(' ');
+        let (word, job, token) = (words.next()?, words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        let process = words.next()?.parse().ok()?;
+        let executions = self.jobs.entry(job).or_default();
+        let known = executions.iter_mut().find(|execution| execution.token == token);
+        match (word, known) {
+            ("start", None) => executions.push(Execution { token, began: at, ended: None }),
+            ("start", Some(_)) => self.doubled.push((job, token)),
+            (end, Some(execution)) if execution.ended.is_none() => {
+                execution.ended = Some((at, end.to_owned()));
+                if end == "abort" {
+                    self.aborted.insert(process);
+                }
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// How many lines there are by now.
+pub(crate) fn lines(path: &Path) -> usize {
+    std::fs::read(path).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
+}

@@ -1,0 +1,246 @@
+//! Chaos: three real runners on real servers, under load, while one plug after another is pulled. At the end nothing may
+//! be lost, nothing doubled, and everybody must tell the same story.
+//!
+//!     make chaos SEED=42 MINUTES=10
+//!
+//! The suite runs it for two minutes with a seed of its own choice, which it prints. The reading order: `world` is what a
+//! run is made of, `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink` are its parts; `driver` makes the load,
+//! `enqueue` and `request` get it in and write down every answer in the `ledger`; `faults` are what happens, `recovery` how long it hurts; `check` is the end. This
+//! program is also the runners: it starts itself, and `kinds` is what it does then.
+
+mod check;
+mod clock;
+mod driver;
+mod enqueue;
+mod faults;
+mod journal;
+mod kinds;
+mod ledger;
+mod proxy;
+mod recovery;
+mod request;
+mod runner;
+mod servers;
+mod settings;
+mod sink;
+mod verify;
+mod world;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::faults::Fault;
+use crate::settings::{NAME, Settings, Wanted};
+use crate::world::World;
+
+/// What is kept of a run's length for what comes after the last fault: the last jobs, the checks, the stop.
+const AFTER: Duration = Duration::from_secs(30);
+/// How long the last jobs may take: the longest delay, a poisoned one's lives, the backoffs between.
+const QUIET: Duration = Duration::from_secs(90);
+/// Most findings that are printed.
+const MOST_FINDINGS: usize = 40;
+
+fn main() -> ExitCode {
+    if let Some(journal) = std::env::var_os(kinds::ROLE) {
+        return kinds::run(Path::new(&journal));
+    }
+    let settings = match Wanted::read() {
+        Ok(Wanted::Run(settings)) => settings,
+        Ok(Wanted::List) => {
+            println!("{NAME}: test\n\n1 test, 0 benchmarks");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Wanted::Others) => {
+            println!(
+                "\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out\n"
+            );
+            return ExitCode::SUCCESS;
+        }
+        Err(wrong) => {
+            eprintln!("{NAME}: {wrong}");
+            return ExitCode::from(2);
+        }
+    };
+    println!("\nrunning 1 test\nchaos: seed {}, {} s", settings.seed, settings.length.as_secs());
+    let began = std::time::Instant::now();
+    let passed = match one_run(settings) {
+        Ok(passed) => passed,
+        Err(error) => {
+            println!("chaos: seed {} could not be run: {error:#}", settings.seed);
+            false
+        }
+    };
+    let (word, ok, failed) = if passed { ("ok", 1, 0) } else { ("FAILED", 0, 1) };
+    println!("test {NAME} ... {word}\n");
+    println!(
+        "test result: {word}. {ok} passed; {failed} failed; 0 ignored; 0 measured; 0 filtered out; finished in {:.2}s\n",
+        began.elapsed().as_secs_f64()
+    );
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A run in a folder of its own, which stays if something is wrong, or with `CHAOS_KEEP`.
+fn one_run(settings: Settings) -> anyhow::Result<bool> {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let (root, template) = folders();
+    let dir = root.join(format!("chaos-{}-{}", settings.seed, std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let passed = runtime.block_on(run(settings, &dir, &template));
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    let keep = std::env::var_os("CHAOS_KEEP").is_some_and(|text| !text.is_empty());
+    if matches!(passed, Ok(true)) && !keep {
+        std::fs::remove_dir_all(&dir)?;
+    } else {
+        println!("logs, journal and data are in {}", dir.display());
+    }
+    passed
+}
+
+/// Where folders of runs are made, and where the empty data folder is kept. The system's own folder stands in where the
+/// names of sockets would be too long.
+fn folders() -> (PathBuf, PathBuf) {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let root = if target.as_os_str().len() <= 60 { target.to_owned() } else { std::env::temp_dir() };
+    (root, target.join("template"))
+}
+
+/// What happened, for the line of totals.
+#[derive(Default)]
+struct Story {
+    faults: BTreeMap<String, usize>,
+    slowest: (Duration, String),
+    log: Vec<String>,
+}
+
+async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<bool> {
+    let began = Instant::now();
+    let world = Arc::new(World::start(settings.seed, dir, template).await?);
+    let stop = CancellationToken::new();
+    let callers = driver::start(&world, &stop);
+    let mut rng = StdRng::seed_from_u64(settings.seed);
+    let mut story = Story::default();
+    while began.elapsed() + AFTER < settings.length && !story.failed(&world) {
+        round(&world, &mut rng, &mut story, settings, began).await;
+    }
+    stop.cancel();
+    for caller in callers {
+        caller.await?;
+    }
+    if let Err(owed) = recovery::until_nothing_is_owed(&world, QUIET).await {
+        world.ledger.complain(owed);
+    }
+    for wrong in verify::run(&world).await? {
+        world.ledger.complain(wrong);
+    }
+    for runner in &world.runners {
+        runner.retire().await;
+    }
+    let found = check::everything(&world).await?;
+    report(&world, &story, &found, settings, began);
+    std::fs::write(dir.join("faults"), story.log.join("\n"))?;
+    Ok(found.wrong.is_empty())
+}
+
+impl Story {
+    fn failed(&self, world: &World) -> bool {
+        world.ledger.write(|book| !book.complaints.is_empty())
+    }
+
+    fn tell(&mut self, settings: Settings, began: Instant, what: &str) {
+        let line = format!("{:7.2} s  {what}", began.elapsed().as_secs_f64());
+        if settings.tell {
+            println!("{line}");
+        }
+        self.log.push(line);
+    }
+}
+
+/// One or two faults that overlap, and the recovery after them.
+async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings: Settings, began: Instant) {
+    tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
+    let first = Fault::draw(rng, world.runners.len(), None);
+    let second = rng.random_ratio(1, 2).then(|| Fault::draw(rng, world.runners.len(), Some(&first)));
+    let later = Duration::from_millis(rng.random_range(0..2_000));
+    for fault in [Some(&first), second.as_ref()].into_iter().flatten() {
+        *story.faults.entry(fault.what.name()).or_default() += 1;
+        story.tell(settings, began, &fault.to_string());
+    }
+    let other = async {
+        match &second {
+            Some(second) => {
+                tokio::time::sleep(later).await;
+                second.happen(world).await
+            }
+            None => Ok(()),
+        }
+    };
+    let (one, two) = tokio::join!(first.happen(world), other);
+    for error in [one, two].into_iter().filter_map(Result::err) {
+        world.ledger.complain(format!("a fault could not be made or mended: {error:#}"));
+    }
+    let names = second.as_ref().map_or_else(|| first.to_string(), |second| format!("{first} and {second}"));
+    match recovery::wait(world, rng).await {
+        Ok((took, last)) => {
+            story.tell(settings, began, &format!("recovered in {:.2} s; last: {last}", took.as_secs_f64()));
+            if took > story.slowest.0 {
+                story.slowest = (took, names);
+            }
+        }
+        Err(wrong) => {
+            story.tell(settings, began, &wrong);
+            world.ledger.complain(format!("after {names}: {wrong}"));
+        }
+    }
+}
+
+fn report(world: &World, story: &Story, found: &check::Findings, settings: Settings, began: Instant) {
+    let list = |counts: &BTreeMap<String, usize>| {
+        counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+    };
+    let answers: BTreeMap<String, usize> =
+        world.ledger.write(|book| book.answers.iter().map(|(status, count)| (status.to_string(), *count)).collect());
+    let lost_answers: usize = world.runners.iter().map(|runner| runner.mysql.lost() + runner.redis.lost()).sum();
+    println!("answers (0: none came): {}; answers lost by the lines: {lost_answers}", list(&answers));
+    println!("ends: {}; verdicts: {}; aborts: {}", list(&found.ends), list(&found.verdicts), world.ledger.aborts());
+    for error in locked(&world.internal_errors).iter() {
+        println!("internal error: {error}");
+    }
+    if !found.wrong.is_empty() {
+        println!("{} findings:", found.wrong.len());
+        for wrong in found.wrong.iter().take(MOST_FINDINGS) {
+            println!("  {wrong}");
+        }
+        println!("what happened:");
+        for line in &story.log {
+            println!("  {line}");
+        }
+    }
+    println!(
+        "chaos: seed {}, {:.0} s: {} jobs, {} attempts, {} callbacks, {} faults ({}), lost {}, doubled {}, slowest recovery {:.1} s ({})",
+        settings.seed,
+        began.elapsed().as_secs_f64(),
+        found.jobs,
+        found.attempts,
+        found.callbacks,
+        story.faults.values().sum::<usize>(),
+        list(&story.faults),
+        found.lost,
+        found.doubled,
+        story.slowest.0.as_secs_f64(),
+        story.slowest.1,
+    );
+}
+
+/// The value behind a lock. A panic in another task has left it as it was.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,257 @@
+//! The line between one runner and one server, which can be made bad: slow, silent, cut, open on one side only, or broken
+//! at the worst moment, after a COMMIT arrived and before its answer left.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+
+/// What the line does with what it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Pass,
+    /// Everything arrives this much later.
+    Delay(Duration),
+    /// Nothing moves, in either direction. What was sent meanwhile arrives when the line is good again.
+    Stall,
+    /// Connections are reset, new ones as well.
+    Cut,
+    /// The server sees the connections end. The client sees nothing: what it sends is swallowed, for ever.
+    HalfOpen,
+}
+
+/// Whose requests pass, which decides what a lost answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// Answers to COMMIT can be lost.
+    Mysql,
+    /// Answers to anything can be lost.
+    Redis,
+}
+
+/// The line. Ends when dropped.
+pub(crate) struct Proxy {
+    port: u16,
+    line: Arc<Line>,
+    task: JoinHandle<()>,
+}
+
+struct Line {
+    upstream: PathBuf,
+    protocol: Protocol,
+    mode: watch::Sender<Mode>,
+    /// Answers that are still to be lost.
+    to_lose: AtomicUsize,
+    lost: AtomicUsize,
+}
+
+impl Proxy {
+    /// To the server at this socket.
+    pub(crate) async fn start(upstream: &Path, protocol: Protocol) -> io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let line = Arc::new(Line {
+            upstream: upstream.to_owned(),
+            protocol,
+            mode: watch::channel(Mode::Pass).0,
+            to_lose: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+        });
+        let task = tokio::spawn(serve(listener, Arc::clone(&line)));
+        Ok(Self { port, line, task })
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.line.mode.send_replace(mode);
+    }
+
+    /// Lose this many answers, each with its connection. Zero forgets those that did not happen.
+    pub(crate) fn lose(&self, answers: usize) {
+        self.line.to_lose.store(answers, Ordering::SeqCst);
+    }
+
+    /// Answers that were lost so far.
+    pub(crate) fn lost(&self) -> usize {
+        self.line.lost.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(listener: TcpListener, line: Arc<Line>) {
+    // Owns the connections: they end with the task.
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((client, _)) = accepted {
+                    connections.spawn(relay(client, Arc::clone(&line)));
+                }
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// How one direction of a connection ended.
+enum End {
+    Closed,
+    Cut,
+    Swallowed,
+}
+
+async fn relay(mut client: TcpStream, line: Arc<Line>) {
+    let _ = client.set_nodelay(true);
+    let mut mode = line.mode.subscribe();
+    let end = match allowed(&mut mode).await {
+        Some(end) => end,
+        // A server that is out refuses, and so does the line.
+        None => match UnixStream::connect(&line.upstream).await {
+            Err(_) => End::Closed,
+            Ok(server) => {
+                let losing = AtomicBool::new(false);
+                let (from_server, to_server) = server.into_split();
+                let (from_client, to_client) = client.split();
+                tokio::select! {
+                    end = pump(from_client, to_server, mode.clone(), |bytes, packets| {
+                        if line.protocol == Protocol::Mysql && !packets.commits(bytes) {
+                            return true;
+                        }
+                        let left = line.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+                        if left.is_ok() {
+                            losing.store(true, Ordering::SeqCst);
+                        }
+                        true
+                    }) => end,
+                    end = pump(from_server, to_client, mode.clone(), |_, _| {
+                        // The answer is here, so the work is done. Nobody hears of it.
+                        if losing.load(Ordering::SeqCst) {
+                            line.lost.fetch_add(1, Ordering::SeqCst);
+                            return false;
+                        }
+                        true
+                    }) => end,
+                }
+            }
+        },
+    };
+    match end {
+        End::Closed => {}
+        End::Cut => {
+            let _ = client.set_zero_linger();
+        }
+        End::Swallowed => {
+            let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+        }
+    }
+}
+
+/// Pass bytes on in one direction, as the mode allows. `look` sees them first and may have the line cut instead.
+async fn pump(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut mode: watch::Receiver<Mode>,
+    look: impl Fn(&[u8], &mut Packets) -> bool,
+) -> End {
+    let mut packets = Packets::default();
+    let mut bytes = vec![0; 16 * 1024];
+    loop {
+        let count = loop {
+            tokio::select! {
+                read = from.read(&mut bytes) => break read.unwrap_or(0),
+                changed = mode.changed() => match *mode.borrow_and_update() {
+                    _ if changed.is_err() => return End::Closed,
+                    Mode::Cut => return End::Cut,
+                    Mode::HalfOpen => return End::Swallowed,
+                    Mode::Pass | Mode::Delay(_) | Mode::Stall => {}
+                },
+            }
+        };
+        if count == 0 {
+            return End::Closed;
+        }
+        if let Some(end) = allowed(&mut mode).await {
+            return end;
+        }
+        if !look(&bytes[..count], &mut packets) {
+            return End::Cut;
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return End::Closed;
+        }
+    }
+}
+
+/// Wait until the mode lets something pass, or ends the connection.
+async fn allowed(mode: &mut watch::Receiver<Mode>) -> Option<End> {
+    loop {
+        let now = *mode.borrow_and_update();
+        match now {
+            Mode::Pass => return None,
+            Mode::Cut => return Some(End::Cut),
+            Mode::HalfOpen => return Some(End::Swallowed),
+            Mode::Delay(time) => {
+                tokio::select! {
+                    () = tokio::time::sleep(time) => return None,
+                    changed = mode.changed() => if changed.is_err() { return Some(End::Closed) },
+                }
+            }
+            Mode::Stall => {
+                if mode.changed().await.is_err() {
+                    return Some(End::Closed);
+                }
+            }
+        }
+    }
+}
+
+/// Finds a COMMIT among the packets that a client of MySQL sends, however they are cut into reads.
+#[derive(Default)]
+struct Packets {
+    /// The header of the packet, as far as it came: three bytes of length, one of order.
+    header: Vec<u8>,
+    /// Bytes of the packet still to come.
+    left: usize,
+    /// The first bytes of the packet.
+    start: Vec<u8>,
+}
+
+/// A query, as text.
+const COMMIT: &[u8] = b"\x03COMMIT";
+
+impl Packets {
+    fn commits(&mut self, bytes: &[u8]) -> bool {
+        let mut found = false;
+        for &byte in bytes {
+            if self.left == 0 {
+                self.header.push(byte);
+                if let [a, b, c, _] = *self.header {
+                    self.left = usize::from(a) | usize::from(b) << 8 | usize::from(c) << 16;
+                    self.header.clear();
+                    self.start.clear();
+                }
+                continue;
+            }
+            self.left -= 1;
+            if self.start.len() < COMMIT.len() {
+                self.start.push(byte);
+                found |= self.start == COMMIT;
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,104 @@
+//! How long it takes after a fault until everything is as if there had been none: every runner accepts a job and it
+//! completes, nothing waits beyond its time, no lease is over.
+
+use std::time::Duration;
+
+use rand::Rng as _;
+use rand::rngs::StdRng;
+use serde_json::json;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::driver;
+use crate::request::{Answer, Request, id_of};
+use crate::world::World;
+
+/// What is waited for at the most: a lease, the wait of a reaper that was cut off itself, the repair of the index, and a
+/// backlog that grew while runners were held by jobs that have to run alone.
+pub(crate) const BOUND: Duration = Duration::from_secs(30);
+
+/// Work that should have begun a while ago, or whose runner lost it. Jobs whose last runner died under them are apart:
+/// they wait for a runner to themselves.
+const OVERDUE: &str = "SELECT COUNT(*) FROM owed WHERE (state <> 'executing' AND losses = 0 \
+    AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 1 SECOND) OR (state = 'executing' AND lease_until < UTC_TIMESTAMP(6))";
+
+/// Wait for it; how long it took and what came last, or what is still wrong after the bound.
+pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, String), String> {
+    let began = Instant::now();
+    let mut counted_from = began;
+    let mut aborts = world.ledger.aborts();
+    let mut probes: Vec<Option<Uuid>> = vec![None; world.runners.len()];
+    let mut last = "nothing".to_owned();
+    loop {
+        let missing = missing(world, &mut probes, rng).await;
+        let Some(missing) = missing else { return Ok((counted_from.elapsed(), last)) };
+        if counted_from.elapsed() > BOUND {
+            return Err(format!("not recovered after {} s: {missing}", BOUND.as_secs()));
+        }
+        last = missing;
+        // A job that kills its runners goes on doing so after the fault that brought it: counted from the last time.
+        if world.ledger.aborts() != aborts {
+            aborts = world.ledger.aborts();
+            counted_from = Instant::now();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What is not yet as it should be.
+async fn missing(world: &World, probes: &mut [Option<Uuid>], rng: &mut StdRng) -> Option<String> {
+    for (runner, probe) in world.runners.iter().zip(&mut *probes) {
+        if probe.is_none() {
+            let Some(addr) = runner.addr() else { return Some(format!("runner {} is down", runner.number)) };
+            let name = format!("probe-{}-{}", runner.number, rng.random::<u64>());
+            let job =
+                json!({"kind": "record", "payload": {"name": name}, "max_attempts": 10, "retry": driver::quick()});
+            let request = Request::post("/v1/jobs").with(job).within(Duration::from_secs(3));
+            match world.ask(addr, request).await {
+                Answer::Said(201, body) => {
+                    *probe = id_of(&body);
+                    world.ledger.write(|book| book.accepted.extend(id_of(&body).map(|id| (id, name))));
+                }
+                other => {
+                    world.ledger.write(|book| book.unknown.insert(name));
+                    return Some(format!("runner {} does not accept a job: {other:?}", runner.number));
+                }
+            }
+        }
+    }
+    let looked = async {
+        let mut root = world.servers.root().await?;
+        let mut waiting = 0;
+        for id in probes.iter().flatten() {
+            waiting += sqlx::query_scalar::<_, i64>("SELECT COUNT(*) FROM owed WHERE id = ?")
+                .bind(id)
+                .fetch_one(&mut root)
+                .await?;
+        }
+        let overdue: i64 = sqlx::query_scalar(OVERDUE).fetch_one(&mut root).await?;
+        anyhow::Ok((waiting, overdue))
+    };
+    match looked.await {
+        Ok((0, 0)) => None,
+        Ok((waiting, overdue)) => Some(format!("{waiting} fresh jobs have not ended, {overdue} are overdue")),
+        Err(error) => Some(format!("{error:#}")),
+    }
+}
+
+/// Wait until nothing is owed.
+pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Result<Duration, String> {
+    let began = Instant::now();
+    loop {
+        let counted = async {
+            let mut root = world.servers.root().await?;
+            anyhow::Ok(sqlx::query_scalar::<_, i64>("SELECT COUNT(*) FROM owed").fetch_one(&mut root).await?)
+        };
+        match counted.await {
+            Ok(0) => return Ok(began.elapsed()),
+            other if began.elapsed() > limit => {
+                return Err(format!("jobs are still owed after {} s of quiet: {other:?}", limit.as_secs()));
+            }
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}

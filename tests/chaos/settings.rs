@@ -1,0 +1,63 @@
+//! What a run of the chaos program is told: by its environment, and by `cargo test` on the command line.
+
+use std::time::Duration;
+
+/// What one run does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Draws the faults and the load. The same seed draws the same faults; what they meet differs from run to run.
+    pub(crate) seed: u64,
+    /// From the first job to the last check.
+    pub(crate) length: Duration,
+    /// Print every fault as it happens.
+    pub(crate) tell: bool,
+}
+
+/// What `cargo test` wants of this program.
+pub(crate) enum Wanted {
+    Run(Settings),
+    /// A list of tests.
+    List,
+    /// Other tests than this one.
+    Others,
+}
+
+/// The name that filters of `cargo test` are compared with.
+pub(crate) const NAME: &str = "chaos";
+
+impl Wanted {
+    /// Read the arguments as the usual harness does, as far as they decide whether this test runs, and the environment:
+    /// `CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_TELL`.
+    pub(crate) fn read() -> Result<Self, String> {
+        let mut filters = Vec::new();
+        let mut arguments = std::env::args().skip(1);
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--list" => return Ok(Self::List),
+                "--ignored" => return Ok(Self::Others),
+                "--skip" if arguments.next().is_some_and(|skipped| NAME.contains(&skipped)) => {
+                    return Ok(Self::Others);
+                }
+                // Those with a value of their own, which is no filter.
+                "--test-threads" | "--format" | "--color" | "--logfile" | "-Z" | "--shuffle-seed" => {
+                    arguments.next();
+                }
+                flag if flag.starts_with('-') => {}
+                filter => filters.push(filter.to_owned()),
+            }
+        }
+        if !filters.is_empty() && !filters.iter().any(|filter| NAME.contains(filter.as_str())) {
+            return Ok(Self::Others);
+        }
+        let seed = number("CHAOS_SEED")?.unwrap_or_else(|| rand::random_range(1..1_000_000));
+        let minutes = number("CHAOS_MINUTES")?.unwrap_or(2).max(1);
+        let tell = std::env::var_os("CHAOS_TELL").is_some_and(|text| !text.is_empty());
+        Ok(Self::Run(Settings { seed, length: Duration::from_secs(60 * minutes), tell }))
+    }
+}
+
+fn number(name: &str) -> Result<Option<u64>, String> {
+    let text = std::env::var(name).unwrap_or_default();
+    let number = (!text.is_empty()).then(|| text.parse().map_err(|e| format!("{name}={text}: {e}")));
+    number.transpose()
+}

@@ -1,0 +1,57 @@
+//! Everything that one run is made of.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock;
+use crate::ledger::Ledger;
+use crate::request::InternalErrors;
+use crate::runner::Runner;
+use crate::servers::Servers;
+use crate::sink::Sink;
+
+/// How many runners there are.
+const RUNNERS: usize = 3;
+
+pub(crate) struct World {
+    pub(crate) seed: u64,
+    /// Journal, logs and the servers' data.
+    pub(crate) dir: PathBuf,
+    pub(crate) servers: Servers,
+    pub(crate) runners: Vec<Runner>,
+    pub(crate) sink: Sink,
+    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) client: reqwest::Client,
+    pub(crate) internal_errors: InternalErrors,
+}
+
+impl World {
+    /// Start everything, in a folder of its own, and wait until all runners are up.
+    pub(crate) async fn start(seed: u64, dir: &Path, template: &Path) -> anyhow::Result<Self> {
+        let servers = Servers::start(dir.join("servers"), template).await?;
+        let ledger = Arc::<Ledger>::default();
+        let faketime = clock::faketime().await;
+        if faketime.is_none() {
+            println!("chaos: there is no libfaketime, so no clock is turned");
+        }
+        let mut runners = Vec::new();
+        std::fs::write(dir.join("journal"), "")?;
+        for number in 0..RUNNERS {
+            runners.push(Runner::start(number, &servers, dir, &ledger, faketime.as_deref()).await?);
+        }
+        let client = reqwest::Client::builder().connect_timeout(Duration::from_secs(2)).build()?;
+        let sink = Sink::start(seed).await?;
+        let (dir, internal_errors) = (dir.to_owned(), InternalErrors::default());
+        let world = Self { seed, dir, servers, runners, sink, ledger, client, internal_errors };
+        for runner in &world.runners {
+            let up = tokio::time::timeout(Duration::from_secs(30), runner.until_up()).await;
+            up.map_err(|_| anyhow::anyhow!("runner {} does not come up", runner.number))?;
+        }
+        Ok(world)
+    }
+
+    pub(crate) fn journal(&self) -> PathBuf {
+        self.dir.join("journal")
+    }
+}
