@@ -1,7 +1,7 @@
 # The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps run test test-mysql chaos check build release clean cargo rustfmt clippy
+.PHONY: help deps run test test-mysql chaos mutants check build release clean cargo rustfmt clippy
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -25,6 +25,9 @@ test-mysql: deps cargo ## Run every test against a private MySQL server, fetched
 
 chaos: deps cargo ## Pull every plug under load: make chaos SEED=42 MINUTES=10
 	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_TELL=1 cargo test --test chaos
+
+mutants: deps cargo ## Take out each safeguard in turn and see its test turn red
+	@sh tests/mutations.sh $(ARGS)
 
 check: cargo rustfmt clippy ## Check the formatting, the lints and the documentation
 	cargo fmt --check

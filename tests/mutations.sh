@@ -1,0 +1,126 @@
+#!/bin/sh
+# Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the test that is named
+# after the promise: it must turn red. A test that stays green proves nothing.
+#
+#   make mutants              all of them, a few minutes
+#   make mutants ARGS=claim   those whose name has this
+#
+# Prints the table of ARCHITECTURE.md as it goes.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+copy=$root/target/mutants
+only=${1:-}
+survivors=0
+
+main() {
+    rm -rf "$copy/src"
+    mkdir -p "$copy/src"
+    (cd "$root" && git archive HEAD) | tar -x -C "$copy/src"
+    cd "$copy/src"
+    CARGO_TARGET_DIR=$copy/target
+    export CARGO_TARGET_DIR
+    cargo test --quiet --no-run 2>/dev/null || { echo 'the sources do not build as they are' >&2; exit 1; }
+    printf '| safeguard taken out | in | turns red |\n|---|---|---|\n'
+    mutants
+    [ "$survivors" = 0 ] || { echo "$survivors survived" >&2; exit 1; }
+}
+
+mutants() {
+    mutant 'token in settle' internal/store/settle.rs \
+        '.filter(|owed| owed.token == item.token)' \
+        '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \
+        store::only_the_holder_of_the_token_can_end_an_attempt
+    mutant 'token check in reap' internal/store/lease.rs \
+        'owed.token == *token && owed.lease_until < now' 'owed.lease_until < now && !token.uuid().is_nil()' \
+        store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
+    mutant 'lease check in reap' internal/store/lease.rs \
+        'owed.token == *token && owed.lease_until < now' 'owed.token == *token && owed.lease_until != now' \
+        store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
+    mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
+        'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
+        recovery::a_lost_ready_list_comes_back_within_its_bound
+    mutant 'attempt counted before the start' internal/store/claim.rs \
+        "SET state = 'executing', attempt = attempt + 1," "SET state = 'executing', attempt = attempt + (attempt = 0)," \
+        recovery::a_job_that_kills_its_runners_ends_as_failed
+    mutant 'rollback when a connection goes back' internal/store/link.rs \
+        'let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);' 'let rollback = sqlx::raw_sql("DO 0").execute(conn);' \
+        driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_release_rolls_back
+    mutant 'epoch check in move and hint' 'internal/index/move.lua internal/index/hint.lua' \
+        "if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end" '' \
+        recovery::a_lost_epoch_leads_to_a_rebuild
+    mutant 'due time in the claim' internal/store/claim.rs \
+        'AND execute_at <= UTC_TIMESTAMP(6) AND kind IN' 'AND kind IN' \
+        store::a_claim_is_refused_before_the_due_time_and_for_other_kinds
+    mutant 'state in the claim' internal/store/claim.rs \
+        "AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind" \
+        'AND execute_at <= UTC_TIMESTAMP(6) AND kind' \
+        store::an_attempt_is_claimed_by_one_of_many
+    mutant 'own lost commit recognised' internal/store/settle.rs \
+        'recognise_own_work(conn, items, &mut answers).await?;' '' \
+        store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
+    mutant 'rebuild of an index that went back in time' internal/index/mod.rs \
+        'if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {' \
+        'if beat == 0 && shared.beat.fetch_max(beat, Ordering::Relaxed) == 0 {' \
+        redis_faults::an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke
+    mutant 'new connection after an error of Redis' internal/index/link.rs \
+        '} else if state.wire.take().is_some() {' '} else if false && state.wire.take().is_some() {' \
+        redis_faults::after_a_failover_the_new_master_is_found_though_old_connections_live_on
+    mutant 'pause between connections' internal/index/link.rs \
+        'self.not_before = Some(Instant::now() + self.pause.mul_f64(0.5 + rand::random::<f64>() / 2.0));' \
+        'self.not_before = None;' \
+        redis_faults::a_dead_redis_is_not_hammered
+    mutant 'horizon of the index' internal/index/hint.lua \
+        'elseif due <= far then' 'elseif due <= far * 2 then' \
+        redis_faults::jobs_beyond_the_horizon_leave_the_memory_of_redis_flat
+    mutant 'owner of the refill' internal/index/refilled.lua \
+        "if redis.call('GET', KEYS[2]) == ARGV[3] then redis.call('DEL', KEYS[2]) end" "redis.call('DEL', KEYS[2])" \
+        redis_faults::a_refill_that_took_too_long_leaves_its_successors_lock_alone
+    mutant 'unique index as the lock of an idempotency key' internal/store/once.rs \
+        'INSERT INTO idempotency_keys' 'INSERT IGNORE INTO idempotency_keys' \
+        enqueue_once::fifty_callers_with_one_key_and_body_on_two_runners_make_one_job
+    mutant 'body compared before a replay' internal/store/once.rs \
+        '} else if self.request == once.request {' '} else if true {' \
+        enqueue_once::fifty_callers_with_one_key_and_different_bodies_make_one_job
+    mutant 'idempotency key in the transaction of its jobs' internal/store/once.rs \
+        'keep(conn, &mut keys, now).await?;' \
+        'keep(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
+        enqueue_once::a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again
+    mutant 'own row after a lost commit' internal/store/once.rs \
+        'if self.id == once.id {' 'if false {' \
+        enqueue_once::a_commit_whose_answer_is_lost_is_not_done_again_and_its_answer_is_the_first
+    mutant 'caller in the idempotency key' internal/broker/idempotency.rs \
+        'digest.update(caller);' '' \
+        enqueue_once::a_key_belongs_to_its_token_and_to_one_call
+    mutant 'state of a holder that is replaced' internal/store/keyed.rs \
+        'if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {' 'if false {' \
+        enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
+}
+
+# mutant NAME FILES OLD NEW TEST
+mutant() {
+    case "$1" in *"$only"*) ;; *) return 0 ;; esac
+    for file in $2; do
+        cp "$file" "$file.whole"
+        OLD=$3 NEW=$4 perl -0777 -pi -e '$n = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; die "$ARGV does not say $ENV{OLD}\n" unless $n' "$file"
+    done
+    verdict=$5
+    if ! cargo test --quiet --no-run >build.log 2>&1; then
+        verdict='**does not build**' survivors=$((survivors + 1))
+        cat build.log >&2
+    elif cargo test --quiet --test suite -- --exact "$5" >test.log 2>&1; then
+        verdict="**nothing**, not even $5" survivors=$((survivors + 1))
+    elif ! grep -q '1 failed' test.log; then
+        verdict="**$5 did not run**" survivors=$((survivors + 1))
+    else
+        verdict="\`$5\`"
+    fi
+    for file in $2; do
+        mv "$file.whole" "$file"
+        # Newer than what was built from the mutant.
+        touch "$file"
+    done
+    printf '| %s | %s | %s |\n' "$1" "$(echo "$2" | sed 's/internal\///g')" "$verdict"
+}
+
+main
