@@ -1,9 +1,10 @@
 #!/bin/sh
 # Makes sure that the MySQL and Redis server binaries are on this machine. Called by `make`; safe to call again.
 #
-#   install.sh           MariaDB and Redis, from packages that bring no system service; returns at once when both are
-#                        there. With neither root nor password-less sudo they go into a private cache instead.
-#   install.sh --mysql   a real MySQL server into the private cache; prints the path of its mysqld
+#   install.sh              MariaDB and Redis, from packages that bring no system service; returns at once when both are
+#                           there. With neither root nor password-less sudo they go into a private cache instead.
+#   install.sh --mysql      a real MySQL server into the private cache; prints the path of its mysqld
+#   install.sh --faketime   the library that turns the clock of one process; prints its path
 #
 # TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none.
 set -eu
@@ -11,6 +12,7 @@ set -eu
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
 servers=$cache/servers
 mysql=$cache/mysql
+faketime=$cache/faketime
 scratch=
 
 # Debian's redis-server is a link to redis-check-rdb, which chooses its role by its name. The package without a
@@ -23,7 +25,8 @@ main() {
     case "${1:-}" in
         '') install_servers ;;
         --mysql) install_mysql ;;
-        *) fail "unknown argument $1 (there is only --mysql)" ;;
+        --faketime) install_faketime ;;
+        *) fail "unknown argument $1 (there are --mysql and --faketime)" ;;
     esac
 }
 
@@ -132,6 +135,31 @@ install_mysql() {
     "$scratch/mysql/bin/mysqld" --no-defaults --version >&2 || fail 'the fetched MySQL does not run'
     keep "$scratch/mysql" "$mysql"
     echo "$mysql/bin/mysqld"
+}
+
+# One small package without dependencies beyond the C library: there is no need to install it.
+install_faketime() {
+    for library in /usr/lib/*-linux-gnu/faketime/libfaketimeMT.so.1 /usr/lib*/faketime/libfaketimeMT.so.1 \
+        "$faketime/bin/libfaketimeMT.so.1"; do
+        if [ -f "$library" ]; then
+            echo "$library"
+            return 0
+        fi
+    done
+    command -v apt-get >/dev/null ||
+        fail "libfaketime is missing, which some tests turn clocks with; install your system's package of it"
+    writable
+    say "fetching libfaketime into $faketime (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    private_apt "$scratch/apt"
+    system_sources "$scratch/apt"
+    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    (cd "$archives" && apt-get -qq download libfaketime >&2) || fail 'the package libfaketime could not be fetched'
+    mkdir -p "$scratch/root" "$scratch/faketime/bin"
+    unpack "$scratch/root" ''
+    cp "$scratch"/root/usr/lib/*/faketime/libfaketimeMT.so.1 "$scratch/faketime/bin/" || fail 'libfaketime has moved'
+    keep "$scratch/faketime" "$faketime"
+    echo "$faketime/bin/libfaketimeMT.so.1"
 }
 
 # Whether one of the named programs is there, in any place where tickr looks for it.

@@ -9,6 +9,7 @@ mod api;
 mod blackbox;
 mod cancel;
 mod cli;
+mod clocks;
 mod deploys;
 mod driver;
 mod engine;

@@ -1,6 +1,8 @@
 //! What tests share: servers, a process per test, waiting for events.
 
 mod app;
+#[path = "../../chaos/clock.rs"]
+pub(crate) mod clock;
 pub(crate) mod contract;
 pub(crate) mod halted;
 pub(crate) mod program;

@@ -1,0 +1,107 @@
+//! Clocks (G7): what is due is said by MySQL, so a runner whose own clock is hours off, and jumps while it works, starts
+//! nothing early, lets nothing lie, and loses no lease.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+
+use crate::support::clock::{Clock, faketime};
+use crate::support::{Runner, TestApp, answer, eventually, http};
+
+/// Jobs of every sort that has to do with time, now and over the next four seconds. A runner believes of their
+/// `execute_at` that it lies hours ahead or behind.
+fn wave() -> Vec<Value> {
+    let now = Utc::now();
+    let mut jobs = Vec::new();
+    for step in 0_i32..40 {
+        let ms = step * 100;
+        jobs.push(json!({"kind": "noop", "payload": {}, "delay_ms": ms}));
+        jobs.push(json!({"kind": "noop", "payload": {}, "execute_at": now + TimeDelta::milliseconds(ms.into())}));
+    }
+    let retry = json!({"base_ms": 700, "factor": 1.0, "cap_ms": 700});
+    let fail = json!({"kind": "fail", "payload": {"times": 1}, "retry": retry});
+    for step in 0..12 {
+        let mut fail = fail.clone();
+        fail["delay_ms"] = json!(step * 400);
+        jobs.push(fail);
+    }
+    // Longer than a lease, and within a time limit that a jump of the clock would exceed.
+    jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 6_000}, "timeout_ms": 60_000})));
+    jobs
+}
+
+/// Has the process written something with its clock as wrong as this? (The Date header would not do: it is cached, and
+/// stays when the clock goes back.)
+fn lives_at(runner: &Runner, seconds: i64) -> bool {
+    let wanted = Utc::now() + TimeDelta::seconds(seconds);
+    let log = runner.log();
+    let mut times = log.lines().filter_map(|line| line.split(' ').next()?.parse::<DateTime<Utc>>().ok());
+    times.any(|time| (time - wanted).abs() < TimeDelta::minutes(1))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying() {
+    let Some(library) = faketime().await else {
+        // macOS: its system libraries cannot be put behind another.
+        assert!(!cfg!(target_os = "linux"), "sh internal/services/install.sh --faketime fails");
+        return;
+    };
+    let two_hours = TimeDelta::hours(2).num_seconds();
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let clock = Clock { file: tickr.dir.path().join("clock") };
+    clock.turn(two_hours).unwrap();
+    let environment = clock.environment(&library);
+    let lease = ("TICKR_LEASE", "5s");
+    let mut turned: Vec<(&str, &str)> =
+        environment.iter().map(|(name, path)| (*name, path.to_str().unwrap())).collect();
+    turned.push(lease);
+    let turned = Runner::start(&tickr, &turned);
+    turned.base().await;
+    let id: String = sqlx::query_scalar("SELECT id FROM runners ORDER BY started_at DESC LIMIT 1")
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    let others = [Runner::start(&tickr, &[lease]), Runner::start(&tickr, &[lease])];
+    let mut doors = vec![turned.base().await];
+    for other in &others {
+        doors.push(other.base().await);
+    }
+
+    let mut enqueued = 0;
+    let mut started_before = 0_i64;
+    // It starts two hours ahead, jumps four hours back, and ahead again to the right time.
+    for seconds in [two_hours, -two_hours, 0] {
+        for door in &doors {
+            let jobs = wave();
+            enqueued += jobs.len();
+            let accepted = answer(http().post(format!("{door}/v1/jobs/batch")).json(&json!({"jobs": jobs}))).await;
+            assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        }
+        // In the middle of them.
+        clock.turn(seconds).unwrap();
+        eventually("the clock has jumped", || async { lives_at(&turned, seconds).then_some(()) }).await;
+        tickr.until_idle().await;
+        let started: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM attempts WHERE runner = ?")
+            .bind(&id)
+            .fetch_one(&mut tickr.mysql().await)
+            .await
+            .unwrap();
+        assert!(started - started_before > 20, "the runner with the turned clock takes part");
+        started_before = started;
+    }
+
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, i64::try_from(enqueued).unwrap());
+    let early = "SELECT COUNT(*) FROM attempts WHERE started_at < execute_at";
+    assert_eq!(tickr.count(early).await, 0, "never early");
+    let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts";
+    let latest = Duration::from_micros(tickr.count(latest).await.try_into().unwrap());
+    println!("with a clock two hours off and jumping the latest start was late by {latest:?}");
+    assert!(latest < Duration::from_secs(6), "left lying for {latest:?}");
+    let ended = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'failed')";
+    assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
+    tickr.assert_sound().await;
+    drop((turned, others));
+    tickr.stop().await;
+}
