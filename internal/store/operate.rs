@@ -189,9 +189,10 @@ async fn step(
     event: Event,
     earlier: Earlier,
 ) -> Result<Step, sqlx::Error> {
+    let held = lock_held(conn, std::iter::once(id)).await?;
+    // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
     let now = read_clock(conn, &shared.clock).await?;
     let done = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
-    let held = lock_held(conn, std::iter::once(id)).await?;
     let Some(owed) = held.get(&id) else {
         let step = ended(conn, id, event, now).await?;
         return Ok(match (&step.moved, event, earlier) {

@@ -131,8 +131,9 @@ impl Batch for Settles {
     ) -> Step<'c, Vec<Settled>> {
         Box::pin(async move {
             let mut tx = conn.begin().await?;
-            let now = read_clock(&mut tx, &self.clock).await?;
             let mut held = lock_held(&mut tx, items.iter().map(|item| item.id)).await?;
+            // After the locks, for which a cancel may have made it wait: what was asked for before the end says so.
+            let now = read_clock(&mut tx, &self.clock).await?;
             read_earlier_lives(&mut tx, items, &mut held).await?;
             let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
             for (place, item) in items.iter().enumerate() {

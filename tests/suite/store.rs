@@ -355,6 +355,34 @@ async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
+    let test = TestStore::start().await;
+    let (waits, runs) = (job(), job());
+    let (waiting, running) = (waits.id, runs.id);
+    test.store.insert(vec![waits, runs]).await.unwrap();
+    let claimed = test.claimed(running).await;
+    // Somebody ends the last attempt of the one, and asks the other to stop, at this moment.
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed ORDER BY id FOR UPDATE").execute(&mut *tx).await.unwrap();
+    let store = test.store.clone();
+    let cancel = tokio::spawn(async move { store.cancel(waiting).await });
+    let store = test.store.clone();
+    let settle = tokio::spawn(async move { store.settle(settlement(&claimed, Verdict::Succeeded)).await });
+    let both = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND INFO LIKE 'SELECT id, %FOR UPDATE'";
+    eventually("both wait", || async { (test.count(both).await == 2).then_some(()) }).await;
+    let before: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!(cancel.await.unwrap().unwrap(), Moved::Done(State::Cancelled));
+    assert!(matches!(settle.await.unwrap().unwrap(), Settled::Done { .. }));
+    let ends: Vec<chrono::NaiveDateTime> =
+        sqlx::query_scalar("SELECT finished_at FROM attempts").fetch_all(&mut test.mysql().await).await.unwrap();
+    assert_eq!(ends.len(), 2);
+    assert!(ends.iter().all(|end| *end >= before), "{ends:?} and {before}");
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     let test = TestStore::start().await;
     let jobs: Vec<NewJob> = (0..3).map(|_| job()).collect();
