@@ -36,6 +36,11 @@ impl Client {
 
     /// Fails when the connection breaks after the request was sent, because nobody knows what became of it.
     async fn request(&mut self, method: &str, path: &str, body: &Value) -> Ended {
+        self.request_once(method, path, None, body).await
+    }
+
+    /// The same, with an idempotency key.
+    async fn request_once(&mut self, method: &str, path: &str, key: Option<&str>, body: &Value) -> Ended {
         // A connection that the server has closed meanwhile is of no use; everybody looks before sending.
         let kept = self.kept.take().filter(
             |stream| matches!(stream.try_read(&mut [0; 1]), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock),
@@ -48,8 +53,9 @@ impl Client {
             },
         };
         let body = body.to_string();
+        let key = key.map(|key| format!("idempotency-key: {key}\r\n")).unwrap_or_default();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n{key}content-length: {}\r\n\r\n{body}",
             self.addr,
             body.len()
         );
@@ -183,8 +189,10 @@ async fn enqueue(ports: [u16; 3], first: usize, over: CancellationToken) -> (Vec
     while !over.is_cancelled() {
         pace.tick().await;
         let job = json!({"kind": "noop", "delay_ms": rand::random_range(0..50)});
+        // Every other one with a key, which goes along wherever it is sent.
+        let key = (accepted.len() % 2 == 0).then(|| JobId::new().to_string());
         loop {
-            match client.request("POST", "/v1/jobs", &job).await {
+            match client.request_once("POST", "/v1/jobs", key.as_deref(), &job).await {
                 Ended::Answered(201, job) => {
                     accepted.push(job["id"].as_str().unwrap().parse().unwrap());
                     break;

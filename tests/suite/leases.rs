@@ -214,9 +214,9 @@ async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end()
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
     // By hand: TICKR_BLOCK_MS=120000 cargo test --test suite handlers_that_block_every_thread
-    let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(8_000);
+    let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(9_000);
     let tickr = bystander().await;
-    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32")]);
+    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32"), ("TICKR_LEASE", "3s")]);
     // Somebody is silent, so the reaper searches the owed rows at every look.
     tickr
         .sql(
@@ -237,7 +237,7 @@ async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
         assert!(began.elapsed() < longest, "{}", runner.log());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    println!("{threads} threads blocked for {ms} ms under leases of 2 s");
+    println!("{threads} threads blocked for {ms} ms under leases of 3 s");
     for id in ids.into_iter().chain([waiting]) {
         assert_eq!(tickr.verdicts(id).await, ["succeeded"]);
     }
