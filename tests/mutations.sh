@@ -56,6 +56,19 @@ mutants() {
         "AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind" \
         'AND execute_at <= UTC_TIMESTAMP(6) AND kind' \
         store::an_attempt_is_claimed_by_one_of_many
+    mutant 'clock after the locks of a cancel' internal/store/operate.rs \
+        'let held = lock_held(conn, std::iter::once(id)).await?;
+    // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
+    let now = read_clock(conn, &shared.clock).await?;' \
+        'let now = read_clock(conn, &shared.clock).await?;
+    let held = lock_held(conn, std::iter::once(id)).await?;' \
+        store::a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait
+    mutant 'limit of the first words on a connection' internal/store/link.rs \
+        'FIRST_WORDS: Duration = Duration::from_secs(5)' 'FIRST_WORDS: Duration = Duration::from_secs(60)' \
+        store::a_start_survives_a_line_that_falls_silent_at_any_of_its_steps
+    mutant 'monotonic clock between readings of the store' internal/store/clock.rs \
+        'self.at(Instant::now())' 'chrono::Utc::now()' \
+        clocks::a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying
     mutant 'own lost commit recognised' internal/store/settle.rs \
         'recognise_own_work(conn, items, &mut answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated

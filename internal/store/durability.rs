@@ -2,7 +2,7 @@
 
 use sqlx::{MySqlConnection, Row};
 
-use super::link::on_pool;
+use super::link::{FIRST_WORDS, on_pool, within};
 use super::{Store, StoreError};
 
 /// What the server's settings promise for an acknowledged commit.
@@ -23,7 +23,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn durability(&self) -> Result<Durability, StoreError> {
         on_pool(&self.shared.pool, "read the server's settings", |conn, _| {
-            Box::pin(async move {
+            Box::pin(within(FIRST_WORDS, async move {
                 let row = sqlx::query(
                     "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \
                      CAST(@@GLOBAL.sync_binlog AS SIGNED), CAST(@@GLOBAL.log_bin AS SIGNED)",
@@ -41,7 +41,7 @@ impl Store {
                     weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
                 }
                 Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server })
-            })
+            }))
         })
         .await
     }

@@ -29,6 +29,8 @@ const RUN_LIMIT: Duration = Duration::from_secs(15);
 /// A connection that rested for longer is asked for a sign of life before work is trusted to it. A network may have
 /// forgotten it without a word to us, and the work would wait out its whole limit on it.
 const RESTED: Duration = Duration::from_secs(1);
+/// How long the first words on a connection may take: opening it, and what a start asks first.
+pub(super) const FIRST_WORDS: Duration = Duration::from_secs(5);
 /// How long the sign of life may take.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
@@ -47,14 +49,25 @@ const LOCK_WAIT: &str = "SET SESSION innodb_lock_wait_timeout = 5";
 
 /// Open one connection outside the pool.
 pub(super) async fn open(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
-    let opening = async {
+    within(FIRST_WORDS, async {
         let mut conn = options.connect().await?;
         prepare_session(&mut conn).await?;
         Ok(conn)
-    };
-    match tokio::time::timeout(Duration::from_secs(5), opening).await {
-        Ok(opened) => opened,
-        Err(_) => Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 5 s"))),
+    })
+    .await
+}
+
+/// A connection whose server is silent for this long counts as lost, and is to be dropped with what was asked on it.
+pub(super) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            let silence = format!("no answer within {} s", limit.as_secs());
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, silence)))
+        }
     }
 }
 
@@ -127,7 +140,7 @@ where
             let outcome = match pool.acquire().await {
                 Err(e) => Err(e),
                 Ok(mut conn) => {
-                    let outcome = bounded(step(&mut conn, pace.earlier)).await;
+                    let outcome = within(RUN_LIMIT, step(&mut conn, pace.earlier)).await;
                     if outcome.as_ref().is_err_and(|e| fault(e) == Fault::Reconnect) {
                         // Nobody knows what such a connection would answer next: close it instead of releasing it.
                         conn.close_on_drop();
@@ -204,7 +217,7 @@ impl Link {
             Some(conn) => conn,
             empty => empty.insert(open(&self.options).await?),
         };
-        let outcome = bounded(step(conn, earlier)).await;
+        let outcome = within(RUN_LIMIT, step(conn, earlier)).await;
         self.heard = Instant::now();
         outcome
     }
@@ -212,14 +225,6 @@ impl Link {
     async fn is_alive(&mut self) -> bool {
         let Some(conn) = &mut self.conn else { return true };
         matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await, Ok(Ok(())))
-    }
-}
-
-async fn bounded<T>(step: Step<'_, T>) -> Result<T, sqlx::Error> {
-    match tokio::time::timeout(RUN_LIMIT, step).await {
-        Ok(outcome) => outcome,
-        // Classified as a lost connection, so the caller drops the connection with the unfinished statement.
-        Err(_) => Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within 15 s"))),
     }
 }
 

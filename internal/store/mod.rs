@@ -21,6 +21,7 @@ mod insert;
 mod keyed;
 mod lease;
 mod link;
+mod migrated;
 mod once;
 mod operate;
 mod purge;
@@ -112,6 +113,26 @@ pub struct Store {
     settles: Arc<GroupCommit<Settles>>,
 }
 
+/// What a start asks first. All of it is one try: a line may fall silent at any of its steps.
+struct FirstWords {
+    clock: StoreClock,
+    refuses_writes: Option<String>,
+}
+
+impl FirstWords {
+    async fn exchange(options: &MySqlConnectOptions) -> Result<Self, sqlx::Error> {
+        let mut conn = link::open(options).await?;
+        link::within(link::FIRST_WORDS, async {
+            let sent = Instant::now();
+            let now = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?;
+            let clock = StoreClock::starting_at(sent, Instant::now(), now);
+            let refuses_writes = durability::refuses_writes(&mut conn).await?;
+            Ok(Self { clock, refuses_writes })
+        })
+        .await
+    }
+}
+
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The driver's options print the password in their Debug form; say nothing of them.
@@ -132,9 +153,9 @@ impl Store {
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?
             .statement_cache_capacity(1_024);
         let (started, mut told) = (Instant::now(), false);
-        let mut conn = loop {
-            match link::open(&options).await {
-                Ok(conn) => break conn,
+        let first = loop {
+            match FirstWords::exchange(&options).await {
+                Ok(first) => break first,
                 Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
                     // Said once; the end of the wait says the rest.
                     if !std::mem::replace(&mut told, true) {
@@ -146,17 +167,10 @@ impl Store {
             }
         };
         let was_out = started.elapsed() > PROMPT;
-        let sent = Instant::now();
-        let now = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)")
-            .fetch_one(&mut conn)
-            .await
-            .map_err(|e| StoreError::from_driver(attempted, &e))?;
-        let clock = Arc::new(StoreClock::starting_at(sent, Instant::now(), now));
-        if let Some(cause) =
-            durability::refuses_writes(&mut conn).await.map_err(|e| StoreError::from_driver(attempted, &e))?
-        {
+        if let Some(cause) = first.refuses_writes {
             return Err(refused(cause));
         }
+        let clock = Arc::new(first.clock);
         let shared = Arc::new(Shared {
             pool: link::pool(options.clone(), settings.connections),
             options,
@@ -202,8 +216,12 @@ impl Store {
     /// When MySQL cannot be reached, or a migration was changed or fails.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let attempted = "migrate the tables";
+        // Nothing bounds a migration: it takes as long as the tables are large. So it begins only when there is one.
+        if migrated::is_current(&self.shared.pool).await? {
+            return Ok(());
+        }
         let pool = self.shared.pool.clone();
-        let task = tokio::spawn(async move { sqlx::migrate!().run(&pool).await });
+        let task = tokio::spawn(async move { migrated::MIGRATIONS.run(&pool).await });
         let refused = |cause: String| StoreError::Refused { attempted, cause };
         task.await.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))
     }

@@ -782,3 +782,25 @@ async fn a_connection_that_the_network_forgot_while_it_rested_costs_a_second() {
     assert_eq!(test.count("SELECT COUNT(*) FROM owed").await, 2);
     test.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_survives_a_line_that_falls_silent_at_any_of_its_steps() {
+    let test = TestStore::start().await;
+    let steps = ["SET SESSION", "SELECT UTC_TIMESTAMP", "SHOW VARIABLES", "SELECT VERSION", "SELECT version"];
+    let starts = steps.map(async |step| {
+        let proxy = Proxy::start(&test.url).await;
+        proxy.silent_from(step);
+        let settings = StoreSettings { url: proxy.url(), connections: 2, flushers: 1 };
+        let start = async {
+            let store = Store::connect(&settings, Duration::from_secs(10)).await?;
+            store.durability().await?;
+            store.migrate().await?;
+            Ok::<_, tickr::store::StoreError>(store)
+        };
+        let store = tokio::time::timeout(Duration::from_secs(25), start).await.expect(step).expect(step);
+        assert_eq!(proxy.cuts(), 1, "{step} was never said");
+        store.close().await;
+    });
+    futures_util::future::join_all(starts).await;
+    test.stop().await;
+}

@@ -1,5 +1,5 @@
 //! A line to MySQL that can lose an answer: the request arrives, the server does its work, and the connection breaks
-//! before the reply. It can also forget its connections, as a network does. What a client makes of that cannot be tried
+//! before the reply. It can also fall silent, and forget its connections, as a network does. What a client makes of that cannot be tried
 //! in any other way.
 
 use std::collections::HashMap;
@@ -25,11 +25,21 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    /// The answer to the next request with this text is lost.
-    wanted: Mutex<Option<&'static str>>,
+    /// What is to happen to the next request with this text.
+    wanted: Mutex<Option<(&'static str, Fate)>>,
     cuts: AtomicUsize,
     /// How often all connections were forgotten.
     forgotten: AtomicUsize,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Passed,
+    /// It arrives, and the connection breaks before the answer.
+    AnswerLost,
+    /// It goes nowhere, like everything on its connection from now on, and nobody is told.
+    Swallowed,
 }
 
 enum Upstream {
@@ -63,7 +73,12 @@ impl Proxy {
 
     /// Lose the answer to the next request whose statement begins with this text.
     pub(crate) fn cut_after(&self, text: &'static str) {
-        *self.shared.wanted.lock().unwrap() = Some(text);
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost));
+    }
+
+    /// Fall silent, on one connection, with the next request whose statement begins with this text.
+    pub(crate) fn silent_from(&self, text: &'static str) {
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed));
     }
 
     /// Forget the connections that there are: what comes on them from now on goes nowhere, and nobody is told.
@@ -71,7 +86,7 @@ impl Proxy {
         self.shared.forgotten.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many answers were lost.
+    /// How many answers were lost, and how many connections fell silent.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.cuts.load(Ordering::SeqCst)
     }
@@ -138,6 +153,7 @@ async fn relay(
     let known = shared.forgotten.load(Ordering::SeqCst);
     // What has come from the client and is not yet a whole packet.
     let mut bytes = Vec::new();
+    let mut silent = false;
     loop {
         let count = tokio::select! {
             read = from_client.read_buf(&mut bytes) => read.unwrap_or(0),
@@ -147,7 +163,7 @@ async fn relay(
             answers.abort();
             return;
         }
-        if shared.forgotten.load(Ordering::SeqCst) != known {
+        if silent || shared.forgotten.load(Ordering::SeqCst) != known {
             bytes.clear();
             continue;
         }
@@ -156,8 +172,13 @@ async fn relay(
         while let Some(&[a, b, c, sequence]) = bytes[whole..].first_chunk() {
             let end = whole + 4 + u32::from_le_bytes([a, b, c, 0]) as usize;
             let Some(packet) = bytes.get(whole + 4..end) else { break };
-            if sequence == 0 && line.lock().unwrap().ask(packet, &shared) {
-                shared.cuts.fetch_add(1, Ordering::SeqCst);
+            if sequence == 0 {
+                let fate = line.lock().unwrap().ask(packet, &shared);
+                shared.cuts.fetch_add(usize::from(fate != Fate::Passed), Ordering::SeqCst);
+                silent |= fate == Fate::Swallowed;
+            }
+            if silent {
+                break;
             }
             whole = end;
         }
@@ -170,28 +191,30 @@ async fn relay(
 }
 
 impl Line {
-    /// The client sends a command. Is its answer to be lost?
-    fn ask(&mut self, packet: &[u8], shared: &Shared) -> bool {
-        let Some((command, rest)) = packet.split_first() else { return false };
+    /// The client sends a command. What becomes of it?
+    fn ask(&mut self, packet: &[u8], shared: &Shared) -> Fate {
+        let Some((command, rest)) = packet.split_first() else { return Fate::Passed };
         let statement = match *command {
             QUERY => rest,
             PREPARE => {
                 self.preparing = Some(rest.to_vec());
-                return false;
+                return Fate::Passed;
             }
             EXECUTE => {
                 let number = rest.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
                 self.prepared.get(&number).map_or(&[][..], Vec::as_slice)
             }
-            _ => return false,
+            _ => return Fate::Passed,
         };
         let mut wanted = shared.wanted.lock().unwrap();
-        if !self.lose && wanted.is_some_and(|text| statement.starts_with(text.as_bytes())) {
-            *wanted = None;
-            self.lose = true;
-            return true;
+        match *wanted {
+            Some((text, fate)) if !self.lose && statement.starts_with(text.as_bytes()) => {
+                *wanted = None;
+                self.lose = fate == Fate::AnswerLost;
+                fate
+            }
+            _ => Fate::Passed,
         }
-        false
     }
 
     /// The server answers. Is that to be lost?
