@@ -66,8 +66,10 @@ mutants() {
     mutant 'limit of the first words on a connection' internal/store/link.rs \
         'FIRST_WORDS: Duration = Duration::from_secs(5)' 'FIRST_WORDS: Duration = Duration::from_secs(60)' \
         store::a_start_survives_a_line_that_falls_silent_at_any_of_its_steps
-    mutant 'monotonic clock between readings of the store' internal/store/clock.rs \
-        'self.at(Instant::now())' 'chrono::Utc::now()' \
+    mutant 'clock of the store for due times' internal/store/insert.rs \
+        'clock.sample(sent, Instant::now(), now);
+    Ok(now)' 'clock.sample(sent, Instant::now(), now);
+    Ok(chrono::Utc::now())' \
         clocks::a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying
     mutant 'own lost commit recognised' internal/store/settle.rs \
         'recognise_own_work(conn, items, &mut answers).await?;' '' \

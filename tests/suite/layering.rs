@@ -247,3 +247,26 @@ fn the_readme_has_the_configuration_table_of_this_binary() {
     let (table, _) = rest.split_once("<!-- end of configuration -->").unwrap();
     assert_eq!(table.trim(), tickr::config::markdown_table().trim(), "paste the output of `tickr config --reference`");
 }
+
+/// Every `module::test` between back quotes in the documents is one that runs.
+#[test]
+fn the_documents_name_tests_that_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut named = 0;
+    for document in ["README.md", "ARCHITECTURE.md"] {
+        let text = fs::read_to_string(root.join(document)).unwrap();
+        for quoted in text.split('`').skip(1).step_by(2) {
+            let Some((module, test)) = quoted.split_once("::") else { continue };
+            let plain = |name: &str| {
+                !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_0123456789".contains(c))
+            };
+            let source = root.join("tests/suite").join(module).with_extension("rs");
+            if plain(module) && plain(test) && source.exists() {
+                let source = fs::read_to_string(&source).unwrap();
+                assert!(source.contains(&format!("fn {test}(")), "{document} names {quoted}, which there is not");
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 40, "{named}");
+}
