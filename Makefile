@@ -1,7 +1,7 @@
 # The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks run test test-mysql chaos mutants check build release clean cargo rustfmt clippy
+.PHONY: help deps clocks run test test-mysql bench chaos mutants check build release clean cargo rustfmt clippy
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -22,6 +22,9 @@ test: deps clocks cargo ## Run every test against private MariaDB and Redis serv
 
 test-mysql: deps clocks cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
+
+bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
+	@cargo run --release -- bench $(ARGS)
 
 chaos: deps clocks cargo ## Pull every plug under load: make chaos SEED=42 MINUTES=10
 	@CHAOS_SEED=$(SEED) CHAOS_MINUTES=$(MINUTES) CHAOS_TELL=1 cargo test --test chaos

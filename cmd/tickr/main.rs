@@ -1,5 +1,6 @@
 //! The `tickr` command: one file per subcommand.
 
+mod bench;
 mod client;
 mod config;
 mod dev;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
             jobs::command(),
             rebuild::command(),
             verify::command(),
+            bench::command(),
             config::command(),
         ]);
     let matches = command.get_matches();
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),
+        Some(("bench", matches)) => bench::run(matches),
         Some(("config", matches)) => config::run(matches),
         // clap refuses every other word.
         _ => Ok(()),

@@ -7,13 +7,16 @@
 //! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`: each headed by its keys, arguments and answers
 //! - [`Index`]: what the broker, the scheduler and the reconciler call · `link.rs`: its connection
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
+//! - [`BareIndex`]: for `tickr bench` and nobody else
 
+mod bare;
 mod fetch;
 mod health;
 mod keys;
 mod link;
 
 pub use crate::event::Health;
+pub use bare::BareIndex;
 pub use fetch::{Fetch, ReadyList, Taken};
 pub use health::IndexHealth;
 pub use keys::Line;

@@ -1,4 +1,4 @@
-//! Private MySQL and Redis servers for `tickr dev` and for the tests.
+//! Private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests.
 //!
 //! [`Services::start`] gives a running pair of servers in a data folder of its own, reachable through Unix sockets or,
 //! where a socket's path would be too long, through loopback ports behind a random password. Nothing on the machine is

@@ -157,7 +157,8 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
         "--default-time-zone=+00:00",
     ];
     if options.durable {
-        flags.extend(["--innodb-flush-log-at-trx-commit=1", "--innodb-buffer-pool-size=256M"]);
+        flags.push("--innodb-flush-log-at-trx-commit=1");
+        flags.push(if options.large { "--innodb-buffer-pool-size=1G" } else { "--innodb-buffer-pool-size=256M" });
     } else {
         // Written at every commit but never synced: what is committed survives a killed server, as the chaos tests
         // expect, and only a crash of the machine would lose it. The doublewrite buffer stays, because a page can be
@@ -169,11 +170,13 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
             "--innodb-buffer-pool-dump-at-shutdown=0",
         ]);
     }
-    flags.extend(match (flavour, options.durable) {
-        (Flavour::Mariadb, true) => &["--innodb-log-file-size=256M"][..],
-        (Flavour::Mariadb, false) => &["--innodb-log-file-size=10M", "--debug-no-sync"],
-        (Flavour::Mysql, true) => &["--innodb-redo-log-capacity=256M"],
-        (Flavour::Mysql, false) => &["--innodb-redo-log-capacity=16M"],
+    flags.extend(match (flavour, options.durable, options.large) {
+        (Flavour::Mariadb, true, false) => &["--innodb-log-file-size=256M"][..],
+        (Flavour::Mariadb, true, true) => &["--innodb-log-file-size=1G"],
+        (Flavour::Mariadb, false, _) => &["--innodb-log-file-size=10M", "--debug-no-sync"],
+        (Flavour::Mysql, true, false) => &["--innodb-redo-log-capacity=256M"],
+        (Flavour::Mysql, true, true) => &["--innodb-redo-log-capacity=1G"],
+        (Flavour::Mysql, false, _) => &["--innodb-redo-log-capacity=16M"],
     });
     if flavour == Flavour::Mysql {
         // Without these it wants a folder of the system's and a second fixed port, and 300 MB more memory.

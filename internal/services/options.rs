@@ -13,6 +13,7 @@ pub struct Options {
     pub(super) dir: PathBuf,
     pub(super) ephemeral: bool,
     pub(super) durable: bool,
+    pub(super) large: bool,
     pub(super) transport: Transport,
     pub(super) template_dir: Option<PathBuf>,
     pub(super) mysqld: Option<PathBuf>,
@@ -26,6 +27,7 @@ impl Options {
             dir: dir.into(),
             ephemeral: false,
             durable: true,
+            large: false,
             transport: Transport::Socket,
             template_dir: None,
             mysqld: env::var_os("TICKR_MYSQLD").filter(|path| !path.is_empty()).map(PathBuf::from),
@@ -51,6 +53,13 @@ impl Options {
     /// Whether every commit is synced to disk. A benchmark wants a folder that goes away, and honest commits.
     pub fn durable(mut self, durable: bool) -> Self {
         self.durable = durable;
+        self
+    }
+
+    /// Gives durable servers the memory and the redo log of a small production machine, 1 GiB each, so that a benchmark
+    /// measures neither a cold buffer pool nor checkpoints that nobody would have.
+    pub fn large(mut self) -> Self {
+        self.large = true;
         self
     }
 

@@ -8,15 +8,19 @@
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
+//! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `link.rs`: connections, and the rules that every statement runs under
 
+mod bare;
 mod claim;
 mod clock;
 mod due;
 mod durability;
 mod error;
 mod evidence;
+mod gauge;
 mod group_commit;
+mod growth;
 mod insert;
 mod keyed;
 mod lease;
@@ -31,12 +35,15 @@ mod settle;
 mod shape;
 mod stats;
 
+pub use bare::{BareClaims, BareLane};
 pub use claim::{Claim, Claimed, Unreadable};
 pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
 pub use error::StoreError;
 pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
+pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
+pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
@@ -54,6 +61,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sqlx::MySqlConnection;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
 use tokio_util::task::TaskTracker;
 
@@ -196,6 +204,14 @@ impl Store {
     /// [`StoreError::Refused`] when the URL names none, otherwise when MySQL cannot be reached or refuses.
     pub async fn create_database(url: &str) -> Result<(), StoreError> {
         let attempted = "create the database";
+        let (mut conn, name) = Self::outside_of(url, attempted).await?;
+        let sql = format!("CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin");
+        let created = shape::statement(sql).execute(&mut conn).await;
+        created.map(|_| ()).map_err(|e| StoreError::from_driver(attempted, &e))
+    }
+
+    /// A connection to the server of `url`, outside of the database it names, and that database's name.
+    async fn outside_of(url: &str, attempted: &'static str) -> Result<(MySqlConnection, String), StoreError> {
         let refused = |cause: &str| StoreError::Refused { attempted, cause: cause.into() };
         let options = MySqlConnectOptions::from_str(url).map_err(|_| refused("unusable url"))?;
         let name = options.get_database().unwrap_or_default().to_owned();
@@ -203,11 +219,8 @@ impl Store {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(refused("the name of a database is made of letters, digits and underscores"));
         }
-        let driver = |e: sqlx::Error| StoreError::from_driver(attempted, &e);
-        let mut conn = link::open(&options.database("")).await.map_err(driver)?;
-        let sql = format!("CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin");
-        shape::statement(sql).execute(&mut conn).await.map_err(driver)?;
-        Ok(())
+        let conn = link::open(&options.database("")).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
+        Ok((conn, name))
     }
 
     /// Bring the tables to the shape this binary needs. Many processes may do it at once.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// From top to bottom. Whoever stands higher may use whoever stands lower; neighbours on one line keep apart.
 const LAYERS: &[&[&str]] = &[
+    &["bench"],
     &["app"],
     &["engine", "api", "dashboard"],
     &["broker", "verify"],

@@ -6,6 +6,7 @@
 mod support;
 
 mod api;
+mod bench;
 mod blackbox;
 mod cancel;
 mod cli;

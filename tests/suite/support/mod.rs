@@ -17,7 +17,7 @@ pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
-pub(crate) use servers::{connect, database, drop_database};
+pub(crate) use servers::{connect, database, drop_database, servers};
 
 use std::future::Future;
 use std::time::Duration;

@@ -1,0 +1,173 @@
+//! `tickr bench`: measure this build on this machine, beside the bare store.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use tickr::app::{SHUTDOWN, Signals};
+use tickr::bench::{BenchError, Ground, LEAST_PAYLOAD, Report, Scenario, Settings, run as measure, table};
+use tickr::services::{Options, Services};
+
+use crate::{Done, Failure};
+
+/// The largest payload; the API takes 1 MiB in one request.
+const MOST_PAYLOAD: u64 = 512 << 10;
+/// How long what is left on the servers may take to be removed.
+const SWEEP_LIMIT: Duration = Duration::from_secs(60);
+
+pub(crate) fn command() -> Command {
+    let all: Vec<&str> = Scenario::USUAL.iter().map(|scenario| scenario.as_str()).chain(["all"]).collect();
+    Command::new("bench")
+        .about("Measure this build, beside the bare store on the same servers")
+        .long_about(
+            "Starts private MySQL and Redis servers that sync every commit, measures, and prints a table: each figure as the \
+             median and range of several runs, beside the bare store's (the same rows in whole batches, without a runner), \
+             their ratio, and the aim, if there is one. Every run must complete each job exactly once, without a deadlock.\n\n\
+             With --mysql-url and --redis-url it uses servers that run already. It makes databases and keys of its own there, \
+             named tickr_bench_…, and removes them at the end; nothing else is touched, but the server is put under load.\n\n\
+             Exit code 0 when every job completed exactly once, however slow; 1 when one did not, or when the bench could \
+             not be finished.",
+        )
+        .arg(
+            Arg::new("scenario")
+                .value_name("SCENARIO")
+                .value_parser(PossibleValuesParser::new(all))
+                .num_args(0..)
+                .default_value("all")
+                .help("What to measure"),
+        )
+        .arg(number("repeat", "N", 1..=100).help("Measured runs of each [default: 3, or 1 with --short]"))
+        .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))
+        .arg(
+            Arg::new("short")
+                .long("short")
+                .action(ArgAction::SetTrue)
+                .help("One tiny run of each without a warm-up, to see that everything works"),
+        )
+        .arg(
+            Arg::new("growth")
+                .long("growth")
+                .action(ArgAction::SetTrue)
+                .help("Also drain on top of 5 M finished and 1 M waiting jobs, which takes minutes"),
+        )
+        .arg(number("payload", "BYTES", LEAST_PAYLOAD as u64..=MOST_PAYLOAD).default_value("200").help("Size of each payload"))
+        .arg(number("callers", "N", 1..=4_096).default_value("32").help("Callers of the library at the same time"))
+        .arg(number("connections", "N", 1..=4_096).default_value("64").help("HTTP connections at the same time"))
+        .arg(number("workers", "N", 1..=4_096).default_value("512").help("Workers of the runner that is measured"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
+        .arg(
+            Arg::new("mysql-url")
+                .long("mysql-url")
+                .value_name("URL")
+                .requires("redis-url")
+                .help("A MySQL server that runs already; its account must be allowed to create and drop databases"),
+        )
+        .arg(
+            Arg::new("redis-url")
+                .long("redis-url")
+                .value_name("URL")
+                .requires("mysql-url")
+                .help("A Redis server that runs already"),
+        )
+        .arg(
+            Arg::new("log")
+                .long("log")
+                .value_name("FILTER")
+                .default_value("error")
+                .help("What the runners under measurement log"),
+        )
+}
+
+fn number(name: &'static str, unit: &'static str, range: std::ops::RangeInclusive<u64>) -> Arg {
+    Arg::new(name).long(name).value_name(unit).value_parser(value_parser!(u64).range(range))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
+    tickr::telemetry::init_logs(text("log").unwrap_or("error"), false);
+    let settings = settings(matches)?;
+    // Signals before servers: a Ctrl-C during their start stops them in order as well.
+    let runtime = crate::runtime()?;
+    let mut signals = runtime.block_on(async { Signals::register() })?;
+    let (services, ground) = match (text("mysql-url"), text("redis-url")) {
+        (Some(mysql), Some(redis)) => (None, Ground::new(mysql, redis).map_err(wrong_usage)?),
+        _ => {
+            let services = private_servers(settings.short)?;
+            let ground = Ground::new(&services.mysql_url("tickr"), &services.redis_url())?.private();
+            (Some(services), ground)
+        }
+    };
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            report = measure(&settings, &ground) => report.map_err(anyhow::Error::from),
+            signal = signals.next() => Err(anyhow::anyhow!("stopped by {signal} before the end")),
+        }
+    });
+    // Whatever still runs ends here; only then is there nothing that writes into what is swept up.
+    runtime.shutdown_timeout(SHUTDOWN);
+    let swept = match &services {
+        // Private servers go with everything they hold.
+        Some(_) => Ok(()),
+        None => sweep(&ground),
+    };
+    drop(services);
+    let report = outcome?;
+    if matches.get_flag("json") {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", table(&report));
+    }
+    swept?;
+    judge(&report)
+}
+
+fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
+    let number = |name: &str| matches.get_one::<u64>(name).copied();
+    let size = |name: &str| number(name).and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    let short = matches.get_flag("short");
+    let named: Vec<&str> = matches.get_many::<String>("scenario").into_iter().flatten().map(String::as_str).collect();
+    let wanted = |scenario: &Scenario| named.contains(&"all") || named.contains(&scenario.as_str());
+    let mut scenarios: Vec<Scenario> = Scenario::USUAL.into_iter().filter(wanted).collect();
+    if matches.get_flag("growth") {
+        scenarios.push(Scenario::Growth);
+    }
+    Ok(Settings {
+        scenarios,
+        repeat: number("repeat").map_or(if short { 1 } else { 3 }, |n| n as usize),
+        jobs: number("jobs"),
+        short,
+        payload_bytes: size("payload"),
+        callers: size("callers"),
+        connections: size("connections"),
+        workers: size("workers"),
+        program: std::env::current_exe().context("find this program")?,
+    })
+}
+
+/// Servers of its own, as careful as a real installation: every commit is synced, and the memory is what a small machine
+/// gives to a database.
+fn private_servers(short: bool) -> Result<Services, Failure> {
+    let dir = std::env::temp_dir().join(format!("tickr-bench-{}", std::process::id()));
+    let options = Options::ephemeral(dir).durable(true);
+    let options = if short { options } else { options.large() };
+    Ok(Services::start(&options)?)
+}
+
+/// Remove what a bench left on servers that go on, also after it was interrupted.
+fn sweep(ground: &Ground) -> Done {
+    let swept = crate::runtime()?.block_on(async { tokio::time::timeout(SWEEP_LIMIT, ground.sweep()).await });
+    let swept = swept.map_err(anyhow::Error::from).and_then(|swept| swept.map_err(anyhow::Error::from));
+    Ok(swept.context("databases named tickr_bench_… may be left")?)
+}
+
+fn judge(report: &Report) -> Done {
+    if report.ok {
+        return Ok(());
+    }
+    Err(Failure { code: 1, error: anyhow::anyhow!("{}", report.faults().join("\n")) })
+}
+
+fn wrong_usage(error: BenchError) -> Failure {
+    Failure { code: 2, error: error.into() }
+}

@@ -1,0 +1,55 @@
+//! Enqueue in batches of 500 by POST. Beside it, bare multi-row inserts of the same rows.
+
+use serde_json::json;
+
+use super::enqueue::bare;
+use super::figure::Aim;
+use super::line::{Line, Samples};
+use super::load::{KIND, payload, post};
+use super::stage::{Checked, Stage, rate_of, stop, until_whole};
+use super::wire::Post;
+use super::{Bench, BenchError, Scenario};
+
+/// Jobs of one request.
+const BATCH: u64 = 500;
+/// What surrounds a payload in a request, at the most.
+const AROUND: u64 = 64;
+/// Requests at the same time, at the most: each carries hundreds of jobs.
+const CONNECTIONS: usize = 8;
+
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+    // Large payloads make small batches: a request has its limit.
+    let batch = BATCH.min((1 << 20) / (bench.settings.payload_bytes as u64 + AROUND)).max(1);
+    let requests = |jobs: u64| jobs.div_ceil(batch);
+    let all = bench.jobs(300_000, 3_000);
+    let mut samples = Samples::default();
+    for round in bench.rounds() {
+        let jobs = requests(round.share_of(all)) * batch;
+        bench.progress.step("bare inserts", round);
+        let (bare, bare_checked) = bare(bench, jobs).await?;
+        bench.progress.step("batches by POST", round);
+        let (sample, checked) = product(bench, requests(jobs), batch).await?;
+        if round.counts() {
+            samples.bare(bare, bare_checked);
+            samples.product(sample, jobs, checked);
+        }
+    }
+    let name = format!("enqueue, batch POSTs of {batch}");
+    Ok(vec![samples.line(Scenario::Batch, name, "jobs/s", &[Aim::at_least(60_000.0)])])
+}
+
+async fn product(bench: &Bench<'_>, requests: u64, batch: u64) -> Result<(f64, Checked), BenchError> {
+    let payload = payload(bench.settings.payload_bytes)?;
+    let mut stage = Stage::open(bench).await?;
+    let app = stage.app_without_work().await?;
+    until_whole(&app).await?;
+    let jobs: Vec<_> = (0..batch).map(|_| json!({"kind": KIND, "payload": payload})).collect();
+    let body = Post::new("/v1/jobs/batch", &json!({"jobs": jobs}).to_string());
+    let elapsed = post(app.addr(), bench.settings.connections.min(CONNECTIONS), requests, body).await?;
+    let jobs = requests * batch;
+    stage.work_off(jobs).await?;
+    stop(app).await;
+    let checked = stage.check(jobs, 0).await?;
+    stage.close().await?;
+    Ok((rate_of(jobs, elapsed), checked))
+}

@@ -1,0 +1,138 @@
+//! Samples, what is said about them, and what they are held against.
+
+use serde::Serialize;
+
+/// One measured quantity: a sample for each repetition.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Figure {
+    /// The middle one; of an even number the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest.
+    pub min: f64,
+    /// The largest.
+    pub max: f64,
+    /// All of them, in the order in which they were taken.
+    pub samples: Vec<f64>,
+}
+
+impl Figure {
+    /// The figure of these samples; all zeros when there are none.
+    #[must_use]
+    pub fn of(samples: Vec<f64>) -> Self {
+        let mut sorted = samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median = match (sorted.len(), sorted.get(middle)) {
+            (0, _) | (_, None) => 0.0,
+            (count, Some(upper)) if count % 2 == 1 => *upper,
+            (_, Some(upper)) => f64::midpoint(sorted[middle - 1], *upper),
+        };
+        let (min, max) = (sorted.first().copied().unwrap_or(0.0), sorted.last().copied().unwrap_or(0.0));
+        Self { median, min, max, samples }
+    }
+}
+
+/// The value that `percent` of `sorted` do not exceed, by nearest rank; zero when there are none.
+#[must_use]
+pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
+    let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+}
+
+/// What an aim speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Of {
+    /// The median.
+    Median,
+    /// The ratio to the bare figure.
+    Ratio,
+}
+
+/// On which side of its bound a good figure lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// At least the bound.
+    AtLeast,
+    /// At most the bound.
+    AtMost,
+}
+
+/// Something to reach. One that is missed is shown and fails nothing: it depends on the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Aim {
+    /// Of what.
+    pub of: Of,
+    /// Which side is good.
+    pub side: Side,
+    /// The bound.
+    pub bound: f64,
+}
+
+impl Aim {
+    /// A median of at least this.
+    #[must_use]
+    pub const fn at_least(bound: f64) -> Self {
+        Self { of: Of::Median, side: Side::AtLeast, bound }
+    }
+
+    /// A median of at most this.
+    #[must_use]
+    pub const fn at_most(bound: f64) -> Self {
+        Self { of: Of::Median, side: Side::AtMost, bound }
+    }
+
+    /// At least this share of the bare figure.
+    #[must_use]
+    pub const fn of_bare(bound: f64) -> Self {
+        Self { of: Of::Ratio, side: Side::AtLeast, bound }
+    }
+
+    /// Is it reached? Without a ratio nothing is known about one.
+    #[must_use]
+    pub fn is_met(&self, median: f64, ratio: Option<f64>) -> Option<bool> {
+        let value = match self.of {
+            Of::Median => median,
+            Of::Ratio => ratio?,
+        };
+        Some(match self.side {
+            Side::AtLeast => value >= self.bound,
+            Side::AtMost => value <= self.bound,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_the_middle_of_its_samples_with_their_range() {
+        let figure = Figure::of(vec![3.0, 1.0, 2.0]);
+        assert_eq!((figure.median, figure.min, figure.max), (2.0, 1.0, 3.0));
+        assert_eq!(figure.samples, [3.0, 1.0, 2.0], "in the order in which they were taken");
+        assert_eq!(Figure::of(vec![4.0, 1.0, 3.0, 2.0]).median, 2.5);
+        assert_eq!(Figure::of(vec![7.0]).median, 7.0);
+        assert_eq!(Figure::of(Vec::new()), Figure::default());
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(percentile(&hundred, 50.0), 50.0);
+        assert_eq!(percentile(&hundred, 99.0), 99.0);
+        assert_eq!(percentile(&hundred, 100.0), 100.0);
+        assert_eq!(percentile(&hundred[..10], 99.0), 10.0);
+        assert_eq!(percentile(&[5.0], 50.0), 5.0);
+        assert_eq!(percentile(&[], 50.0), 0.0);
+    }
+
+    #[test]
+    fn aims_look_at_their_own_quantity_and_side() {
+        assert_eq!(Aim::at_least(10.0).is_met(10.0, None), Some(true));
+        assert_eq!(Aim::at_most(1.5).is_met(1.6, None), Some(false));
+        assert_eq!(Aim::of_bare(0.6).is_met(0.0, Some(0.7)), Some(true));
+        assert_eq!(Aim::of_bare(0.6).is_met(1e9, None), None);
+    }
+}

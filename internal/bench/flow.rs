@@ -1,0 +1,50 @@
+//! Enqueue while draining: 32 callers hand in jobs one by one through the library while the runner completes them. From
+//! the first acceptance to the last commit, by the server's clock. Beside it, bare inserts, claims and settles at once.
+
+use super::figure::Aim;
+use super::line::{Line, Samples};
+use super::load::{LANES, call, flow_bare, jobs, payload};
+use super::stage::{Checked, Stage, rate, rate_of, stop, until_whole};
+use super::{Bench, BenchError, Scenario};
+use crate::job::Due;
+
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+    let all = bench.jobs(150_000, 1_000);
+    let mut samples = Samples::default();
+    for round in bench.rounds() {
+        let jobs = round.share_of(all);
+        bench.progress.step("bare inserts, claims and settles", round);
+        let (bare, bare_checked) = bare(bench, jobs).await?;
+        bench.progress.step("callers and a runner", round);
+        let (sample, checked) = product(bench, jobs).await?;
+        if round.counts() {
+            samples.bare(bare, bare_checked);
+            samples.product(sample, jobs, checked);
+        }
+    }
+    let name = format!("flow, {} callers and a runner", bench.settings.callers);
+    Ok(vec![samples.line(Scenario::Flow, name, "jobs/s", &[Aim::at_least(15_000.0)])])
+}
+
+async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
+    let mut stage = Stage::open(bench).await?;
+    let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
+    let elapsed = flow_bare(stage.lanes(LANES).await?, jobs).await?;
+    let checked = stage.check(count, 0).await?;
+    stage.close().await?;
+    Ok((rate_of(count, elapsed), checked))
+}
+
+async fn product(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
+    let payload = payload(bench.settings.payload_bytes)?;
+    let mut stage = Stage::open(bench).await?;
+    let app = stage.app().await?;
+    until_whole(&app).await?;
+    call(app.broker(), bench.settings.callers, count, &payload).await?;
+    let ended = stage.until_ended(count).await?;
+    stop(app).await;
+    let (accepted, _) = stage.gauge.beginnings(stage.first).await?;
+    let checked = stage.check(count, 0).await?;
+    stage.close().await?;
+    Ok((rate(count, accepted, ended)?, checked))
+}

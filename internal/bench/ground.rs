@@ -1,0 +1,183 @@
+//! The servers of a bench, and everything on them that is its own: databases and key prefixes under one random name.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::BenchError;
+use crate::config::{Config, ServerUrl};
+use crate::index::{Index, IndexSettings};
+use crate::store::{Store, StoreSettings};
+
+/// How long a server may take to be reached.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The servers. Nothing on them is touched but what this made.
+#[derive(Debug)]
+pub struct Ground {
+    mysql: reqwest::Url,
+    redis: ServerUrl,
+    /// Before the number in every name.
+    name: String,
+    made: AtomicU32,
+    private: bool,
+}
+
+/// What the servers are and how careful.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerFacts {
+    /// How the names of this bench's databases and keys begin.
+    pub name: String,
+    /// The MySQL server's version.
+    pub mysql: String,
+    /// The Redis server's version.
+    pub redis: String,
+    /// Is every commit synced before it is acknowledged?
+    pub durable: bool,
+    /// If not, which settings are to blame.
+    pub weaknesses: Vec<String>,
+}
+
+impl Ground {
+    /// The servers at these addresses. A database that the MySQL address names is left alone.
+    ///
+    /// # Errors
+    /// [`BenchError::Url`].
+    pub fn new(mysql: &str, redis: &str) -> Result<Self, BenchError> {
+        let nonce = uuid::Uuid::new_v4().simple().to_string();
+        let name = format!("tickr_bench_{}", &nonce[..8]);
+        let mysql: reqwest::Url = mysql
+            .parse()
+            .map_err(|_| BenchError::Url("mysql", "it is not mysql://user:password@host:port".to_owned()))?;
+        let redis = ServerUrl::redis(redis).map_err(|e| BenchError::Url("redis", e.to_string()))?;
+        let ground = Self { mysql, redis, name, made: AtomicU32::new(0), private: false };
+        ground.mysql_url(&ground.name)?;
+        Ok(ground)
+    }
+
+    /// As well, and nobody else uses the servers: they may be asked what would slow others.
+    #[must_use]
+    pub fn private(self) -> Self {
+        Self { private: true, ..self }
+    }
+
+    pub(super) fn is_private(&self) -> bool {
+        self.private
+    }
+
+    /// The configuration of a runner on a database and a key prefix that nobody has had. The database is yet to be made.
+    pub(super) fn next(&self) -> Result<Config, BenchError> {
+        self.config(self.made.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn config(&self, number: u32) -> Result<Config, BenchError> {
+        let name = format!("{}_{number}", self.name);
+        let mut config = Config::defaults();
+        config.mysql_url = Some(self.mysql_url(&name)?);
+        config.redis_url = Some(self.redis.clone());
+        config.redis_prefix = name;
+        Ok(config)
+    }
+
+    fn mysql_url(&self, database: &str) -> Result<ServerUrl, BenchError> {
+        let mut url = self.mysql.clone();
+        url.set_path(database);
+        ServerUrl::mysql(url.as_str()).map_err(|e| BenchError::Url("mysql", e.to_string()))
+    }
+
+    /// Ask both servers who they are, which also tells early that one of them is out.
+    pub(super) async fn look(&self) -> Result<ServerFacts, BenchError> {
+        let config = self.next()?;
+        let (mysql, index) = (config.mysql_url.clone(), index_of(&config)?);
+        let mysql = mysql.ok_or_else(|| BenchError::Url("mysql", "it is missing".to_owned()))?;
+        let at_mysql = |error: crate::store::StoreError| BenchError::Server {
+            place: mysql.masked().to_owned(),
+            cause: error.to_string(),
+        };
+        Store::create_database(mysql.expose()).await.map_err(at_mysql)?;
+        let store = store_of(&config).await?;
+        let durability = store.durability().await.map_err(at_mysql)?;
+        store.close().await;
+        Store::drop_database(mysql.expose()).await.map_err(at_mysql)?;
+        let at_redis = |error: crate::index::IndexError| BenchError::Server {
+            place: self.redis.masked().to_owned(),
+            cause: error.to_string(),
+        };
+        let asked = tokio::time::timeout(PATIENCE, async { index.bare().await?.version().await }).await;
+        let redis = asked
+            .map_err(|_| BenchError::Server {
+                place: self.redis.masked().to_owned(),
+                cause: format!("redis does not answer within {} s", PATIENCE.as_secs()),
+            })?
+            .map_err(at_redis)?;
+        let (durable, weaknesses) = (durability.durable, durability.weaknesses);
+        Ok(ServerFacts { name: self.name.clone(), mysql: durability.server, redis, durable, weaknesses })
+    }
+
+    /// Remove whatever is left of this bench. Only when nothing of it runs any more.
+    ///
+    /// # Errors
+    /// When a server cannot be reached; then something is left.
+    pub async fn sweep(&self) -> Result<(), BenchError> {
+        for number in 0..self.made.load(Ordering::Relaxed) {
+            let config = self.config(number)?;
+            if let Some(mysql) = &config.mysql_url {
+                Store::drop_database(mysql.expose()).await?;
+            }
+            index_of(&config)?.forget().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection to the store of a configuration.
+pub(super) async fn store_of(config: &Config) -> Result<Store, BenchError> {
+    let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
+    Ok(Store::connect(&StoreSettings { url, connections: 4, flushers: 1 }, PATIENCE).await?)
+}
+
+/// The index of a configuration.
+pub(super) fn index_of(config: &Config) -> Result<Index, BenchError> {
+    Ok(Index::new(IndexSettings {
+        url: config.redis_url().map_err(crate::app::StartError::from)?.expose().to_owned(),
+        prefix: config.redis_prefix.clone(),
+        horizon: config.horizon,
+        high_water: config.ready_high_water,
+        low_water: config.ready_low_water,
+    })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_given_database_is_replaced_by_one_of_its_own() {
+        for given in
+            ["mysql://root:p%40ss@db:3306/production", "mysql://root:p%40ss@db:3306", "mariadb://root:p%40ss@db:3306/"]
+        {
+            let ground = Ground::new(given, "redis://127.0.0.1").unwrap();
+            let (first, second) = (ground.next().unwrap(), ground.next().unwrap());
+            let url = first.mysql_url.unwrap();
+            assert!(url.expose().starts_with("mysql://root:p%40ss@db:3306/tickr_bench_"), "{}", url.masked());
+            assert!(url.expose().ends_with("_0") && first.redis_prefix.starts_with("tickr_bench_"));
+            assert_ne!(first.redis_prefix, second.redis_prefix);
+        }
+        let socket = Ground::new("mysql://root@localhost/?socket=%2Ftmp%2Fmy.sock", "redis://127.0.0.1").unwrap();
+        let url = socket.next().unwrap().mysql_url.unwrap();
+        assert!(url.expose().ends_with("_0?socket=%2Ftmp%2Fmy.sock"), "{}", url.masked());
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_used_are_refused_without_being_quoted() {
+        for (mysql, redis, part) in [
+            ("canary", "redis://127.0.0.1", "mysql url"),
+            ("http://canary/x", "redis://127.0.0.1", "mysql url"),
+            ("mysql://db/x", "canary", "redis url"),
+        ] {
+            let error = Ground::new(mysql, redis).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains("canary"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! How late jobs start, by what MySQL stored: the start of each attempt less its due time. Jobs are handed in ahead of
+//! time and fall due evenly; beside them, others wait for later. Half of those are in the index, the rest beyond its
+//! horizon. There is no bare store that is late.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+
+use super::figure::{Aim, percentile};
+use super::line::{Line, Samples};
+use super::load::{LANES, call, insert_bare, jobs, payload};
+use super::stage::{Checked, LEAD, Stage, stop, until_whole};
+use super::{Bench, BenchError, Round, Scenario};
+use crate::job::{Due, JobId, Timestamp, ceil_ms};
+
+/// Jobs that are run before, so that everything has been used once.
+const WARM_UP: u64 = 200;
+/// Jobs of one commit when they are handed in.
+const TOGETHER: usize = 500;
+
+/// What falls due, and what waits.
+struct Shape {
+    name: String,
+    jobs: u64,
+    per_second: u64,
+    waiting: u64,
+    /// For p50 and p99.
+    aims: [Option<Aim>; 2],
+}
+
+pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
+    let strict = [Some(Aim::at_most(1.5)), Some(Aim::at_most(4.0))];
+    let calm = bench.jobs(2_000, 100);
+    let (far, very_many) = (bench.pick(200_000, 2_000), bench.pick(1_000_000, 5_000));
+    let shape = |jobs, per_second, waiting, aims| {
+        let beside = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
+        Shape { name: format!("lateness, {per_second}/s{beside}"), jobs, per_second, waiting, aims }
+    };
+    let mut lines = Vec::new();
+    for shape in [
+        shape(calm, 100, 0, strict),
+        shape(calm, 100, far, strict),
+        shape(bench.jobs(20_000, 1_000), 2_000, very_many, [None, Some(Aim::at_most(25.0))]),
+    ] {
+        lines.extend(measure(bench, &shape).await?);
+    }
+    Ok(lines)
+}
+
+async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchError> {
+    let (mut middle, mut tail) = (Samples::default(), Samples::default());
+    for round in bench.measured_rounds() {
+        let (late_ms, checked) = once(bench, shape, round).await?;
+        middle.product(percentile(&late_ms, 50.0), shape.jobs, checked);
+        tail.product(percentile(&late_ms, 99.0), shape.jobs, Checked { deadlocks: Some(0), ..checked });
+    }
+    let line = |samples: Samples, which: &str, aim: Option<Aim>| {
+        samples.line(Scenario::Lateness, format!("{}, {which}", shape.name), "ms", aim.as_slice())
+    };
+    let [of_middle, of_tail] = shape.aims;
+    Ok([line(middle, "p50", of_middle), line(tail, "p99", of_tail)])
+}
+
+/// The lateness of every job, in milliseconds, sorted.
+async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64>, Checked), BenchError> {
+    let payload = payload(bench.settings.payload_bytes)?;
+    let mut stage = Stage::open(bench).await?;
+    bench.progress.step(&format!("{}: filling", shape.name), round);
+    let now = stage.store.clock().now();
+    let waiting = jobs(shape.waiting, &payload, |number| Due::At(now + far(number)))?;
+    insert_bare(stage.lanes(LANES).await?, waiting).await?;
+    let app = stage.app().await?;
+    until_whole(&app).await?;
+    let warm_up = bench.pick(WARM_UP, 20);
+    call(app.broker(), 2, warm_up, &payload).await?;
+    stage.until_ended(warm_up).await?;
+
+    bench.progress.step(&shape.name, round);
+    let measured = JobId::new();
+    // Handing them in takes a moment, which grows with their number.
+    let begin = stage.store.clock().now() + LEAD + Duration::from_micros(100 * shape.jobs);
+    let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
+    while !due.is_empty() {
+        let rest = due.split_off(due.len().min(TOGETHER));
+        app.broker().enqueue_all(std::mem::replace(&mut due, rest)).await?;
+    }
+    if stage.store.clock().now() > begin {
+        return Err(BenchError::Failed("the jobs were not handed in before they were due".to_owned()));
+    }
+    stage.until_ended(warm_up + shape.jobs).await?;
+    stop(app).await;
+    let late_us = stage.gauge.lateness_us(measured).await?;
+    let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
+    late_ms.sort_by(f64::total_cmp);
+    let mut checked = stage.check(warm_up + shape.jobs, shape.waiting).await?;
+    // Never early (G7), and none missing among the measured.
+    checked.exactly_once &= late_ms.len() as u64 == shape.jobs && late_ms.first().is_none_or(|first| *first >= 0.0);
+    stage.close().await?;
+    Ok((late_ms, checked))
+}
+
+/// Evenly spread, in whole milliseconds.
+fn due_at(begin: Timestamp, number: u64, per_second: u64) -> Timestamp {
+    ceil_ms(begin + Duration::from_micros(number * 1_000_000 / per_second.max(1)))
+}
+
+/// When the others are due: one half in ten to fourteen minutes, the other in one to thirty days.
+fn far(number: u64) -> TimeDelta {
+    let place = i64::try_from(number / 2).unwrap_or(0);
+    if number.is_multiple_of(2) {
+        TimeDelta::minutes(10) + TimeDelta::milliseconds(place % 240_000)
+    } else {
+        TimeDelta::days(1) + TimeDelta::milliseconds(place * 7_919 % 2_500_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_times_are_spread_evenly_and_others_stay_away() {
+        let begin = chrono::DateTime::from_timestamp_millis(1_000).unwrap();
+        let at = |number| due_at(begin, number, 2_000).timestamp_millis();
+        assert_eq!([at(0), at(1), at(2), at(2_000)], [1_000, 1_001, 1_001, 2_000]);
+        for number in (0..1_000_000).step_by(997) {
+            assert!(far(number) >= TimeDelta::minutes(10) && far(number) <= TimeDelta::days(31), "{number}");
+        }
+    }
+}

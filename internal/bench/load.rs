@@ -1,0 +1,222 @@
+//! Jobs, and those who hand them in: callers of the library, HTTP connections, and bare batches.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+
+use super::wire::{Post, Wire};
+use super::{BenchError, LEAST_PAYLOAD};
+use crate::broker::{Broker, Draft};
+use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority};
+use crate::store::BareLane;
+
+/// The kind of every job: it does nothing, and takes any payload.
+pub(super) const KIND: &str = "noop";
+/// Connections of the bare store.
+pub(super) const LANES: u8 = 4;
+/// Batches that may wait between those who insert and those who work off, as in the product's bounded queues.
+const DEPTH: usize = 8;
+
+/// A payload of this many bytes.
+pub(super) fn payload(bytes: usize) -> Result<Box<RawValue>, BenchError> {
+    let text = format!("{{\"pad\":\"{}\"}}", "x".repeat(bytes.saturating_sub(LEAST_PAYLOAD)));
+    RawValue::from_string(text).map_err(|e| BenchError::Failed(e.to_string()))
+}
+
+/// New jobs, sorted by id, as the product would make them.
+pub(super) fn jobs(count: u64, payload: &RawValue, due: impl Fn(u64) -> Due) -> Result<Vec<NewJob>, BenchError> {
+    let name = |text: &str| text.parse::<Name>().map_err(|e| BenchError::Failed(e.to_string()));
+    let (kind, queue) = (name(KIND)?, name("default")?);
+    let job = |number: u64| NewJob {
+        id: JobId::new(),
+        kind: kind.clone(),
+        queue: queue.clone(),
+        payload: payload.to_owned(),
+        due: due(number),
+        priority: Priority::NORMAL,
+        max_attempts: 5,
+        unique_key: None,
+        on_conflict: OnConflict::default(),
+        options: JobOptions::default(),
+        batch: None,
+    };
+    Ok((0..count).map(job).collect())
+}
+
+/// Enqueue `jobs` through the library, one by one, by so many callers at once; how long it took.
+pub(super) async fn call(
+    broker: &Broker,
+    callers: usize,
+    jobs: u64,
+    payload: &RawValue,
+) -> Result<Duration, BenchError> {
+    let left = Arc::new(Left::of(jobs));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for _ in 0..callers {
+        let (broker, left, payload) = (broker.clone(), Arc::clone(&left), payload.to_owned());
+        tasks.spawn(async move {
+            while left.take() {
+                let job = broker.prepare(Draft::new(KIND, payload.clone()))?;
+                broker.enqueue(job).await?;
+            }
+            Ok(())
+        });
+    }
+    join(tasks).await?;
+    Ok(began.elapsed())
+}
+
+/// Send `requests` requests over so many connections at once; how long it took, without opening the connections.
+pub(super) async fn post(
+    addr: SocketAddr,
+    connections: usize,
+    requests: u64,
+    post: Post,
+) -> Result<Duration, BenchError> {
+    let mut wires = Vec::with_capacity(connections);
+    for _ in 0..connections {
+        wires.push(Wire::open(addr).await?);
+    }
+    let (left, post) = (Arc::new(Left::of(requests)), Arc::new(post));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for mut wire in wires {
+        let (left, post) = (Arc::clone(&left), Arc::clone(&post));
+        tasks.spawn(async move {
+            while left.take() {
+                wire.send(&post).await?;
+            }
+            Ok(())
+        });
+    }
+    join(tasks).await?;
+    Ok(began.elapsed())
+}
+
+/// Insert jobs in bare batches; how long it took.
+pub(super) async fn insert_bare(lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Result<Duration, BenchError> {
+    let (jobs, turn) = (Arc::new(jobs), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for mut lane in lanes {
+        let (jobs, turn) = (Arc::clone(&jobs), Arc::clone(&turn));
+        tasks.spawn(async move {
+            while let Some(batch) = next_batch(&jobs, &turn) {
+                lane.insert(batch).await?;
+            }
+            Ok(())
+        });
+    }
+    join(tasks).await?;
+    Ok(began.elapsed())
+}
+
+/// Claim and settle jobs in bare batches; how long it took.
+pub(super) async fn work_off_bare(lanes: Vec<BareLane>, ids: Vec<JobId>) -> Result<Duration, BenchError> {
+    let (ids, turn) = (Arc::new(ids), Arc::new(AtomicUsize::new(0)));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for mut lane in lanes {
+        let (ids, turn) = (Arc::clone(&ids), Arc::clone(&turn));
+        tasks.spawn(async move {
+            while let Some(batch) = next_batch(&ids, &turn) {
+                let claims = lane.claim(batch).await?;
+                lane.settle(&claims).await?;
+            }
+            Ok(())
+        });
+    }
+    join(tasks).await?;
+    Ok(began.elapsed())
+}
+
+/// Insert jobs in bare batches over half of the connections, and claim and settle them over the others at once; how long
+/// it took.
+pub(super) async fn flow_bare(mut lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Result<Duration, BenchError> {
+    let takers = lanes.split_off(lanes.len() / 2);
+    let (jobs, turn) = (Arc::new(jobs), Arc::new(AtomicUsize::new(0)));
+    let (accepted, due) = mpsc::channel::<Vec<JobId>>(DEPTH);
+    let due = Arc::new(Mutex::new(due));
+    let mut tasks = JoinSet::new();
+    let began = Instant::now();
+    for mut lane in lanes {
+        let (jobs, turn, accepted) = (Arc::clone(&jobs), Arc::clone(&turn), accepted.clone());
+        tasks.spawn(async move {
+            while let Some(batch) = next_batch(&jobs, &turn) {
+                lane.insert(batch).await?;
+                // An error of the takers ends the run, and says more than this would.
+                let _ = accepted.send(batch.iter().map(|job| job.id).collect()).await;
+            }
+            Ok(())
+        });
+    }
+    drop(accepted);
+    for mut lane in takers {
+        let due = Arc::clone(&due);
+        tasks.spawn(async move {
+            loop {
+                let batch = due.lock().await.recv().await;
+                let Some(ids) = batch else { return Ok(()) };
+                let claims = lane.claim(&ids).await?;
+                lane.settle(&claims).await?;
+            }
+        });
+    }
+    join(tasks).await?;
+    Ok(began.elapsed())
+}
+
+/// The next batch that nobody has taken.
+fn next_batch<'a, T>(all: &'a [T], turn: &AtomicUsize) -> Option<&'a [T]> {
+    all.chunks(BareLane::FULL).nth(turn.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A number that many count down.
+struct Left {
+    left: AtomicU64,
+}
+
+impl Left {
+    fn of(count: u64) -> Self {
+        Self { left: AtomicU64::new(count) }
+    }
+
+    fn take(&self) -> bool {
+        self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+}
+
+/// Wait for all; the first error ends the others.
+async fn join(mut tasks: JoinSet<Result<(), BenchError>>) -> Result<(), BenchError> {
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_have_the_size_that_was_asked_for() {
+        for bytes in [LEAST_PAYLOAD, 11, 200] {
+            assert_eq!(payload(bytes).unwrap().get().len(), bytes);
+        }
+    }
+
+    #[test]
+    fn batches_are_dealt_once_and_whole() {
+        let (all, turn) = ((0..600).collect::<Vec<u32>>(), AtomicUsize::new(0));
+        let sizes: Vec<usize> = std::iter::from_fn(|| next_batch(&all, &turn)).map(<[u32]>::len).collect();
+        assert_eq!(sizes, [250, 250, 100]);
+        let left = Left::of(2);
+        assert_eq!([left.take(), left.take(), left.take()], [true, true, false]);
+    }
+}

@@ -1,0 +1,61 @@
+//! The bar: one step for each run, and within it how many jobs are done. Drawn on a terminal's standard error, and
+//! nowhere else.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::{Round, Scenario, Settings};
+
+pub(super) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    pub(super) fn of(settings: &Settings) -> Self {
+        let (repeat, rounds) = (settings.repeat, settings.repeat + usize::from(!settings.short));
+        let steps = settings.scenarios.iter().map(|scenario| match scenario {
+            Scenario::Enqueue | Scenario::Batch | Scenario::Drain | Scenario::Flow => 2 * rounds,
+            Scenario::Rebuild => rounds,
+            Scenario::Lateness => 6 * repeat,
+            Scenario::Idle => repeat,
+            Scenario::Growth => 1 + 3 * repeat,
+        });
+        let bar = ProgressBar::with_draw_target(Some(steps.sum::<usize>() as u64), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {elapsed_precise} {prefix}: {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Self { bar }
+    }
+
+    pub(super) fn begins(&self, scenario: Scenario) {
+        self.bar.set_prefix(scenario.as_str());
+    }
+
+    /// The last run is done, and the next one begins.
+    pub(super) fn step(&self, what: &str, round: Round) {
+        self.bar.inc(1);
+        let number = if round.counts() { format!("run {}", round.number) } else { "warm-up".to_owned() };
+        self.bar.set_message(format!("{what}, {number}"));
+    }
+
+    /// So many of a run's jobs are done.
+    pub(super) fn counted(&self, done: u64, of: u64) {
+        if !self.bar.is_hidden() {
+            let message = self.bar.message();
+            let text = message.split(" (").next().unwrap_or_default();
+            self.bar.set_message(format!("{text} ({done} of {of})"));
+        }
+    }
+
+    pub(super) fn ends(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,192 @@
+//! The place of one run: a database and a key prefix of its own, whatever is started there, and the checks at its end.
+
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::ground::{index_of, store_of};
+use super::{Bench, BenchError};
+use crate::app::App;
+use crate::config::Config;
+use crate::event::Health;
+use crate::handlers::Registry;
+use crate::index::Index;
+use crate::job::{JobId, Timestamp};
+use crate::store::{BareLane, Gauge, ServerCounters, Store};
+
+/// Between two looks at what has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Without any progress for this long, something is broken.
+const STALLED: Duration = Duration::from_secs(60);
+/// What earlier runs may leave to the server's purge when a run begins, in transactions, and how long that is waited for.
+const LITTLE_HISTORY: u64 = 1_000;
+const PURGE_LIMIT: Duration = Duration::from_secs(10);
+/// Jobs begin to be due this long after they are handed in.
+pub(super) const LEAD: Duration = Duration::from_millis(1_000);
+
+/// What the checks after a run said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Checked {
+    pub(super) exactly_once: bool,
+    pub(super) deadlocks: Option<u64>,
+}
+
+impl Default for Checked {
+    fn default() -> Self {
+        Self { exactly_once: true, deadlocks: Some(0) }
+    }
+}
+
+impl Checked {
+    /// Both: every doubt stays.
+    pub(super) fn and(self, other: Self) -> Self {
+        let deadlocks = self.deadlocks.zip(other.deadlocks).map(|(one, two)| one + two);
+        Self { exactly_once: self.exactly_once && other.exactly_once, deadlocks }
+    }
+}
+
+/// The place of one run.
+pub(super) struct Stage<'a> {
+    bench: &'a Bench<'a>,
+    pub(super) config: Config,
+    pub(super) store: Store,
+    pub(super) gauge: Gauge,
+    before: ServerCounters,
+    /// Jobs made before this are not the run's.
+    pub(super) first: JobId,
+    /// Jobs that had ended when the run began.
+    ended_before: u64,
+}
+
+impl<'a> Stage<'a> {
+    /// A new database with empty tables, once the server has purged what earlier runs left.
+    pub(super) async fn open(bench: &'a Bench<'a>) -> Result<Self, BenchError> {
+        let mut config = bench.ground.next()?;
+        config.http_addr = ([127, 0, 0, 1], 0).into();
+        config.workers = bench.settings.workers;
+        config.shutdown_grace = Duration::from_secs(10);
+        config.shutdown_notice = Duration::ZERO;
+        config.body_limit_bytes = 1 << 20;
+        config.test_kinds = true;
+        let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
+        Store::create_database(&url).await?;
+        let store = store_of(&config).await?;
+        store.migrate().await?;
+        let mut gauge = store.gauge().await?;
+        let asked = Instant::now();
+        let mut before = gauge.counters().await?;
+        while before.history.is_some_and(|length| length > LITTLE_HISTORY)
+            && asked.elapsed() < PURGE_LIMIT
+            && !bench.settings.short
+        {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            before = gauge.counters().await?;
+        }
+        Ok(Self { bench, config, store, gauge, before, first: JobId::new(), ended_before: 0 })
+    }
+
+    /// The next run on the same tables begins.
+    pub(super) async fn again(&mut self) -> Result<(), BenchError> {
+        self.before = self.gauge.counters().await?;
+        self.ended_before = self.gauge.ended().await?.0;
+        self.first = JobId::new();
+        Ok(())
+    }
+
+    /// A whole tickr on this stage. Stop it with [`stop`].
+    pub(super) async fn app(&self) -> Result<App, BenchError> {
+        Ok(App::start(&self.config, Registry::new()).await?)
+    }
+
+    /// A whole tickr that serves none of the jobs.
+    pub(super) async fn app_without_work(&self) -> Result<App, BenchError> {
+        let config = Config { queues: vec!["elsewhere".to_owned()], ..self.config.clone() };
+        Ok(App::start(&config, Registry::new()).await?)
+    }
+
+    pub(super) fn index(&self) -> Result<Index, BenchError> {
+        index_of(&self.config)
+    }
+
+    /// Connections for bare batches.
+    pub(super) async fn lanes(&self, count: u8) -> Result<Vec<BareLane>, BenchError> {
+        let mut lanes = Vec::with_capacity(count.into());
+        for number in 0..count {
+            lanes.push(self.store.bare_lane(number).await?);
+        }
+        Ok(lanes)
+    }
+
+    /// Wait until this many jobs of the run have ended; the server's time then.
+    pub(super) async fn until_ended(&mut self, jobs: u64) -> Result<Timestamp, BenchError> {
+        let (mut seen, mut moved) = (0, Instant::now());
+        loop {
+            let (ended, now) = self.gauge.ended().await?;
+            let ended = ended.saturating_sub(self.ended_before);
+            self.bench.progress.counted(ended, jobs);
+            if ended >= jobs {
+                return Ok(now);
+            }
+            if ended > seen {
+                (seen, moved) = (ended, Instant::now());
+            } else if moved.elapsed() > STALLED {
+                return Err(BenchError::Failed(format!("{ended} of {jobs} jobs have ended, and none for a minute")));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Let a whole tickr work off what waits.
+    pub(super) async fn work_off(&mut self, jobs: u64) -> Result<(), BenchError> {
+        let app = self.app().await?;
+        self.until_ended(jobs).await?;
+        stop(app).await;
+        Ok(())
+    }
+
+    /// What became of the run's jobs: `done` should have completed, and `waiting` should wait untouched.
+    pub(super) async fn check(&mut self, done: u64, waiting: u64) -> Result<Checked, BenchError> {
+        let exactly_once = self.gauge.lives(self.first).await?.are_exactly_once(done, waiting);
+        let (before, after) = (self.before.deadlocks, self.gauge.counters().await?.deadlocks);
+        Ok(Checked { exactly_once, deadlocks: before.zip(after).map(|(before, after)| after.saturating_sub(before)) })
+    }
+
+    /// Remove everything of this stage.
+    pub(super) async fn close(self) -> Result<(), BenchError> {
+        self.index()?.forget().await?;
+        let Self { config, store, gauge, .. } = self;
+        drop(gauge);
+        store.close().await;
+        let url = config.mysql_url().map_err(crate::app::StartError::from)?;
+        Ok(Store::drop_database(url.expose()).await?)
+    }
+}
+
+/// Stop a tickr in order.
+pub(super) async fn stop(app: App) {
+    app.stop(CancellationToken::new()).await;
+}
+
+/// Wait until the index holds what it should.
+pub(super) async fn until_whole(app: &App) -> Result<(), BenchError> {
+    let asked = Instant::now();
+    while app.index().health().now() != Health::Fast {
+        if asked.elapsed() > STALLED {
+            return Err(BenchError::Failed("the index is not whole after a minute".to_owned()));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    Ok(())
+}
+
+/// Jobs per second between two moments of the server's clock.
+pub(super) fn rate(jobs: u64, from: Option<Timestamp>, to: Timestamp) -> Result<f64, BenchError> {
+    let from = from.ok_or_else(|| BenchError::Failed("no job of the run is in the tables".to_owned()))?;
+    let elapsed_us = (to - from).num_microseconds().unwrap_or(i64::MAX).max(1);
+    Ok(jobs as f64 / (elapsed_us as f64 / 1e6))
+}
+
+/// Jobs per second of this process's time.
+pub(super) fn rate_of(jobs: u64, elapsed: Duration) -> f64 {
+    jobs as f64 / elapsed.as_secs_f64().max(1e-6)
+}

@@ -1,0 +1,149 @@
+//! A report for people.
+
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::Report;
+use super::figure::{Figure, Of, Side};
+use super::line::{AimMet, Line};
+
+/// The report as text: a header, a table with a line for each figure, and notes.
+#[must_use]
+pub fn table(report: &Report) -> String {
+    let mut text = header(report);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["", "MEDIAN", "RANGE", "BARE", "RATIO", "AIM", "JOBS", "ONCE", "DEADLOCKS"]);
+    for line in &report.lines {
+        table.add_row(row(line));
+    }
+    for column in [1, 2, 3, 4, 6, 8] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let _ = writeln!(text, "\n{table}\n");
+    let _ = writeln!(
+        text,
+        "BARE is the bare store on the same servers in the same run: the same rows in whole batches, without a runner.\n\
+         ONCE: every job completed exactly once, or waits exactly once if it was not to run."
+    );
+    text
+}
+
+fn header(report: &Report) -> String {
+    let (machine, servers) = (&report.machine, &report.servers);
+    let mut text = format!(
+        "tickr {} ({} build) on {}, {} cores · MySQL {} · Redis {}\n",
+        machine.version, machine.build, machine.system, machine.cores, servers.mysql, servers.redis
+    );
+    let settings = &report.settings;
+    let _ = writeln!(
+        text,
+        "{} of each, payload {} bytes, {} workers, {} callers, {} connections",
+        if settings.repeat == 1 { "1 run".to_owned() } else { format!("{} runs", settings.repeat) },
+        settings.payload_bytes,
+        settings.workers,
+        settings.callers,
+        settings.connections
+    );
+    if servers.durable {
+        text.push_str("every acknowledged commit is synced to disk\n");
+    } else {
+        let _ = writeln!(text, "commits are NOT synced to disk ({}): do not compare", servers.weaknesses.join("; "));
+    }
+    if machine.build != "release" {
+        text.push_str("this is no release build: the figures say nothing about speed\n");
+    }
+    text
+}
+
+fn row(line: &Line) -> [String; 9] {
+    let dash = || "–".to_owned();
+    [
+        line.name.clone(),
+        format!("{} {}", number(line.figure.median), line.unit).trim().to_owned(),
+        range(&line.figure),
+        line.bare.as_ref().map_or_else(dash, |bare| number(bare.median)),
+        line.ratio.map_or_else(dash, |ratio| format!("{ratio:.2}")),
+        line.aims.iter().map(aim).collect::<Vec<_>>().join("  "),
+        line.jobs.to_string(),
+        if line.exactly_once { "✓".to_owned() } else { "✗".to_owned() },
+        line.deadlocks.map_or_else(|| "?".to_owned(), |count| count.to_string()),
+    ]
+}
+
+fn aim(aim: &AimMet) -> String {
+    let sign = match aim.aim.side {
+        Side::AtLeast => "≥",
+        Side::AtMost => "≤",
+    };
+    let of = match aim.aim.of {
+        Of::Median => "",
+        Of::Ratio => " of bare",
+    };
+    let mark = match aim.met {
+        Some(true) => " ✓",
+        Some(false) => " ✗",
+        None => "",
+    };
+    format!("{sign} {}{of}{mark}", number(aim.aim.bound))
+}
+
+fn range(figure: &Figure) -> String {
+    if figure.samples.len() < 2 { "–".to_owned() } else { format!("{}–{}", number(figure.min), number(figure.max)) }
+}
+
+/// Large numbers whole, with their thousands apart; small ones with as many places as tell something.
+fn number(value: f64) -> String {
+    if value.abs() < 100.0 {
+        let text = format!("{value:.2}");
+        return text.trim_end_matches('0').trim_end_matches('.').to_owned();
+    }
+    let digits = format!("{:.0}", value.abs());
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if value < 0.0 { format!("-{text}") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Aim;
+
+    #[test]
+    fn numbers_are_for_reading() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.6, "0.6"),
+            (1.234, "1.23"),
+            (25.0, "25"),
+            (100.4, "100"),
+            (1_000.0, "1,000"),
+            (30_000.0, "30,000"),
+            (1_234_567.8, "1,234,568"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn aims_say_what_they_are_about() {
+        let met = |aim, met| super::aim(&AimMet { aim, met });
+        assert_eq!(met(Aim::at_least(30_000.0), Some(true)), "≥ 30,000 ✓");
+        assert_eq!(met(Aim::of_bare(0.6), Some(false)), "≥ 0.6 of bare ✗");
+        assert_eq!(met(Aim::at_most(1.5), None), "≤ 1.5");
+    }
+
+    #[test]
+    fn a_range_takes_two() {
+        assert_eq!(range(&Figure::of(vec![1.0])), "–");
+        assert_eq!(range(&Figure::of(vec![2_000.0, 1_000.0])), "1,000–2,000");
+    }
+}

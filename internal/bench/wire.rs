@@ -1,0 +1,107 @@
+//! A connection that speaks just enough HTTP to enqueue: the load shares its cores with what it measures, so it must cost
+//! next to nothing.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::BenchError;
+
+/// A request, ready to be sent many times.
+#[derive(Debug)]
+pub(super) struct Post {
+    path: &'static str,
+    bytes: Vec<u8>,
+}
+
+impl Post {
+    pub(super) fn new(path: &'static str, body: &str) -> Self {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: tickr\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        Self { path, bytes: [head.as_bytes(), body.as_bytes()].concat() }
+    }
+}
+
+/// A connection that is kept.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    /// Read and not yet used up.
+    buffer: Vec<u8>,
+}
+
+impl Wire {
+    pub(super) async fn open(addr: SocketAddr) -> Result<Self, BenchError> {
+        let opened = async {
+            let stream = TcpStream::connect(addr).await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        };
+        let stream = opened.await.map_err(BenchError::io("open an HTTP connection"))?;
+        Ok(Self { stream, buffer: Vec::with_capacity(16 << 10) })
+    }
+
+    /// Send a request and read its whole answer, which must be 201.
+    pub(super) async fn send(&mut self, post: &Post) -> Result<(), BenchError> {
+        let failed = || BenchError::io("send a request");
+        self.stream.write_all(&post.bytes).await.map_err(failed())?;
+        let answer = loop {
+            if let Some(answer) = Answer::at_the_front_of(&self.buffer)? {
+                break answer;
+            }
+            if self.stream.read_buf(&mut self.buffer).await.map_err(failed())? == 0 {
+                return Err(BenchError::Failed(format!("POST {}: the connection was closed", post.path)));
+            }
+        };
+        while self.buffer.len() < answer.length {
+            if self.stream.read_buf(&mut self.buffer).await.map_err(failed())? == 0 {
+                return Err(BenchError::Failed(format!("POST {}: the answer is cut short", post.path)));
+            }
+        }
+        self.buffer.drain(..answer.length);
+        if answer.status == 201 { Ok(()) } else { Err(BenchError::Answered { path: post.path, status: answer.status }) }
+    }
+}
+
+/// What the head of an answer says.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    status: u16,
+    /// Bytes of head and body.
+    length: usize,
+}
+
+impl Answer {
+    /// Absent while the head is not whole.
+    fn at_the_front_of(bytes: &[u8]) -> Result<Option<Self>, BenchError> {
+        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
+        let unknown = || BenchError::Failed("an answer is not HTTP with a content-length".to_owned());
+        let head = std::str::from_utf8(&bytes[..end]).map_err(|_| unknown())?;
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).ok_or_else(unknown)?;
+        let body: usize = lines
+            .filter_map(|line| line.split_once(':'))
+            .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+            .and_then(|(_, value)| value.trim().parse().ok())
+            .ok_or_else(unknown)?;
+        Ok(Some(Self { status, length: end + 4 + body }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_of_answers_are_read_when_they_are_whole() {
+        let text = b"HTTP/1.1 201 Created\r\nlocation: /v1/jobs/x\r\nContent-Length: 5\r\n\r\nhellorest";
+        let whole = Answer { status: 201, length: text.len() - 4 };
+        assert_eq!(Answer::at_the_front_of(text).unwrap(), Some(whole));
+        assert_eq!(Answer::at_the_front_of(&text[..30]).unwrap(), None);
+        assert!(Answer::at_the_front_of(b"HTTP/1.1 200 OK\r\n\r\n").is_err());
+        assert!(Answer::at_the_front_of(b"nonsense\r\ncontent-length: 1\r\n\r\n").is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Redis without the index, for `tickr bench`: the entries that a rebuild writes, by plain pipelined commands, and what
+//! the server counts. A connection of its own.
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, AsyncTypedCommands, RedisResult};
+
+use super::keys::Keys;
+use super::{Entry, Index, IndexError};
+
+/// Commands in one pipeline.
+const PIPELINE: usize = 1_000;
+
+/// A connection without scripts.
+pub struct BareIndex {
+    conn: MultiplexedConnection,
+    keys: Keys,
+}
+
+impl std::fmt::Debug for BareIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BareIndex")
+    }
+}
+
+impl Index {
+    /// A connection for bare commands under this index's keys.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis does not answer.
+    pub async fn bare(&self) -> Result<BareIndex, IndexError> {
+        // No limit on an answer: what is measured may take as long as it takes.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let conn = self.shared.client.get_multiplexed_async_connection_with_config(&config).await;
+        let conn = conn.map_err(IndexError::driver("open a connection for bare commands"))?;
+        Ok(BareIndex { conn, keys: self.shared.keys.clone() })
+    }
+}
+
+impl BareIndex {
+    /// Add every entry to the sorted set, one ZADD each, a thousand in one pipeline; how many are in the set then.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn add_all(&mut self, entries: &[Entry]) -> Result<usize, IndexError> {
+        for page in entries.chunks(PIPELINE) {
+            let mut pipe = redis::pipe();
+            for entry in page {
+                pipe.zadd(&self.keys.waiting, entry.member(), entry.execute_at.timestamp_millis()).ignore();
+            }
+            let added: RedisResult<()> = pipe.query_async(&mut self.conn).await;
+            added.map_err(IndexError::driver("add entries"))?;
+        }
+        self.conn.zcard(&self.keys.waiting).await.map_err(IndexError::driver("count entries"))
+    }
+
+    /// Commands that the server has carried out since it started, but for those that ask about the server itself.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not answer.
+    pub async fn commands(&mut self) -> Result<u64, IndexError> {
+        let text: RedisResult<String> = redis::cmd("INFO").arg("commandstats").query_async(&mut self.conn).await;
+        Ok(count_commands(&text.map_err(IndexError::driver("read the server's counters"))?))
+    }
+
+    /// The server's version.
+    ///
+    /// # Errors
+    /// As [`commands`](Self::commands).
+    pub async fn version(&mut self) -> Result<String, IndexError> {
+        let text: RedisResult<String> = redis::cmd("INFO").arg("server").query_async(&mut self.conn).await;
+        let text = text.map_err(IndexError::driver("read the server's version"))?;
+        let version = text.lines().find_map(|line| line.strip_prefix("redis_version:"));
+        Ok(version.unwrap_or("of an unknown version").trim().to_owned())
+    }
+}
+
+/// The calls in `INFO commandstats`, such as `cmdstat_zadd:calls=7,usec=9,…`. Commands inside a script count as well.
+fn count_commands(text: &str) -> u64 {
+    let calls = text.lines().filter_map(|line| {
+        let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        if name == "info" || name.starts_with("client") {
+            return None;
+        }
+        figures.split(',').next()?.parse::<u64>().ok()
+    });
+    calls.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_counted_but_for_questions_about_the_server() {
+        let text = "# Commandstats\r\ncmdstat_zadd:calls=7,usec=9,usec_per_call=1.2\r\ncmdstat_info:calls=3,usec=1\r\n\
+                    cmdstat_client|setinfo:calls=2,usec=1\r\ncmdstat_brpop:calls=5,usec=0\r\n";
+        assert_eq!(count_commands(text), 12);
+        assert_eq!(count_commands(""), 0);
+    }
+}

@@ -1,0 +1,104 @@
+//! `tickr bench`, in one tiny run of everything: every scenario works, keeps its promises and says so in JSON, nothing is
+//! left on the servers, and what cannot be measured is refused in words.
+
+use std::time::Duration;
+
+use serde_json::Value;
+use sqlx::Row;
+use tokio::process::Command;
+
+use crate::support::program::{Program, command, nothing_runs_in, tickr};
+use crate::support::{connect, servers};
+
+fn bench(dir: &tempfile::TempDir, args: &[&str]) -> Command {
+    command(&tickr(), dir.path(), &[&["bench"], args].concat())
+}
+
+/// With the servers of the suite, as somebody would give servers that run already.
+fn on_shared_servers(dir: &tempfile::TempDir, args: &[&str]) -> Command {
+    let mut command = bench(dir, args);
+    command.args(["--mysql-url", &servers().mysql_url("somebody_elses"), "--redis-url", &servers().redis_url()]);
+    command
+}
+
+async fn outcome(mut command: Command) -> (i32, String, String) {
+    let output = tokio::time::timeout(Duration::from_secs(180), command.output()).await.expect("it ends").unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+async fn databases_like(pattern: &str) -> Vec<String> {
+    let mut conn = connect(&servers().mysql_url("")).await;
+    let found = sqlx::query("SHOW DATABASES LIKE ?").bind(pattern).fetch_all(&mut conn).await.unwrap();
+    found.iter().map(|row| row.get(0)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, out, err) = outcome(on_shared_servers(&dir, &["all", "--short", "--json"])).await;
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["ok"], true);
+    assert!(report["machine"]["cores"].as_u64().unwrap() >= 1 && report["servers"]["mysql"].is_string());
+    let lines = report["lines"].as_array().unwrap();
+    for scenario in ["enqueue", "batch", "drain", "flow", "lateness", "rebuild", "idle"] {
+        assert!(lines.iter().any(|line| line["scenario"] == scenario), "{scenario} is missing:\n{out}");
+    }
+    for line in lines {
+        assert!(line["jobs"].as_u64().unwrap() > 0, "{line:#}");
+        assert_eq!(line["exactly_once"], true, "{line:#}");
+        assert_eq!(line["figure"]["samples"].as_array().unwrap().len(), 1, "{line:#}");
+        let compared = ["enqueue", "batch", "drain", "flow", "rebuild"].iter().any(|word| line["scenario"] == *word);
+        assert_eq!(line["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), compared, "{line:#}");
+        assert_eq!(line["bare"]["median"].as_f64().is_some_and(|median| median > 0.0), compared, "{line:#}");
+    }
+    let drain = lines.iter().find(|line| line["scenario"] == "drain").unwrap();
+    assert_eq!(drain["aims"][0]["bound"], 30_000.0);
+    assert!(drain["aims"][1]["met"].is_boolean(), "{drain:#}");
+
+    let name = report["servers"]["name"].as_str().unwrap();
+    assert!(name.starts_with("tickr_bench_"), "{name}");
+    assert_eq!(databases_like(&format!("{name}%")).await, Vec::<String>::new());
+    assert_eq!(databases_like("somebody_elses").await, Vec::<String>::new(), "the given database is not even made");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupted_it_stops_its_servers() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = bench(&dir, &["lateness", "--log", "info"]);
+    command.env("TMPDIR", dir.path());
+    let mut program = Program::spawn(command);
+    // A runner of its own is up.
+    program.says("listening").await;
+    program.signal("INT").await;
+    assert_eq!(program.ends().await.code(), Some(1), "{}", program.said());
+    program.says("stopped by SIGINT").await;
+    nothing_runs_in(dir.path()).await;
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "its folder is gone");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_measured_is_refused_in_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, _, err) = outcome(bench(&dir, &["dran"])).await;
+    assert!(code == 2 && err.contains("dran") && err.contains("drain"), "{err}");
+    let (code, _, err) = outcome(bench(&dir, &["drain", "--payload", "3"])).await;
+    assert!(code == 2 && err.contains("--payload"), "{err}");
+    let (code, _, err) = outcome(bench(&dir, &["drain", "--mysql-url", "mysql://db/x"])).await;
+    assert!(code == 2 && err.contains("--redis-url"), "{err}");
+    for (mysql, redis, part) in
+        [("canary", "redis://h", "mysql url"), ("mysql://u:canary@h", "canary://h", "redis url")]
+    {
+        let (code, _, err) = outcome(bench(&dir, &["drain", "--mysql-url", mysql, "--redis-url", redis])).await;
+        assert!(code == 2 && err.contains(part) && !err.contains("canary"), "{err}");
+    }
+    let mysql = "mysql://root:canary@127.0.0.1:1";
+    let (code, _, err) =
+        outcome(bench(&dir, &["drain", "--mysql-url", mysql, "--redis-url", "redis://127.0.0.1:1"])).await;
+    assert!(code == 1 && err.contains("127.0.0.1:1") && !err.contains("canary"), "{err}");
+    let redis = "redis://:canary@127.0.0.1:1";
+    let (code, _, err) =
+        outcome(bench(&dir, &["drain", "--mysql-url", &servers().mysql_url("x"), "--redis-url", redis])).await;
+    assert!(code == 1 && err.contains("127.0.0.1:1") && err.contains("redis") && !err.contains("canary"), "{err}");
+}
