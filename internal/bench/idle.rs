@@ -67,7 +67,7 @@ impl Sampled {
 
 async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError> {
     let (settle, window) = bench
-        .pick((Duration::from_secs(5), Duration::from_secs(25)), (Duration::from_millis(500), Duration::from_secs(2)));
+        .pick((Duration::from_secs(5), Duration::from_secs(25)), (Duration::from_millis(200), Duration::from_secs(1)));
     let before_it = bench.pick(BEFORE, 50);
     let mut stage = Stage::open(bench).await?;
     let mut runner = Runner::start(bench, &stage).await?;

@@ -30,7 +30,7 @@ struct Shape {
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     let strict = [Some(Aim::at_most(1.5)), Some(Aim::at_most(4.0))];
-    let calm = bench.jobs(2_000, 100);
+    let calm = bench.jobs(2_000, 50);
     let (far, very_many) = (bench.pick(200_000, 2_000), bench.pick(1_000_000, 5_000));
     let shape = |jobs, per_second, waiting, aims| {
         let beside = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
@@ -40,7 +40,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     for shape in [
         shape(calm, 100, 0, strict),
         shape(calm, 100, far, strict),
-        shape(bench.jobs(20_000, 1_000), 2_000, very_many, [None, Some(Aim::at_most(25.0))]),
+        shape(bench.jobs(20_000, 500), 2_000, very_many, [None, Some(Aim::at_most(25.0))]),
     ] {
         lines.extend(measure(bench, &shape).await?);
     }
@@ -78,7 +78,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
     bench.progress.step(&shape.name, round);
     let measured = JobId::new();
     // Handing them in takes a moment, which grows with their number.
-    let begin = stage.store.clock().now() + LEAD + Duration::from_micros(100 * shape.jobs);
+    let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD / 2) + Duration::from_micros(100 * shape.jobs);
     let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
     while !due.is_empty() {
         let rest = due.split_off(due.len().min(TOGETHER));

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use sqlx::Row;
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, nothing_runs_in, tickr};
@@ -29,8 +28,8 @@ async fn outcome(mut command: Command) -> (i32, String, String) {
 
 async fn databases_like(pattern: &str) -> Vec<String> {
     let mut conn = connect(&servers().mysql_url("")).await;
-    let found = sqlx::query("SHOW DATABASES LIKE ?").bind(pattern).fetch_all(&mut conn).await.unwrap();
-    found.iter().map(|row| row.get(0)).collect()
+    let sql = "SELECT SCHEMA_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME LIKE ?";
+    sqlx::query_scalar(sql).bind(pattern).fetch_all(&mut conn).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
