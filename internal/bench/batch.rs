@@ -47,8 +47,8 @@ async fn product(bench: &Bench<'_>, requests: u64, batch: u64) -> Result<(f64, C
     let body = Post::new("/v1/jobs/batch", &json!({"jobs": jobs}).to_string());
     let elapsed = post(app.addr(), bench.settings.connections.min(CONNECTIONS), requests, body).await?;
     let jobs = requests * batch;
-    stage.work_off(jobs).await?;
-    stop(app).await;
+    let (worked_off, ()) = tokio::join!(stage.work_off(jobs), stop(app));
+    worked_off?;
     let checked = stage.check(jobs, 0).await?;
     stage.close().await?;
     Ok((rate_of(jobs, elapsed), checked))

@@ -54,8 +54,8 @@ async fn product(bench: &Bench<'_>, called: u64, posted: u64) -> Result<([f64; 2
     let body = json!({"kind": KIND, "payload": payload}).to_string();
     let by_post = post(app.addr(), bench.settings.connections, posted, Post::new("/v1/jobs", &body)).await?;
     // The measured part is over. What was accepted is worked off all the same, to see that all of it is there, once.
-    stage.work_off(called + posted).await?;
-    stop(app).await;
+    let (worked_off, ()) = tokio::join!(stage.work_off(called + posted), stop(app));
+    worked_off?;
     let checked = stage.check(called + posted, 0).await?;
     stage.close().await?;
     Ok(([rate_of(called, by_call), rate_of(posted, by_post)], checked))

@@ -1,6 +1,7 @@
 //! The servers of a bench, and everything on them that is its own: databases and key prefixes under one random name.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -20,8 +21,24 @@ pub struct Ground {
     redis: ServerUrl,
     /// Before the number in every name.
     name: String,
-    made: AtomicU32,
+    plots: Mutex<Plots>,
     private: bool,
+}
+
+/// What was given out, by number.
+#[derive(Debug, Default)]
+struct Plots {
+    next: u32,
+    /// Those that may hold something.
+    open: BTreeSet<u32>,
+}
+
+/// A database and a key prefix that nobody has had. The database is yet to be made.
+#[derive(Debug)]
+pub(super) struct Plot {
+    number: u32,
+    /// The configuration of a runner there.
+    pub(super) config: Config,
 }
 
 /// What the servers are and how careful.
@@ -51,7 +68,7 @@ impl Ground {
             .parse()
             .map_err(|_| BenchError::Url("mysql", "it is not mysql://user:password@host:port".to_owned()))?;
         let redis = ServerUrl::redis(redis).map_err(|e| BenchError::Url("redis", e.to_string()))?;
-        let ground = Self { mysql, redis, name, made: AtomicU32::new(0), private: false };
+        let ground = Self { mysql, redis, name, plots: Mutex::default(), private: false };
         ground.mysql_url(&ground.name)?;
         Ok(ground)
     }
@@ -66,9 +83,26 @@ impl Ground {
         self.private
     }
 
-    /// The configuration of a runner on a database and a key prefix that nobody has had. The database is yet to be made.
-    pub(super) fn next(&self) -> Result<Config, BenchError> {
-        self.config(self.made.fetch_add(1, Ordering::Relaxed))
+    pub(super) fn next(&self) -> Result<Plot, BenchError> {
+        let mut plots = self.plots();
+        let (number, config) = (plots.next, self.config(plots.next)?);
+        plots.next += 1;
+        plots.open.insert(number);
+        Ok(Plot { number, config })
+    }
+
+    /// Remove everything from a plot.
+    pub(super) async fn clear(&self, plot: &Plot) -> Result<(), BenchError> {
+        if let Some(mysql) = &plot.config.mysql_url {
+            Store::drop_database(mysql.expose()).await?;
+        }
+        index_of(&plot.config)?.forget().await?;
+        self.plots().open.remove(&plot.number);
+        Ok(())
+    }
+
+    fn plots(&self) -> MutexGuard<'_, Plots> {
+        self.plots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn config(&self, number: u32) -> Result<Config, BenchError> {
@@ -88,18 +122,17 @@ impl Ground {
 
     /// Ask both servers who they are, which also tells early that one of them is out.
     pub(super) async fn look(&self) -> Result<ServerFacts, BenchError> {
-        let config = self.next()?;
-        let (mysql, index) = (config.mysql_url.clone(), index_of(&config)?);
-        let mysql = mysql.ok_or_else(|| BenchError::Url("mysql", "it is missing".to_owned()))?;
+        let plot = self.next()?;
+        let index = index_of(&plot.config)?;
+        let mysql = self.mysql_url(&plot.config.redis_prefix)?;
         let at_mysql = |error: crate::store::StoreError| BenchError::Server {
             place: mysql.masked().to_owned(),
             cause: error.to_string(),
         };
         Store::create_database(mysql.expose()).await.map_err(at_mysql)?;
-        let store = store_of(&config).await?;
+        let store = store_of(&plot.config).await?;
         let durability = store.durability().await.map_err(at_mysql)?;
         store.close().await;
-        Store::drop_database(mysql.expose()).await.map_err(at_mysql)?;
         let at_redis = |error: crate::index::IndexError| BenchError::Server {
             place: self.redis.masked().to_owned(),
             cause: error.to_string(),
@@ -111,6 +144,7 @@ impl Ground {
                 cause: format!("redis does not answer within {} s", PATIENCE.as_secs()),
             })?
             .map_err(at_redis)?;
+        self.clear(&plot).await?;
         let (durable, weaknesses) = (durability.durable, durability.weaknesses);
         Ok(ServerFacts { name: self.name.clone(), mysql: durability.server, redis, durable, weaknesses })
     }
@@ -120,12 +154,9 @@ impl Ground {
     /// # Errors
     /// When a server cannot be reached; then something is left.
     pub async fn sweep(&self) -> Result<(), BenchError> {
-        for number in 0..self.made.load(Ordering::Relaxed) {
-            let config = self.config(number)?;
-            if let Some(mysql) = &config.mysql_url {
-                Store::drop_database(mysql.expose()).await?;
-            }
-            index_of(&config)?.forget().await?;
+        let open: Vec<u32> = self.plots().open.iter().copied().collect();
+        for number in open {
+            self.clear(&Plot { number, config: self.config(number)? }).await?;
         }
         Ok(())
     }
@@ -158,14 +189,14 @@ mod tests {
             ["mysql://root:p%40ss@db:3306/production", "mysql://root:p%40ss@db:3306", "mariadb://root:p%40ss@db:3306/"]
         {
             let ground = Ground::new(given, "redis://127.0.0.1").unwrap();
-            let (first, second) = (ground.next().unwrap(), ground.next().unwrap());
+            let (first, second) = (ground.next().unwrap().config, ground.next().unwrap().config);
             let url = first.mysql_url.unwrap();
             assert!(url.expose().starts_with("mysql://root:p%40ss@db:3306/tickr_bench_"), "{}", url.masked());
             assert!(url.expose().ends_with("_0") && first.redis_prefix.starts_with("tickr_bench_"));
             assert_ne!(first.redis_prefix, second.redis_prefix);
         }
         let socket = Ground::new("mysql://root@localhost/?socket=%2Ftmp%2Fmy.sock", "redis://127.0.0.1").unwrap();
-        let url = socket.next().unwrap().mysql_url.unwrap();
+        let url = socket.next().unwrap().config.mysql_url.unwrap();
         assert!(url.expose().ends_with("_0?socket=%2Ftmp%2Fmy.sock"), "{}", url.masked());
     }
 

@@ -125,7 +125,7 @@ impl Runner {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TICKR_")) {
             command.env_remove(name);
         }
-        let config = &stage.config;
+        let config = stage.config();
         command
             .args(["serve", "--http-addr", "127.0.0.1:0", "--log", "info", "--log-format", "json", "--test-kinds"])
             .args(["--shutdown-notice", "0s"])

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::ground::{index_of, store_of};
+use super::ground::{Plot, index_of, store_of};
 use super::{Bench, BenchError};
 use crate::app::App;
 use crate::config::Config;
@@ -48,7 +48,7 @@ impl Checked {
 /// The place of one run.
 pub(super) struct Stage<'a> {
     bench: &'a Bench<'a>,
-    pub(super) config: Config,
+    plot: Plot,
     pub(super) store: Store,
     pub(super) gauge: Gauge,
     before: ServerCounters,
@@ -61,7 +61,8 @@ pub(super) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// A new database with empty tables, once the server has purged what earlier runs left.
     pub(super) async fn open(bench: &'a Bench<'a>) -> Result<Self, BenchError> {
-        let mut config = bench.ground.next()?;
+        let mut plot = bench.ground.next()?;
+        let config = &mut plot.config;
         config.http_addr = ([127, 0, 0, 1], 0).into();
         config.workers = bench.settings.workers;
         config.shutdown_grace = Duration::from_secs(10);
@@ -70,7 +71,7 @@ impl<'a> Stage<'a> {
         config.test_kinds = true;
         let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
         Store::create_database(&url).await?;
-        let store = store_of(&config).await?;
+        let store = store_of(config).await?;
         store.migrate().await?;
         let mut gauge = store.gauge().await?;
         let asked = Instant::now();
@@ -82,7 +83,7 @@ impl<'a> Stage<'a> {
             tokio::time::sleep(Duration::from_millis(50)).await;
             before = gauge.counters().await?;
         }
-        Ok(Self { bench, config, store, gauge, before, first: JobId::new(), ended_before: 0 })
+        Ok(Self { bench, plot, store, gauge, before, first: JobId::new(), ended_before: 0 })
     }
 
     /// The next run on the same tables begins.
@@ -93,19 +94,24 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
+    /// The configuration of a runner on this stage.
+    pub(super) fn config(&self) -> &Config {
+        &self.plot.config
+    }
+
     /// A whole tickr on this stage. Stop it with [`stop`].
     pub(super) async fn app(&self) -> Result<App, BenchError> {
-        Ok(App::start(&self.config, Registry::new()).await?)
+        Ok(App::start(self.config(), Registry::new()).await?)
     }
 
     /// A whole tickr that serves none of the jobs.
     pub(super) async fn app_without_work(&self) -> Result<App, BenchError> {
-        let config = Config { queues: vec!["elsewhere".to_owned()], ..self.config.clone() };
+        let config = Config { queues: vec!["elsewhere".to_owned()], ..self.config().clone() };
         Ok(App::start(&config, Registry::new()).await?)
     }
 
     pub(super) fn index(&self) -> Result<Index, BenchError> {
-        index_of(&self.config)
+        index_of(self.config())
     }
 
     /// Connections for bare batches.
@@ -153,12 +159,10 @@ impl<'a> Stage<'a> {
 
     /// Remove everything of this stage.
     pub(super) async fn close(self) -> Result<(), BenchError> {
-        self.index()?.forget().await?;
-        let Self { config, store, gauge, .. } = self;
+        let Self { bench, plot, store, gauge, .. } = self;
         drop(gauge);
         store.close().await;
-        let url = config.mysql_url().map_err(crate::app::StartError::from)?;
-        Ok(Store::drop_database(url.expose()).await?)
+        bench.ground.clear(&plot).await
     }
 }
 

@@ -15,6 +15,7 @@ mod deploys;
 mod driver;
 mod engine;
 mod enqueue_once;
+mod flood;
 mod index;
 mod kinds;
 mod layering;
