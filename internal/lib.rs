@@ -24,7 +24,7 @@
 //! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything behind the broker |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
-//! | [`bench`] | how fast all of it is, beside the bare store on the same servers | being fast |
+//! | [`bench`](mod@bench) | how fast all of it is, beside the bare store on the same servers | being fast |
 //! | [`services`] | private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests | production |
 //!
 //! Imports go down only; a test reads the sources and checks it. Start reading at [`app::App::start`], then

@@ -1,6 +1,6 @@
 //! `tickr bench`: how fast this build is on these servers, beside what the bare store gives on them in the same run.
 //!
-//! A [`Scenario`] is measured several times. Each time it gets a [stage](stage): a database and a key prefix of its own,
+//! A [`Scenario`] is measured several times. Each time it gets a stage: a database and a key prefix of its own,
 //! so that no run pays for the last one's rows. The product under measurement is the whole of it, an
 //! [`App`](crate::app::App) with its loops and its API in this process; beside it, in turn, the bare store does the same
 //! work by whole batches and nothing else. Times are taken from the callers' side for enqueues and from what MySQL stored
