@@ -24,7 +24,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
             library.bare(bare, bare_checked);
             http.bare(bare, Checked::default());
             library.product(by_call, called, checked);
-            http.product(by_post, posted, Checked { deadlocks: Some(0), ..checked });
+            http.product(by_post, posted, checked.counted_before());
         }
     }
     let callers = format!("enqueue, library, {} callers", bench.settings.callers);

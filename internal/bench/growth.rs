@@ -2,7 +2,7 @@
 
 use super::figure::Aim;
 use super::line::{Line, Samples};
-use super::stage::{Checked, Stage};
+use super::stage::Stage;
 use super::{Bench, BenchError, Round, Scenario, drain};
 use crate::store::Growth;
 
@@ -35,7 +35,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
         empty.close().await?;
         grown.bare(bare, bare_checked);
         grown.product(long, jobs, long_checked);
-        share.product(long / short, jobs, Checked { deadlocks: Some(0), ..long_checked }.and(short_checked));
+        share.product(long / short, jobs, long_checked.counted_before().and(short_checked));
     }
     stage.close().await?;
     let name = format!("drain, {} finished and {} waiting", growth.finished, growth.waiting);

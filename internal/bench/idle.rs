@@ -12,7 +12,7 @@ use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{KIND, payload, post};
 use super::process::Process;
-use super::stage::{Checked, Stage};
+use super::stage::Stage;
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 
@@ -92,7 +92,7 @@ async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError
     let resident = process.as_ref().and_then(Process::resident_bytes);
     runner.stop().await?;
     let checked = stage.check(before_it, 0).await?;
-    let again = Checked { deadlocks: Some(0), ..checked };
+    let again = checked.counted_before();
 
     if let (Some(before), Some(after), Some(bytes)) = (cpu_before, cpu_after, resident) {
         sampled.process_known = true;

@@ -52,7 +52,7 @@ async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchErr
     for round in bench.measured_rounds() {
         let (late_ms, checked) = once(bench, shape, round).await?;
         middle.product(percentile(&late_ms, 50.0), shape.jobs, checked);
-        tail.product(percentile(&late_ms, 99.0), shape.jobs, Checked { deadlocks: Some(0), ..checked });
+        tail.product(percentile(&late_ms, 99.0), shape.jobs, checked.counted_before());
     }
     let line = |samples: Samples, which: &str, aim: Option<Aim>| {
         samples.line(Scenario::Lateness, format!("{}, {which}", shape.name), "ms", aim.as_slice())
