@@ -5,6 +5,8 @@
 
 INSTALL := internal/services/install.sh
 ARGS ?=
+# Tests wait more than they work: one more at a time than there are cores.
+export RUST_TEST_THREADS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SEED ?=
 MINUTES ?=
 
