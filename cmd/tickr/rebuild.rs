@@ -2,8 +2,8 @@
 
 use anyhow::Context as _;
 use clap::{ArgMatches, Command};
+use tickr::app::index_of;
 use tickr::config::{Flags, Subset};
-use tickr::index::{Index, IndexSettings};
 
 use crate::Done;
 
@@ -19,13 +19,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let loaded = crate::load(matches, &["redis_url"])?;
     let config = loaded.config;
     crate::runtime()?.block_on(async {
-        let index = Index::new(IndexSettings {
-            url: config.redis_url()?.expose().to_owned(),
-            prefix: config.redis_prefix.clone(),
-            horizon: config.horizon,
-            high_water: config.ready_high_water,
-            low_water: config.ready_low_water,
-        })?;
+        let index = index_of(&config)?;
         let keys = index.forget().await.with_context(|| {
             let url = config.redis_url().map(ToString::to_string).unwrap_or_default();
             format!("tried {url}; TICKR_REDIS_URL or --redis-url names another Redis")

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
-use tickr::app::connect_store;
+use tickr::app::{connect_store, index_of};
 use tickr::config::{Config, Flags, Subset, parse_duration};
-use tickr::index::{Index, IndexSettings};
 use tickr::store::Retention;
 use tickr::verify::{Report, VerifySettings, verify};
 
@@ -67,13 +66,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {
     let store = connect_store(config).await?;
-    let index = Index::new(IndexSettings {
-        url: config.redis_url()?.expose().to_owned(),
-        prefix: config.redis_prefix.clone(),
-        horizon: config.horizon,
-        high_water: config.ready_high_water,
-        low_water: config.ready_low_water,
-    })?;
+    let index = index_of(config)?;
     let settings = VerifySettings {
         since: since.map(|since| store.clock().now() - since),
         patience: VerifySettings::PATIENCE,

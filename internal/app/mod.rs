@@ -126,13 +126,7 @@ impl App {
         tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
         store.migrate().await.map_err(|e| of_the_store(e, config))?;
 
-        let index = Index::new(IndexSettings {
-            url: config.redis_url()?.expose().to_owned(),
-            prefix: config.redis_prefix.clone(),
-            horizon: config.horizon,
-            high_water: config.ready_high_water,
-            low_water: config.ready_low_water,
-        })?;
+        let index = index_of(config)?;
         let registry = Arc::new(kinds::register_all(config, own)?);
         let listener = TcpListener::bind(config.http_addr).await;
         let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
@@ -248,6 +242,20 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
         flushers: 2,
     };
     Store::connect(&settings, PATIENCE).await.map_err(|e| of_the_store(e, config))
+}
+
+/// The index of this configuration, for commands that need no more. Connects when it is first asked.
+///
+/// # Errors
+/// [`StartError`] when it is not configured, or not as an index can be.
+pub fn index_of(config: &Config) -> Result<Index, StartError> {
+    Ok(Index::new(IndexSettings {
+        url: config.redis_url()?.expose().to_owned(),
+        prefix: config.redis_prefix.clone(),
+        horizon: config.horizon,
+        high_water: config.ready_high_water,
+        low_water: config.ready_low_water,
+    })?)
 }
 
 /// Only a server that does not answer is asked for; one that refuses has said why.

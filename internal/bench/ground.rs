@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::BenchError;
+use crate::app::index_of;
 use crate::config::{Config, ServerUrl};
-use crate::index::{Index, IndexSettings};
 use crate::store::{Store, StoreSettings};
 
 /// How long a server may take to be reached.
@@ -166,17 +166,6 @@ impl Ground {
 pub(super) async fn store_of(config: &Config) -> Result<Store, BenchError> {
     let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
     Ok(Store::connect(&StoreSettings { url, connections: 4, flushers: 1 }, PATIENCE).await?)
-}
-
-/// The index of a configuration.
-pub(super) fn index_of(config: &Config) -> Result<Index, BenchError> {
-    Ok(Index::new(IndexSettings {
-        url: config.redis_url().map_err(crate::app::StartError::from)?.expose().to_owned(),
-        prefix: config.redis_prefix.clone(),
-        horizon: config.horizon,
-        high_water: config.ready_high_water,
-        low_water: config.ready_low_water,
-    })?)
 }
 
 #[cfg(test)]

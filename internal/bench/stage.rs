@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::ground::{Plot, index_of, store_of};
+use super::ground::{Plot, store_of};
 use super::{Bench, BenchError};
-use crate::app::App;
+use crate::app::{App, index_of};
 use crate::config::Config;
 use crate::event::Health;
 use crate::handlers::Registry;
@@ -116,7 +116,7 @@ impl<'a> Stage<'a> {
     }
 
     pub(super) fn index(&self) -> Result<Index, BenchError> {
-        index_of(self.config())
+        Ok(index_of(self.config())?)
     }
 
     /// Connections for bare batches.

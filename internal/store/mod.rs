@@ -9,7 +9,7 @@
 //! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
-//! - `link.rs`: connections, and the rules that every statement runs under
+//! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
 mod bare;
 mod claim;

@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
 use tickr::app::connect_store;
 use tickr::config::Config;
-use tickr::index::{Index, IndexSettings};
+use tickr::index::Index;
 use tickr::store::{Retention, Store};
 use tickr::verify::{Report, VerifySettings, verify};
 
@@ -56,16 +56,7 @@ impl Halted {
 
 /// The index of a configuration.
 pub(crate) fn index(config: &Config) -> Index {
-    let url = config.redis_url().unwrap().expose().to_owned();
-    let (high_water, low_water) = (config.ready_high_water, config.ready_low_water);
-    Index::new(IndexSettings {
-        url,
-        prefix: config.redis_prefix.clone(),
-        horizon: config.horizon,
-        high_water,
-        low_water,
-    })
-    .unwrap()
+    tickr::app::index_of(config).unwrap()
 }
 
 /// How to verify with this configuration.
