@@ -2,22 +2,35 @@
 //!
 //! A durable commit costs about the same for one row as for hundreds. So callers put their item on a bounded channel and
 //! wait; a few flushers, each with a connection of its own, take *everything that queued up while they were writing* and
-//! write it in one transaction. There is no timer: an idle system flushes a single item at once, a busy one forms
-//! batches of the size its load gives. (The idea is as old as database logs; PostgreSQL's `commit_siblings` and Kafka's
-//! batching producer are relatives.)
+//! write it in one transaction. An idle system flushes a single item at once, a busy one forms batches of the size its
+//! load gives. (The idea is as old as database logs; PostgreSQL's `commit_siblings` and Kafka's batching producer are
+//! relatives.)
+//!
+//! Two rules keep the batches whole, because two half batches cost nearly twice as much as one:
+//! - A flusher that has its first item lets everybody run who is ready to run before it takes the rest. Those whose
+//!   answers have just gone out come back with their next item at that very moment.
+//! - While another flusher writes, a batch that is not yet worth a commit of its own waits for the end of that write.
+//!   It waits [`PATIENCE`] at most: a write that is stuck on a lock must not hold up the others.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 
 use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlConnectOptions;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use super::error::StoreError;
 use super::link::{Earlier, Link, Step};
+
+/// How long a small batch waits for the end of a write that is under way.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// Times in a row that nobody may come before a batch is taken as it is.
+const QUIET_TURNS: u32 = 3;
 
 /// How one kind of write treats a batch.
 pub(super) trait Batch: Send + Sync + 'static {
@@ -54,9 +67,45 @@ pub(super) trait Batch: Send + Sync + 'static {
 
 type Waiting<B> = (<B as Batch>::Item, oneshot::Sender<Result<<B as Batch>::Reply, StoreError>>);
 
-/// The entrance to one kind of batched write. Dropping the last clone lets its flushers finish and end.
+/// The entrance to one kind of batched write. Dropping it lets its flushers finish and end.
 pub(super) struct GroupCommit<B: Batch> {
     entrance: mpsc::Sender<Waiting<B>>,
+    traffic: Arc<Traffic>,
+}
+
+/// What the flushers of one kind of write know of each other.
+#[derive(Default)]
+struct Traffic {
+    /// Flushers that are writing.
+    writing: AtomicUsize,
+    /// The next batch need not wait any longer: a write ended, or enough has queued up.
+    go: Notify,
+}
+
+impl Traffic {
+    /// Count one that writes, until the guard is dropped.
+    fn enter(&self) -> impl Drop + '_ {
+        struct Writing<'a>(&'a Traffic);
+        impl Drop for Writing<'_> {
+            fn drop(&mut self) {
+                self.0.writing.fetch_sub(1, Ordering::SeqCst);
+                self.0.go.notify_one();
+            }
+        }
+        self.writing.fetch_add(1, Ordering::SeqCst);
+        Writing(self)
+    }
+
+    /// Wait while somebody writes and there is little to write, within reason.
+    async fn turn(&self, little: impl Fn() -> bool) {
+        let wait = async {
+            // Looked at again after each call, which may be an old one that nobody waited for.
+            while self.writing.load(Ordering::SeqCst) > 0 && little() {
+                self.go.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(PATIENCE, wait).await;
+    }
 }
 
 impl<B: Batch> GroupCommit<B> {
@@ -69,21 +118,31 @@ impl<B: Batch> GroupCommit<B> {
         tasks: &TaskTracker,
     ) -> Self {
         let (entrance, queue) = mpsc::channel(capacity);
+        let traffic = Arc::new(Traffic::default());
         let (batch, queue) = (Arc::new(batch), Arc::new(Mutex::new(queue)));
         for _ in 0..flushers {
             let (batch, queue, options) = (Arc::clone(&batch), Arc::clone(&queue), options.clone());
+            let traffic = Arc::clone(&traffic);
             tasks.spawn(async move {
                 // A panic loses its batch, whose callers are told, but never the flusher.
-                while let Err(panic) = AssertUnwindSafe(flush_until_closed(&batch, &queue, Link::new(options.clone())))
-                    .catch_unwind()
-                    .await
+                while let Err(panic) =
+                    AssertUnwindSafe(flush_until_closed(&batch, &queue, &traffic, Link::new(options.clone())))
+                        .catch_unwind()
+                        .await
                 {
                     tracing::error!(attempted = B::ATTEMPTED, "flusher panicked and starts again");
                     drop(panic);
                 }
             });
         }
-        Self { entrance }
+        Self { entrance, traffic }
+    }
+
+    /// An item was handed in. Half a batch is worth a write beside the one that is under way.
+    fn came(&self) {
+        if self.entrance.max_capacity() - self.entrance.capacity() >= B::FULL / 2 {
+            self.traffic.go.notify_one();
+        }
     }
 
     /// Hand in one item and wait until the batch that carries it is committed. A caller that goes away does not take
@@ -92,6 +151,7 @@ impl<B: Batch> GroupCommit<B> {
         let (reply, answer) = oneshot::channel();
         let closed = || StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() };
         self.entrance.send((item, reply)).await.map_err(|_| closed())?;
+        self.came();
         answer.await.map_err(|_| closed())?
     }
 
@@ -105,28 +165,30 @@ impl<B: Batch> GroupCommit<B> {
                 StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() }
             }
         })?;
+        self.came();
         answer
             .await
             .map_err(|_| StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() })?
     }
 }
 
-async fn flush_until_closed<B: Batch>(batch: &Arc<B>, queue: &Mutex<mpsc::Receiver<Waiting<B>>>, mut link: Link) {
+async fn flush_until_closed<B: Batch>(
+    batch: &Arc<B>,
+    queue: &Mutex<mpsc::Receiver<Waiting<B>>>,
+    traffic: &Traffic,
+    mut link: Link,
+) {
     let mut taken: Vec<Waiting<B>> = Vec::new();
     loop {
-        {
+        let writing = {
             // One flusher at a time fills its batch; the lock is released before the write, so the next flusher
             // gathers while this one waits for the disk.
             let mut queue = queue.lock().await;
             let Some(first) = queue.recv().await else { return };
-            let mut weight = B::weight(&first.0);
-            taken.push(first);
-            while weight < B::FULL {
-                let Ok(next) = queue.try_recv() else { break };
-                weight += B::weight(&next.0);
-                taken.push(next);
-            }
-        }
+            traffic.turn(|| queue.len() + 1 < B::FULL / 2).await;
+            gather::<B>(first, &mut queue, &mut taken).await;
+            traffic.enter()
+        };
         metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED).record(taken.len() as f64);
         let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).unzip();
         let items = Arc::new(items);
@@ -159,6 +221,33 @@ async fn flush_until_closed<B: Batch>(batch: &Arc<B>, queue: &Mutex<mpsc::Receiv
                 }
             }
         }
+        // After the answers, so that whoever waits for the end of this write can take in what follows from them.
+        drop(writing);
+    }
+}
+
+/// Fill a batch: what waits already, and what those hand in who are ready to run.
+async fn gather<B: Batch>(
+    first: Waiting<B>,
+    queue: &mut mpsc::Receiver<Waiting<B>>,
+    taken: &mut Vec<Waiting<B>>,
+) {
+    let mut weight = B::weight(&first.0);
+    taken.push(first);
+    let mut quiet = 0;
+    loop {
+        let before = taken.len();
+        while weight < B::FULL {
+            let Ok(next) = queue.try_recv() else { break };
+            weight += B::weight(&next.0);
+            taken.push(next);
+        }
+        quiet = if taken.len() == before { quiet + 1 } else { 0 };
+        if weight >= B::FULL || quiet >= QUIET_TURNS {
+            return;
+        }
+        // To the end of the line: this runtime first runs everybody who can, and looks for news from the network.
+        tokio::task::yield_now().await;
     }
 }
 

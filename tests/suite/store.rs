@@ -394,6 +394,28 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
+    let test = TestStore::start().await;
+    let (stuck, free) = (job(), job());
+    let ids = [stuck.id, free.id];
+    test.store.insert(vec![stuck, free]).await.unwrap();
+    let [stuck, free] = [test.claimed(ids[0]).await, test.claimed(ids[1]).await];
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(ids[0].uuid()).execute(&mut *tx).await.unwrap();
+    let store = test.store.clone();
+    let waits = tokio::spawn(async move { store.settle(settlement(&stuck, Verdict::Succeeded)).await });
+    test.until_said("SELECT id, kind, queue", 1).await;
+    // Small as it is, this batch would rather wait for the end of the write in front of it; but not for a lock.
+    let done = test.store.settle(settlement(&free, Verdict::Succeeded)).await.unwrap();
+    assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
+    assert!(!waits.is_finished());
+    tx.commit().await.unwrap();
+    assert!(matches!(waits.await.unwrap().unwrap(), Settled::Done { .. }));
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     let test = TestStore::start().await;
     let jobs: Vec<NewJob> = (0..3).map(|_| job()).collect();
