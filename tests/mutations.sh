@@ -31,6 +31,15 @@ mutants() {
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \
         store::only_the_holder_of_the_token_can_end_an_attempt
+    mutant 'token in the end of a success' internal/store/complete.rs \
+        'AND CONCAT(id, token) IN {pairs_list} AND' 'AND CONCAT(id, token) IN {pairs_list} IS NOT NULL AND' \
+        store::a_success_ends_only_the_attempt_that_it_names
+    mutant 'cancel in the end of a success' internal/store/complete.rs \
+        ' AND cancel_requested_at IS NULL' '' \
+        store::a_success_that_was_asked_to_stop_says_so
+    mutant 'patience of a small batch' internal/store/group_commit.rs \
+        'PATIENCE: Duration = Duration::from_millis(2)' 'PATIENCE: Duration = Duration::from_secs(60)' \
+        store::a_write_that_waits_for_a_row_does_not_hold_up_the_others
     mutant 'token check in reap' internal/store/lease.rs \
         'owed.token == *token && owed.lease_until < now' 'owed.lease_until < now && !token.uuid().is_nil()' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
@@ -72,7 +81,7 @@ mutants() {
     Ok(chrono::Utc::now())' \
         clocks::a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying
     mutant 'own lost commit recognised' internal/store/settle.rs \
-        'recognise_own_work(conn, items, &mut answers).await?;' '' \
+        'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
     mutant 'rebuild of an index that went back in time' internal/index/mod.rs \
         'if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {' \

@@ -1,6 +1,7 @@
 //! Starting attempts: compare and set, by primary key.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
@@ -12,6 +13,7 @@ use super::due::{DueJob, due_job};
 use super::error::corrupt;
 use super::group_commit::Batch;
 use super::link::{Earlier, Step};
+use super::script::{Script, Value};
 use super::shape::{pad, padded, places, statement};
 use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
 
@@ -40,6 +42,38 @@ pub struct Claimed {
     pub execute_at: Timestamp,
     /// When it was claimed, by the store's clock.
     pub started_at: Timestamp,
+    runner: Arc<RunnerId>,
+    keyed: bool,
+}
+
+/// What a claim found and nobody changes while its attempt is open. With it a success is settled without reading the row
+/// again.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub(super) kind: Name,
+    pub(super) queue: Name,
+    pub(super) runner: Arc<RunnerId>,
+    pub(super) burned: u32,
+    pub(super) execute_at: Timestamp,
+    pub(super) started_at: Timestamp,
+    /// Does the job hold a unique key?
+    pub(super) keyed: bool,
+}
+
+impl Claimed {
+    /// For the settlement of this attempt.
+    #[must_use]
+    pub fn opened(&self) -> Opened {
+        Opened {
+            kind: self.kind.clone(),
+            queue: self.queue.clone(),
+            runner: Arc::clone(&self.runner),
+            burned: self.attempt,
+            execute_at: self.execute_at,
+            started_at: self.started_at,
+            keyed: self.keyed,
+        }
+    }
 }
 
 /// An attempt that was claimed and cannot be run. An answer of its own, because an error would leave its neighbours in
@@ -75,7 +109,7 @@ pub enum Claim {
 
 /// The group commit of claims by one runner.
 pub(super) struct Claims {
-    pub(super) runner: RunnerId,
+    pub(super) runner: Arc<RunnerId>,
     pub(super) kinds: Vec<Name>,
     pub(super) lease: Duration,
     /// Are jobs whose last runner died under them taken as well?
@@ -106,8 +140,7 @@ impl Batch for Claims {
             ids.sort_unstable();
             ids.dedup();
             // After a lost answer this takes nothing twice, and the token still finds what the lost run took.
-            self.take(conn, &ids, token).await?;
-            let mut claims: HashMap<JobId, Claim> = self.won(conn, &ids, token).await?;
+            let mut claims = self.take(conn, &ids, token).await?;
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost).await?);
@@ -119,58 +152,48 @@ impl Batch for Claims {
 }
 
 impl Claims {
-    /// The write. One statement is one transaction: it is durable when it is answered.
+    /// The write, which is durable when it is answered, because one statement is one transaction; and what the token won,
+    /// with everything a handler needs.
     ///
-    /// It may wait for a row that another settles at this moment, and UTC_TIMESTAMP is when it began to wait. The start is
-    /// SYSDATE, which is when the row was had: no attempt begins before the last one ended.
-    async fn take(&self, conn: &mut MySqlConnection, ids: &[Uuid], token: AttemptToken) -> Result<(), sqlx::Error> {
-        let sql = format!(
-            "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
-             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
-             WHERE id IN {} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
-            places(padded(ids.len())),
-            places(self.kinds.len().max(1)),
-            if self.suspects { "" } else { " AND losses = 0" },
-        );
-        let mut query = statement(sql)
-            .bind(token.uuid())
-            .bind(self.runner.as_str())
-            .bind(i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX));
-        for id in pad(ids) {
-            query = query.bind(id);
-        }
-        for kind in &self.kinds {
-            query = query.bind(kind.as_str());
-        }
-        if self.kinds.is_empty() {
-            query = query.bind("");
-        }
-        query.execute(conn).await?;
-        Ok(())
-    }
-
-    /// What the token won, with everything a handler needs.
-    async fn won(
+    /// The write may wait for a row that another settles at this moment, and UTC_TIMESTAMP is when it began to wait. The
+    /// start is SYSDATE, which is when the row was had: no attempt begins before the last one ended.
+    async fn take(
         &self,
         conn: &mut MySqlConnection,
         ids: &[Uuid],
         token: AttemptToken,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
-        let sql = format!(
-            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
-             j.payload, j.options FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id WHERE o.id IN {} AND o.token = ?",
-            places(padded(ids.len())),
-        );
-        let mut query = statement(sql);
-        for id in pad(ids) {
-            query = query.bind(id);
+        let mut script = Script::prepared();
+        let (list, ids) = script.list(ids);
+        let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
+        let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
+        values.extend(&ids);
+        values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
+        if self.kinds.is_empty() {
+            values.push("".into());
         }
-        let found = query.bind(token.uuid()).fetch_all(conn).await?;
+        let update = format!(
+            "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
+             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
+            places(self.kinds.len().max(1)),
+            if self.suspects { "" } else { " AND losses = 0" },
+        );
+        script.say(update, values);
+        let mut values = ids;
+        values.push(token.uuid().into());
+        let select = format!(
+            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
+             j.payload, j.options, o.keyed FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
+             WHERE o.id IN {list} AND o.token = ?",
+        );
+        script.say(select, values);
+        let done = script.run(conn).await?;
+        let found = done.iter().flat_map(|done| &done.rows);
         found
-            .iter()
             .map(|row| {
                 let (id, number) = (JobId::from_uuid(row.try_get(0)?), row.try_get(3)?);
-                let claim = match claimed(row, token) {
+                let claim = match self.claimed(row, token) {
                     Ok(claimed) => Claim::Won(Box::new(claimed)),
                     Err(e) => Claim::Unreadable(Box::new(Unreadable { id, token, number, error: e.to_string() })),
                 };
@@ -210,24 +233,33 @@ impl Claims {
     }
 }
 
-fn claimed(row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
-    let number: u32 = row.try_get(3)?;
-    let spared: u32 = row.try_get(4)?;
-    let options: Option<String> = row.try_get(9)?;
-    Ok(Claimed {
-        id: JobId::from_uuid(row.try_get(0)?),
-        token,
-        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
-        queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
-        number,
-        attempt: number - spared,
-        max_attempts: row.try_get(5)?,
-        payload: RawValue::from_string(row.try_get(8)?).map_err(|e| corrupt(format!("payload: {e}")))?,
-        options: match options {
-            Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
-            None => JobOptions::default(),
-        },
-        execute_at: row.try_get(6)?,
-        started_at: row.try_get(7)?,
-    })
+impl Claims {
+    fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
+        let number: u32 = row.try_get(3)?;
+        let spared: u32 = row.try_get(4)?;
+        let options: Option<&str> = row.try_get(9)?;
+        let kind: &str = row.try_get(1)?;
+        let kind = match self.kinds.iter().find(|known| known.as_str() == kind) {
+            Some(known) => known.clone(),
+            None => kind.parse().map_err(|_| corrupt("kind"))?,
+        };
+        Ok(Claimed {
+            id: JobId::from_uuid(row.try_get(0)?),
+            token,
+            kind,
+            queue: row.try_get::<&str, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+            number,
+            attempt: number - spared,
+            max_attempts: row.try_get(5)?,
+            payload: RawValue::from_string(row.try_get(8)?).map_err(|e| corrupt(format!("payload: {e}")))?,
+            options: match options {
+                Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
+                None => JobOptions::default(),
+            },
+            execute_at: row.try_get(6)?,
+            started_at: row.try_get(7)?,
+            runner: Arc::clone(&self.runner),
+            keyed: row.try_get(10)?,
+        })
+    }
 }

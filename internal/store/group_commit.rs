@@ -21,7 +21,7 @@ use futures_util::FutureExt;
 
 use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlConnectOptions;
-use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use super::error::StoreError;
@@ -52,6 +52,12 @@ pub(super) trait Batch: Send + Sync + 'static {
         1
     }
 
+    /// How much memory `item` takes while it waits.
+    fn bytes(item: &Self::Item) -> usize {
+        let _ = item;
+        0
+    }
+
     /// The mark of a new batch.
     fn mark(&self) -> Self::Mark;
 
@@ -65,12 +71,35 @@ pub(super) trait Batch: Send + Sync + 'static {
     ) -> Step<'c, Vec<Self::Reply>>;
 }
 
-type Waiting<B> = (<B as Batch>::Item, oneshot::Sender<Result<<B as Batch>::Reply, StoreError>>);
+/// Memory that the items of callers outside may take, in KiB: a quarter of a gigabyte.
+const MOST_KIB: usize = 256 << 10;
+
+/// An item that waits, and who waits for it.
+struct Waiting<B: Batch> {
+    item: B::Item,
+    reply: Reply<B>,
+}
+
+/// Where the answer goes, and the room that the item takes until then.
+struct Reply<B: Batch> {
+    answer: oneshot::Sender<Result<B::Reply, StoreError>>,
+    room: Option<OwnedSemaphorePermit>,
+}
+
+impl<B: Batch> Reply<B> {
+    /// A caller that went away does not need its answer.
+    fn send(self, answer: Result<B::Reply, StoreError>) {
+        let Self { answer: waits, room } = self;
+        drop(room);
+        let _ = waits.send(answer);
+    }
+}
 
 /// The entrance to one kind of batched write. Dropping it lets its flushers finish and end.
 pub(super) struct GroupCommit<B: Batch> {
     entrance: mpsc::Sender<Waiting<B>>,
     traffic: Arc<Traffic>,
+    room: Arc<Semaphore>,
 }
 
 /// What the flushers of one kind of write know of each other.
@@ -135,7 +164,7 @@ impl<B: Batch> GroupCommit<B> {
                 }
             });
         }
-        Self { entrance, traffic }
+        Self { entrance, traffic, room: Arc::new(Semaphore::new(MOST_KIB)) }
     }
 
     /// An item was handed in. Half a batch is worth a write beside the one that is under way.
@@ -150,16 +179,21 @@ impl<B: Batch> GroupCommit<B> {
     pub(super) async fn submit(&self, item: B::Item) -> Result<B::Reply, StoreError> {
         let (reply, answer) = oneshot::channel();
         let closed = || StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() };
-        self.entrance.send((item, reply)).await.map_err(|_| closed())?;
+        let waiting = Waiting { item, reply: Reply { answer: reply, room: None } };
+        self.entrance.send(waiting).await.map_err(|_| closed())?;
         self.came();
         answer.await.map_err(|_| closed())?
     }
 
-    /// As [`submit`](Self::submit), but refuses at once when the channel is full: for callers outside, who can be told
-    /// to come back.
+    /// As [`submit`](Self::submit), but refuses at once when too many wait or what waits takes too much memory: for callers
+    /// outside, who can be told to come back.
     pub(super) async fn submit_or_refuse(&self, item: B::Item) -> Result<B::Reply, StoreError> {
+        let kib = (B::bytes(&item) >> 10).min(MOST_KIB);
+        let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(kib).unwrap_or(u32::MAX));
+        let Ok(room) = room else { return Err(StoreError::Overloaded { attempted: B::ATTEMPTED }) };
         let (reply, answer) = oneshot::channel();
-        self.entrance.try_send((item, reply)).map_err(|refused| match refused {
+        let waiting = Waiting { item, reply: Reply { answer: reply, room: Some(room) } };
+        self.entrance.try_send(waiting).map_err(|refused| match refused {
             mpsc::error::TrySendError::Full(_) => StoreError::Overloaded { attempted: B::ATTEMPTED },
             mpsc::error::TrySendError::Closed(_) => {
                 StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() }
@@ -190,15 +224,14 @@ async fn flush_until_closed<B: Batch>(
             traffic.enter()
         };
         metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED).record(taken.len() as f64);
-        let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).unzip();
+        let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).map(|waiting| (waiting.item, waiting.reply)).unzip();
         let items = Arc::new(items);
         let mark = batch.mark();
         match flush(batch, &items, mark, &mut link).await {
             Ok(answers) => {
                 debug_assert_eq!(answers.len(), replies.len(), "one answer for each item");
                 for (reply, answer) in replies.into_iter().zip(answers) {
-                    // A caller that went away does not need its answer.
-                    let _ = reply.send(Ok(answer));
+                    reply.send(Ok(answer));
                 }
             }
             // One bad item must not fail its neighbours: try each on its own and let it answer for itself.
@@ -207,7 +240,7 @@ async fn flush_until_closed<B: Batch>(
                 for (item, reply) in Arc::into_inner(items).unwrap_or_default().into_iter().zip(replies) {
                     // Under the same mark, which finds what the refused run had written before it failed.
                     let alone = flush(batch, &Arc::new(vec![item]), mark, &mut link).await;
-                    let _ = reply.send(alone.and_then(|mut answers| {
+                    reply.send(alone.and_then(|mut answers| {
                         answers.pop().ok_or(StoreError::Refused {
                             attempted: B::ATTEMPTED,
                             cause: "no answer for a single item".into(),
@@ -217,7 +250,7 @@ async fn flush_until_closed<B: Batch>(
             }
             Err(e) => {
                 for reply in replies {
-                    let _ = reply.send(Err(e.clone()));
+                    reply.send(Err(e.clone()));
                 }
             }
         }
@@ -227,19 +260,15 @@ async fn flush_until_closed<B: Batch>(
 }
 
 /// Fill a batch: what waits already, and what those hand in who are ready to run.
-async fn gather<B: Batch>(
-    first: Waiting<B>,
-    queue: &mut mpsc::Receiver<Waiting<B>>,
-    taken: &mut Vec<Waiting<B>>,
-) {
-    let mut weight = B::weight(&first.0);
+async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<B>>, taken: &mut Vec<Waiting<B>>) {
+    let mut weight = B::weight(&first.item);
     taken.push(first);
     let mut quiet = 0;
     loop {
         let before = taken.len();
         while weight < B::FULL {
             let Ok(next) = queue.try_recv() else { break };
-            weight += B::weight(&next.0);
+            weight += B::weight(&next.item);
             taken.push(next);
         }
         quiet = if taken.len() == before { quiet + 1 } else { 0 };
@@ -263,4 +292,46 @@ async fn flush<B: Batch>(
         Box::pin(async move { batch.write(conn, &items, mark, earlier).await })
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Items that say how large they are.
+    struct Sizes;
+
+    impl Batch for Sizes {
+        type Item = usize;
+        type Reply = ();
+        type Mark = ();
+        const ATTEMPTED: &'static str = "write nothing";
+        const FULL: usize = 10;
+
+        fn bytes(item: &usize) -> usize {
+            *item
+        }
+
+        fn mark(&self) {}
+
+        fn write<'c>(&'c self, _: &'c mut MySqlConnection, _: &'c [usize], (): (), _: Earlier) -> Step<'c, Vec<()>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_bounded_in_bytes() {
+        // Nobody flushes: everything waits.
+        let group = GroupCommit::start(Sizes, &MySqlConnectOptions::new(), 0, 100, &TaskTracker::new());
+        let half = MOST_KIB << 9;
+        let mut first = std::pin::pin!(group.submit_or_refuse(half));
+        let mut second = std::pin::pin!(group.submit_or_refuse(half));
+        assert!((&mut first).now_or_never().is_none());
+        assert!((&mut second).now_or_never().is_none());
+        let third = group.submit_or_refuse(1 << 10).await;
+        assert!(matches!(third, Err(StoreError::Overloaded { .. })), "{third:?}");
+        // What is small is never in the way, and neither are those inside, who must not be refused.
+        assert!(group.submit_or_refuse(1_000).now_or_never().is_none());
+        assert!(group.submit(half).now_or_never().is_none());
+    }
 }

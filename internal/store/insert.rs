@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chrono::TimeDelta;
-use sqlx::{Connection, MySqlConnection, Row};
+use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::clock::StoreClock;
 use super::error::corrupt;
 use super::group_commit::Batch;
 use super::link::{Earlier, Step};
-use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
+use super::script::{Script, Value};
+use super::shape::{BYTES_PER_ROW, pad, padded, places, statement};
 use crate::job::{BatchPlace, Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
 
 /// The store's receipt for one accepted job: committed, with the times the store gave it.
@@ -45,6 +46,10 @@ impl Batch for Inserts {
         item.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum()
     }
 
+    fn bytes(item: &Vec<NewJob>) -> usize {
+        item.iter().map(bytes_of).sum()
+    }
+
     fn mark(&self) {}
 
     fn write<'c>(
@@ -57,12 +62,26 @@ impl Batch for Inserts {
         Box::pin(async move {
             let mut jobs: Vec<&NewJob> = items.iter().flatten().collect();
             jobs.sort_unstable_by_key(|job| job.id);
-            let mut tx = conn.begin().await?;
-            let accepted = insert_owed(&mut tx, &jobs, &self.clock, earlier).await?;
-            tx.commit().await?;
+            let accepted = match written_before(conn, &jobs, earlier).await? {
+                Some(accepted) => accepted,
+                None => {
+                    let now = begin(conn, &self.clock).await?;
+                    let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
+                    let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
+                    let options = options_of(&pairs)?;
+                    script_of(&pairs, &options).run(conn).await?;
+                    commit(conn).await?;
+                    accepted
+                }
+            };
             items.iter().map(|jobs| in_order_of(jobs, &accepted)).collect()
         })
     }
+}
+
+/// How much memory a job takes while it waits to be written, about.
+pub(super) fn bytes_of(job: &NewJob) -> usize {
+    512 + job.payload.get().len()
 }
 
 /// Note on each of these jobs that they are accepted together, so that it can be checked that all of them were.
@@ -84,18 +103,28 @@ pub(super) async fn insert_owed(
     clock: &StoreClock,
     earlier: Earlier,
 ) -> Result<Vec<Accepted>, sqlx::Error> {
-    if earlier == Earlier::MayHaveCommitted {
-        // The ids were made before the first run: if they are there, our own lost commit wrote them, all of them.
-        let found = receipts(conn, jobs).await?;
-        if !found.is_empty() {
-            return Ok(found);
-        }
+    if let Some(accepted) = written_before(conn, jobs, earlier).await? {
+        return Ok(accepted);
     }
     let now = read_clock(conn, clock).await?;
     let accepted: Vec<Accepted> = jobs.iter().map(|job| accepted_at(job, now)).collect();
     let pairs: Vec<(&NewJob, &Accepted)> = jobs.iter().copied().zip(&accepted).collect();
     write_jobs(conn, &pairs).await?;
     Ok(accepted)
+}
+
+/// The receipts of an earlier run whose commit was not answered. The ids were made before the first run: if they are
+/// there, our own lost commit wrote them, all of them.
+async fn written_before(
+    conn: &mut MySqlConnection,
+    jobs: &[&NewJob],
+    earlier: Earlier,
+) -> Result<Option<Vec<Accepted>>, sqlx::Error> {
+    if earlier == Earlier::Nothing {
+        return Ok(None);
+    }
+    let found = receipts(conn, jobs).await?;
+    Ok((!found.is_empty()).then_some(found))
 }
 
 /// The receipt of a job that is accepted now.
@@ -111,50 +140,68 @@ pub(super) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
 
 /// Write the rows of jobs, sorted by id, as their receipts say. Within the caller's transaction.
 pub(super) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
-    let bytes = |(job, _): &(&NewJob, &Accepted)| 400 + job.payload.get().len();
-    for group in groups_by_bytes(pairs, bytes) {
-        let sql = format!(
-            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
-             batch_id, batch_size) VALUES {}",
-            rows(&places(12), group.len())
-        );
-        let mut query = statement(sql);
-        for (job, accepted) in group {
-            query = query
-                .bind(job.id.uuid())
-                .bind(job.kind.as_str())
-                .bind(job.queue.as_str())
-                .bind(job.priority.level())
-                .bind(job.max_attempts)
-                .bind(job.unique_key.as_ref().map(String::as_bytes))
-                .bind(options_text(job)?)
-                .bind(job.payload.get())
-                .bind(accepted.execute_at)
-                .bind(accepted.created_at)
-                .bind(job.batch.map(|batch| batch.first.uuid()))
-                .bind(job.batch.map(|batch| batch.size));
-        }
-        query.execute(&mut *conn).await?;
-    }
-    for group in groups(pairs) {
-        let sql = format!(
-            "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES {}",
-            rows("(?,?,?,?,?,?,'waiting',?)", group.len())
-        );
-        let mut query = statement(sql);
-        for (job, accepted) in group {
-            query = query
-                .bind(job.id.uuid())
-                .bind(job.kind.as_str())
-                .bind(job.queue.as_str())
-                .bind(job.priority.level())
-                .bind(job.max_attempts)
-                .bind(job.unique_key.is_some())
-                .bind(accepted.execute_at);
-        }
-        query.execute(&mut *conn).await?;
-    }
-    Ok(())
+    script_of(pairs, &options_of(pairs)?).run(conn).await.map(drop)
+}
+
+/// The wishes of each job as text, if it has any.
+fn options_of(pairs: &[(&NewJob, &Accepted)]) -> Result<Vec<Option<String>>, sqlx::Error> {
+    pairs.iter().map(|(job, _)| options_text(job)).collect()
+}
+
+/// What writes these jobs, and what they wish beside them.
+fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<String>]) -> Script<'a> {
+    let bytes = |job: &NewJob| 400 + job.payload.get().len();
+    let mut script = Script::about(pairs.len(), pairs.iter().map(|(job, _)| bytes(job)).sum());
+    let asked = [
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, created_at, \
+         batch_id, batch_size) VALUES",
+        "(?,?,?,?,?,?,?,?,?,?,?,?)",
+        "",
+    ];
+    let rows: Vec<_> = pairs.iter().zip(options).collect();
+    script.insert(
+        asked,
+        &rows,
+        |((job, _), _)| bytes(job),
+        |&(&(job, accepted), options), values| {
+            values.extend([
+                Value::from(job.id.uuid()),
+                job.kind.as_str().into(),
+                job.queue.as_str().into(),
+                job.priority.level().into(),
+                job.max_attempts.into(),
+                job.unique_key.as_ref().map(String::as_bytes).into(),
+                options.as_deref().into(),
+                job.payload.get().into(),
+                accepted.execute_at.into(),
+                accepted.created_at.into(),
+                job.batch.map(|batch| batch.first.uuid()).into(),
+                job.batch.map(|batch| batch.size).into(),
+            ]);
+        },
+    );
+    let owed = [
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at) VALUES",
+        "(?,?,?,?,?,?,'waiting',?)",
+        "",
+    ];
+    script.insert(
+        owed,
+        pairs,
+        |_| 200,
+        |&(job, accepted), values| {
+            values.extend([
+                Value::from(job.id.uuid()),
+                job.kind.as_str().into(),
+                job.queue.as_str().into(),
+                job.priority.level().into(),
+                job.max_attempts.into(),
+                job.unique_key.is_some().into(),
+                accepted.execute_at.into(),
+            ]);
+        },
+    );
+    script
 }
 
 fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
@@ -172,6 +219,21 @@ fn due_at(due: Due, now: Timestamp) -> Timestamp {
         Due::After(delay) => ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero())),
         Due::At(moment) => ceil_ms(moment).max(floor_ms(now)),
     }
+}
+
+/// Begin a transaction and read the server's clock, in one round trip. The driver does not know of this transaction: the
+/// caller ends it with a COMMIT, and an error anywhere in between with the link's ROLLBACK.
+async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
+    let sent = Instant::now();
+    let row = sqlx::raw_sql("BEGIN; SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+    let now = row.try_get(0)?;
+    clock.sample(sent, Instant::now(), now);
+    Ok(now)
+}
+
+/// End what [`begin`] began. A request of its own: of everything else it is known that it has not committed anything.
+pub(super) async fn commit(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql("COMMIT").execute(conn).await.map(drop)
 }
 
 /// Read the server's clock and let the estimate follow it.

@@ -186,6 +186,7 @@ impl Store {
                         id: *id,
                         token: *token,
                         number: held[id].attempt,
+                        opened: None,
                         verdict: Verdict::Lost,
                         error: Some("the runner died or lost its lease".into()),
                         result: None,

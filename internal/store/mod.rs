@@ -14,6 +14,7 @@
 mod bare;
 mod claim;
 mod clock;
+mod complete;
 mod due;
 mod durability;
 mod error;
@@ -31,12 +32,13 @@ mod operate;
 mod purge;
 mod read;
 mod report_query;
+mod script;
 mod settle;
 mod shape;
 mod stats;
 
 pub use bare::{BareClaims, BareLane};
-pub use claim::{Claim, Claimed, Unreadable};
+pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
@@ -193,7 +195,7 @@ impl Store {
         let inserts = GroupCommit::start(inserts, options, settings.flushers, WAITING_INSERTS, tasks);
         let onces = OnceInserts { clock: shared.clock.clone() };
         let onces = GroupCommit::start(onces, options, settings.flushers, WAITING_INSERTS, tasks);
-        let settles = Settles { clock: shared.clock.clone(), lanes: shared.lanes };
+        let settles = Settles::new(shared.clock.clone(), shared.lanes);
         let settles = GroupCommit::start(settles, options, settings.flushers, WAITING_WORKERS, tasks);
         Ok(Self { shared, inserts: Arc::new(inserts), onces: Arc::new(onces), settles: Arc::new(settles) })
     }
@@ -260,7 +262,8 @@ impl Store {
     #[must_use]
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
         let shared = &self.shared;
-        let suspects = Claims { runner: runner.clone(), kinds: kinds.clone(), lease, suspects: true };
+        let runner = Arc::new(runner);
+        let suspects = Claims { runner: Arc::clone(&runner), kinds: kinds.clone(), lease, suspects: true };
         let suspects = GroupCommit::start(suspects, &shared.options, 1, WAITING_SUSPECTS, &shared.tasks);
         let claims = Claims { runner, kinds, lease, suspects: false };
         let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use super::clock::StoreClock;
 use super::error::{Fault, corrupt, fault, waited_for_lock};
 use super::group_commit::Batch;
-use super::insert::{Accepted, accepted_at, in_order_of, read_clock, receipts, write_jobs};
+use super::insert::{Accepted, accepted_at, bytes_of, in_order_of, read_clock, receipts, write_jobs};
 use super::keyed::{Keyed, Placed, Receipts, insert_keyed};
 use super::link::{Earlier, Step, on_pool, transact};
 use super::shape::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, statement};
@@ -211,6 +211,11 @@ impl Batch for OnceInserts {
     fn weight(item: &Self::Item) -> usize {
         // The answer repeats the payload.
         item.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
+    }
+
+    fn bytes(item: &Self::Item) -> usize {
+        // The answer repeats the payload.
+        item.jobs.iter().map(|job| 2 * bytes_of(job)).sum()
     }
 
     fn mark(&self) {}

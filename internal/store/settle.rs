@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -17,11 +18,14 @@ use serde_json::value::RawValue;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::claim::Opened;
 use super::clock::StoreClock;
+use super::complete::{Success, complete};
 use super::error::corrupt;
 use super::group_commit::Batch;
 use super::insert::{Accepted, insert_owed, read_clock};
 use super::link::{Earlier, Step};
+use super::script::{Script, Value};
 use super::shape::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::job::{
     AttemptToken, Event, JobId, Name, NewJob, Priority, RetryPolicy, RunnerId, State, Timestamp, Verdict, ceil_ms,
@@ -43,6 +47,8 @@ pub struct Settlement {
     pub token: AttemptToken,
     /// The number of this execution, as the claim gave it.
     pub number: u32,
+    /// What the claim found, if it could be read.
+    pub opened: Option<Opened>,
     /// What the attempt came to.
     pub verdict: Verdict,
     /// Why it did not succeed.
@@ -86,8 +92,15 @@ pub enum Settled {
 
 /// The group commit of settlements.
 pub(super) struct Settles {
-    pub(super) clock: Arc<StoreClock>,
-    pub(super) lanes: Lanes,
+    clock: Arc<StoreClock>,
+    lanes: Lanes,
+    batches: AtomicU8,
+}
+
+impl Settles {
+    pub(super) fn new(clock: Arc<StoreClock>, lanes: Lanes) -> Self {
+        Self { clock, lanes, batches: AtomicU8::new(0) }
+    }
 }
 
 /// Tally lanes of one process: a small range of its own with good probability, so that processes rarely wait for each
@@ -103,7 +116,12 @@ impl Lanes {
     }
 
     pub(super) fn any(self) -> u8 {
-        self.first.wrapping_add(rand::random::<u8>() % 4)
+        self.of_turn(rand::random())
+    }
+
+    /// The lanes in turn: writes that follow each other, and may overlap, never meet.
+    fn of_turn(self, turn: u8) -> u8 {
+        self.first.wrapping_add(turn % 4)
     }
 }
 
@@ -119,7 +137,7 @@ impl Batch for Settles {
     }
 
     fn mark(&self) -> u8 {
-        self.lanes.any()
+        self.lanes.of_turn(self.batches.fetch_add(1, Ordering::Relaxed))
     }
 
     fn write<'c>(
@@ -130,35 +148,66 @@ impl Batch for Settles {
         _earlier: Earlier,
     ) -> Step<'c, Vec<Settled>> {
         Box::pin(async move {
-            let mut tx = conn.begin().await?;
-            let mut held = lock_held(&mut tx, items.iter().map(|item| item.id)).await?;
-            // After the locks, for which a cancel may have made it wait: what was asked for before the end says so.
-            let now = read_clock(&mut tx, &self.clock).await?;
-            read_earlier_lives(&mut tx, items, &mut held).await?;
-            let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
+            let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
+            let successes: Vec<Success<'_>> = items.iter().filter_map(Success::of).collect();
+            let completed = !successes.is_empty() && complete(conn, &successes, lane).await?;
+            let mut rest: Vec<(usize, &Settlement)> = Vec::new();
             for (place, item) in items.iter().enumerate() {
-                if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == item.token) {
-                    moves.push(decide(place, item, owed, now)?);
+                if completed && Success::of(item).is_some() {
+                    answers[place] = Settled::completed();
+                } else {
+                    rest.push((place, item));
                 }
             }
-            moves.sort_unstable_by_key(|step| step.item.id);
-            moves.dedup_by_key(|step| step.item.id);
-            let mut follow_ups = write_moves(&mut tx, &moves, now, &self.clock, lane).await?;
-            tx.commit().await?;
-
-            let mut answers: Vec<Settled> = (0..items.len()).map(|_| Settled::NotOurs).collect();
-            for step in &moves {
-                answers[step.place] = Settled::Done {
-                    state: step.state,
-                    execute_at: step.execute_at,
-                    line: step.line(),
-                    follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
-                };
+            if !rest.is_empty() {
+                self.settle_held(conn, &rest, lane, &mut answers).await?;
             }
-            recognise_own_work(conn, items, &mut answers).await?;
-            keep_late_notes(conn, items, &answers).await?;
             Ok(answers)
         })
+    }
+}
+
+impl Settles {
+    /// Settle attempts whatever came of them: lock their rows, see what they say, write what follows.
+    async fn settle_held(
+        &self,
+        conn: &mut MySqlConnection,
+        items: &[(usize, &Settlement)],
+        lane: u8,
+        answers: &mut [Settled],
+    ) -> Result<(), sqlx::Error> {
+        let mut tx = conn.begin().await?;
+        let mut held = lock_held(&mut tx, items.iter().map(|(_, item)| item.id)).await?;
+        // After the locks, for which a cancel may have made it wait: what was asked for before the end says so.
+        let now = read_clock(&mut tx, &self.clock).await?;
+        read_earlier_lives(&mut tx, items, &mut held).await?;
+        let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
+        for (place, item) in items {
+            if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == item.token) {
+                moves.push(decide(*place, item, owed, now)?);
+            }
+        }
+        moves.sort_unstable_by_key(|step| step.item.id);
+        moves.dedup_by_key(|step| step.item.id);
+        let mut follow_ups = write_moves(&mut tx, &moves, now, &self.clock, lane).await?;
+        tx.commit().await?;
+
+        for step in &moves {
+            answers[step.place] = Settled::Done {
+                state: step.state,
+                execute_at: step.execute_at,
+                line: step.line(),
+                follow_ups: follow_ups.remove(&step.item.id).unwrap_or_default(),
+            };
+        }
+        recognise_own_work(conn, items, answers).await?;
+        keep_late_notes(conn, items, answers).await
+    }
+}
+
+impl Settled {
+    fn completed() -> Self {
+        Self::Done { state: State::Completed, execute_at: None, line: None, follow_ups: Vec::new() }
     }
 }
 
@@ -234,10 +283,10 @@ pub(super) async fn lock_held(
 /// look up how much that was: up to the last line that ended it.
 async fn read_earlier_lives(
     conn: &mut MySqlConnection,
-    items: &[Settlement],
+    items: &[(usize, &Settlement)],
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
-    for item in items.iter().filter(|item| item.verdict == Verdict::Snoozed) {
+    for (_, item) in items.iter().filter(|(_, item)| item.verdict == Verdict::Snoozed) {
         let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MOST_SPARED) else { continue };
         let before: Option<u32> =
             sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
@@ -489,19 +538,33 @@ pub(super) async fn count(
     lane: u8,
     counts: &BTreeMap<(Name, Name, State), i64>,
 ) -> Result<(), sqlx::Error> {
-    let counts: Vec<_> = counts.iter().collect();
-    for group in groups(&counts) {
-        let sql = format!(
-            "INSERT INTO tallies (lane, queue, kind, state, n) VALUES {} ON DUPLICATE KEY UPDATE n = n + VALUES(n)",
-            rows(&places(5), group.len())
-        );
-        let mut query = statement(sql);
-        for ((queue, kind, state), n) in group {
-            query = query.bind(lane).bind(queue.as_str()).bind(kind.as_str()).bind(state.as_str()).bind(*n);
-        }
-        query.execute(&mut *conn).await?;
-    }
-    Ok(())
+    let counts: Vec<_> = counts.iter().map(|((queue, kind, state), n)| (queue, kind, *state, *n)).collect();
+    let mut script = Script::about(counts.len(), 0);
+    tally(&mut script, lane, &counts);
+    script.run(conn).await.map(drop)
+}
+
+/// What adds to the tallies, in key order.
+pub(super) fn tally<'a>(script: &mut Script<'a>, lane: u8, counts: &[(&'a Name, &'a Name, State, i64)]) {
+    let sql = [
+        "INSERT INTO tallies (lane, queue, kind, state, n) VALUES",
+        "(?,?,?,?,?)",
+        "ON DUPLICATE KEY UPDATE n = n + VALUES(n)",
+    ];
+    script.insert(
+        sql,
+        counts,
+        |_| 100,
+        |&(queue, kind, state, n), values| {
+            values.extend([
+                Value::from(lane),
+                queue.as_str().into(),
+                kind.as_str().into(),
+                state.as_str().into(),
+                n.into(),
+            ]);
+        },
+    );
 }
 
 /// An earlier run, of this batch or of one that its caller gave up, whose COMMIT was never answered may have done the work:
@@ -510,10 +573,11 @@ pub(super) async fn count(
 /// caller that its lease was taken away.
 async fn recognise_own_work(
     conn: &mut MySqlConnection,
-    items: &[Settlement],
+    items: &[(usize, &Settlement)],
     answers: &mut [Settled],
 ) -> Result<(), sqlx::Error> {
-    for (item, answer) in items.iter().zip(answers) {
+    for (place, item) in items {
+        let answer = &mut answers[*place];
         if matches!(answer, Settled::Done { .. }) {
             continue;
         }
@@ -543,10 +607,10 @@ async fn recognise_own_work(
 /// attempt, because a claim draws it anew.
 async fn keep_late_notes(
     conn: &mut MySqlConnection,
-    items: &[Settlement],
+    items: &[(usize, &Settlement)],
     answers: &[Settled],
 ) -> Result<(), sqlx::Error> {
-    for (item, _) in items.iter().zip(answers).filter(|(_, answer)| matches!(answer, Settled::NotOurs)) {
+    for (_, item) in items.iter().filter(|(place, _)| matches!(answers[*place], Settled::NotOurs)) {
         let sql = "UPDATE attempts SET late_note = ? WHERE job_id = ? AND number = ? AND verdict = 'lost' AND late_note IS NULL";
         let query = sqlx::query(sql).bind(late_note(item)).bind(item.id.uuid()).bind(item.number);
         query.execute(&mut *conn).await?;

@@ -10,8 +10,8 @@ use tokio::task::JoinSet;
 
 use crate::support::{TestApp, connect, draft};
 
-/// Callers at once: more than may wait, by thousands.
-const CALLERS: usize = 30_000;
+/// Callers at once: five times as many as may wait.
+const CALLERS: usize = 100_000;
 /// Far enough ahead to wait for the whole of a test.
 const LATER_MS: u64 = 3_600_000;
 

@@ -133,6 +133,7 @@ fn settlement(claimed: &Claimed, verdict: Verdict) -> Settlement {
         id: claimed.id,
         token: claimed.token,
         number: claimed.number,
+        opened: Some(claimed.opened()),
         verdict,
         error: (verdict != Verdict::Succeeded).then(|| "on request".to_owned()),
         result: None,
@@ -369,27 +370,92 @@ async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
     let test = TestStore::start().await;
-    let (waits, runs) = (job(), job());
-    let (waiting, running) = (waits.id, runs.id);
-    test.store.insert(vec![waits, runs]).await.unwrap();
-    let claimed = test.claimed(running).await;
+    let jobs = [job(), job(), job()];
+    let [waiting, succeeds, fails] = [jobs[0].id, jobs[1].id, jobs[2].id];
+    test.store.insert(jobs.into()).await.unwrap();
+    let settlements = [
+        settlement(&test.claimed(succeeds).await, Verdict::Succeeded),
+        settlement(&test.claimed(fails).await, Verdict::Rejected),
+    ];
     // Somebody ends the last attempt of the one, and asks the other to stop, at this moment.
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed ORDER BY id FOR UPDATE").execute(&mut *tx).await.unwrap();
     let store = test.store.clone();
     let cancel = tokio::spawn(async move { store.cancel(waiting).await });
-    let store = test.store.clone();
-    let settle = tokio::spawn(async move { store.settle(settlement(&claimed, Verdict::Succeeded)).await });
+    let settle = |settlement: Settlement| {
+        let store = test.store.clone();
+        tokio::spawn(async move { store.settle(settlement).await })
+    };
+    let [success, failure] = settlements;
+    // The cancel and the failure look first, the success does not. One after the other, or they share a batch.
+    let failing = settle(failure);
     test.until_said("SELECT id, kind, queue", 2).await;
+    let settles = [failing, settle(success)];
+    test.until_said("DELETE FROM owed", 1).await;
     let before: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(cancel.await.unwrap().unwrap(), Moved::Done(State::Cancelled));
-    assert!(matches!(settle.await.unwrap().unwrap(), Settled::Done { .. }));
+    for settle in settles {
+        assert!(matches!(settle.await.unwrap().unwrap(), Settled::Done { .. }));
+    }
     let ends: Vec<chrono::NaiveDateTime> =
         sqlx::query_scalar("SELECT finished_at FROM attempts").fetch_all(&mut test.mysql().await).await.unwrap();
-    assert_eq!(ends.len(), 2);
+    assert_eq!(ends.len(), 3);
     assert!(ends.iter().all(|end| *end >= before), "{ends:?} and {before}");
+    test.stop().await;
+}
+
+/// Two claims in one batch have one token. A success that is told with the token of an attempt that was lost must not end
+/// the job's next attempt, whatever else is in its batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_success_ends_only_the_attempt_that_it_names() {
+    let (name, url) = database().await;
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs = [job(), job(), job()];
+    let [moved_on, mate, blocker] = [jobs[0].id, jobs[1].id, jobs[2].id];
+    test.store.insert(jobs.into()).await.unwrap();
+    let [first, blocking] = [test.claimed(moved_on).await, test.claimed(blocker).await];
+    // Its lease is taken away, and a batch of claims takes it again, together with its mate.
+    lose(&test, &first, &HashMap::new()).await;
+    let due = "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND, losses = 0 WHERE id = ?";
+    sqlx::query(due).bind(moved_on.uuid()).execute(&mut test.mysql().await).await.unwrap();
+    let again = test.claimed(moved_on).await;
+    let mut mates = settlement(&test.claimed(mate).await, Verdict::Succeeded);
+    mates.token = again.token;
+    let same = "UPDATE owed SET token = ? WHERE id = ?";
+    sqlx::query(same).bind(again.token.uuid()).bind(mate.uuid()).execute(&mut test.mysql().await).await.unwrap();
+
+    // The only flusher waits for a row, so that what follows makes one batch.
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(blocker.uuid()).execute(&mut *tx).await.unwrap();
+    let settle = |settlement: Settlement| {
+        let store = test.store.clone();
+        tokio::spawn(async move { store.settle(settlement).await.unwrap() })
+    };
+    let front = settle(settlement(&blocking, Verdict::Succeeded));
+    test.until_said("DELETE FROM owed", 1).await;
+    let (late, mates) = (settle(settlement(&first, Verdict::Succeeded)), settle(mates));
+    tokio::task::yield_now().await;
+    tx.commit().await.unwrap();
+    assert!(matches!(front.await.unwrap(), Settled::Done { .. }));
+    assert!(matches!(late.await.unwrap(), Settled::NotOurs));
+    assert!(matches!(mates.await.unwrap(), Settled::Done { state: State::Completed, .. }));
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 2").await, 1);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_success_that_was_asked_to_stop_says_so() {
+    let test = TestStore::start().await;
+    let accepted = test.store.insert(vec![job()]).await.unwrap();
+    let claimed = test.claimed(accepted[0].id).await;
+    assert_eq!(test.store.cancel(claimed.id).await.unwrap(), Moved::Asked);
+    let done = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+    assert!(matches!(done, Settled::Done { state: State::Completed, .. }), "{done:?}");
+    let asked = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND cancel_requested_at IS NOT NULL";
+    assert_eq!(test.count(asked).await, 1);
     test.stop().await;
 }
 
@@ -405,7 +471,7 @@ async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(ids[0].uuid()).execute(&mut *tx).await.unwrap();
     let store = test.store.clone();
     let waits = tokio::spawn(async move { store.settle(settlement(&stuck, Verdict::Succeeded)).await });
-    test.until_said("SELECT id, kind, queue", 1).await;
+    test.until_said("DELETE FROM owed", 1).await;
     // Small as it is, this batch would rather wait for the end of the write in front of it; but not for a lock.
     let done = test.store.settle(settlement(&free, Verdict::Succeeded)).await.unwrap();
     assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
