@@ -90,11 +90,13 @@ impl Health {
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: broadcast::Sender<Event>,
+    /// Jobs that were asked to stop, for the runner, which need not be woken by everything that happens.
+    cancels: broadcast::Sender<JobId>,
 }
 
 impl Default for Events {
     fn default() -> Self {
-        Self { sender: broadcast::Sender::new(CAPACITY) }
+        Self { sender: broadcast::Sender::new(CAPACITY), cancels: broadcast::Sender::new(CAPACITY) }
     }
 }
 
@@ -102,7 +104,18 @@ impl Events {
     /// Tell everybody who listens.
     pub fn emit(&self, event: Event) {
         // Nobody listening is fine.
-        let _ = self.sender.send(event);
+        if let Event::CancelRequested { id } = event {
+            let _ = self.cancels.send(id);
+        }
+        if self.sender.receiver_count() > 0 {
+            let _ = self.sender.send(event);
+        }
+    }
+
+    /// Listen for cancels alone.
+    #[must_use]
+    pub fn cancels(&self) -> broadcast::Receiver<JobId> {
+        self.cancels.subscribe()
     }
 
     /// Listen from now on.

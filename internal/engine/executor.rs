@@ -59,7 +59,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
 pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
     let began = Instant::now();
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
-    metrics::histogram!("tickr_lateness_seconds").record(lateness.as_secs_f64());
+    shared.gauges.started(lateness);
     shared.broker.meters().started(lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
@@ -75,9 +75,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     let settled = settle(shared, settlement).await;
     shared.live.remove(claimed.id, claimed.token);
 
-    metrics::counter!("tickr_attempts_total", "kind" => claimed.kind.to_string(), "verdict" => verdict.as_str())
-        .increment(1);
-    metrics::histogram!("tickr_run_seconds", "kind" => claimed.kind.to_string()).record(began.elapsed().as_secs_f64());
+    shared.gauges.ended(&claimed.kind, verdict, began.elapsed());
     shared.broker.meters().ended();
     tell(shared, &claimed, verdict, settled);
 }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use crate::event::Event;
 use crate::handlers::ProgressSlot;
 use crate::job::{AttemptToken, JobId};
 use crate::store::LiveAttempt;
@@ -173,15 +172,15 @@ impl Live {
 
 /// A cancel that came in through this process reaches its handler at once, without waiting for the heartbeat's look.
 pub(super) async fn pass_on_cancels(shared: Arc<Shared>) {
-    let mut events = shared.broker.events().listen();
+    let mut cancels = shared.broker.events().cancels();
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
-            event = events.recv() => match event {
-                Ok(Event::CancelRequested { id }) => {
+            cancel = cancels.recv() => match cancel {
+                Ok(id) => {
                     shared.live.stop(id, None, StopReason::Cancel);
                 }
-                Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
                 Err(tokio::sync::broadcast::error::RecvError::Closed) => return,
             },
         }

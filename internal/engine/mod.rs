@@ -10,8 +10,10 @@
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
 
+mod alarm;
 mod executor;
 mod fetcher;
+mod gauges;
 mod heartbeat;
 mod janitor;
 mod live;
@@ -42,6 +44,8 @@ use crate::handlers::Registry;
 use crate::index::{Index, Line};
 use crate::job::{Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
+use alarm::Alarm;
+use gauges::Gauges;
 use heartbeat::Heartbeat;
 use live::Live;
 use rhythm::Rhythm;
@@ -73,6 +77,7 @@ struct Shared {
     live: Arc<Live>,
     rhythm: Arc<Rhythm>,
     ward: Ward,
+    gauges: Gauges,
     /// A claim failed: the fetcher asks the store before it takes more.
     store_trouble: AtomicBool,
     /// A claim failed and may have been committed all the same: its attempt may need to be reaped, though this runner
@@ -122,7 +127,7 @@ impl Engine {
     /// Start all loops.
     ///
     /// # Errors
-    /// When the heartbeat's thread cannot be started.
+    /// When the thread of the heartbeat or of the alarm cannot be started.
     pub fn start(
         broker: Broker,
         index: Index,
@@ -143,8 +148,10 @@ impl Engine {
         let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
         let events = broker.events().clone();
         let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
+        let alarm = Arc::new(Alarm::start()?);
         let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
         let (ward, suspects) = Ward::new();
+        let gauges = Gauges::of(&registry.names());
         let shared = Arc::new(Shared {
             store,
             index,
@@ -154,6 +161,7 @@ impl Engine {
             live,
             rhythm,
             ward,
+            gauges,
             store_trouble: AtomicBool::new(false),
             in_doubt_until: Mutex::new(None),
             living_kinds: Mutex::new(HashSet::new()),
@@ -178,7 +186,9 @@ impl Engine {
         working.spawn(ward::watch_until_stopped(Arc::clone(&shared), claimant, in_ward.0, in_ward.1, suspects));
         let fetch = shared.index.fetch(Line::in_service_order(&shared.settings.queues));
         fetching.spawn(fetcher::fetch_until_stopped(Arc::clone(&shared), fetch, slots, entrance));
-        keep_running(&looping, &shared, "scheduler", scheduler::run_until_stopped);
+        keep_running(&looping, &shared, "scheduler", move |shared| {
+            scheduler::run_until_stopped(shared, Arc::clone(&alarm))
+        });
         keep_running(&looping, &shared, "reconciler", reconciler::run_until_stopped);
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);

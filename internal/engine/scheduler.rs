@@ -2,11 +2,10 @@
 //! sleeps again. Workers never sleep for time; they wait for work.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::alarm::Alarm;
 use crate::index::{Health, IndexError, MoveReport};
 
 /// Most entries moved by one script: bounds how long it holds Redis.
@@ -19,7 +18,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause before the next look at an index that has lost its state.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
 
-pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
     let mut pause = FIRST_PAUSE;
     let mut asleep_until = i64::MAX;
     loop {
@@ -58,7 +57,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         let deadline = Instant::now() + sleep;
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
-            () = tokio::time::sleep_until(deadline) => {}
+            () = alarm.at(deadline) => {}
             () = wake.scheduler() => {}
         }
     }

@@ -383,3 +383,43 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
     tickr.stop().await;
 }
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+struct Gate {}
+
+impl Kind for Gate {
+    const NAME: &'static str = "gate";
+}
+
+/// Handlers that run until the gate is opened.
+fn gated(open: &CancellationToken) -> Registry {
+    let mut own = Registry::new();
+    let open = open.clone();
+    own.register(move |_: Gate, _: Context| {
+        let open = open.clone();
+        async move {
+            open.cancelled().await;
+            Ok(Output::default())
+        }
+    });
+    own
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_runner_leaves_what_it_cannot_start_to_another() {
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 2, gated(&open)).await;
+    tickr.enqueue_many((0..8).map(|_| json!({"kind": "gate"}))).await;
+    let executing = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
+    tickr.until_count(executing, 2).await;
+    // Whatever else the first one had taken would wait for its slots, which are not free before all of them run.
+    let other = tickr.another_with(|config| config.workers = 6, gated(&open)).await;
+    tickr.until_count(executing, 8).await;
+    let shares = "SELECT COUNT(*) FROM (SELECT runner FROM owed GROUP BY runner HAVING COUNT(*) IN (2, 6)) AS shares";
+    assert_eq!(tickr.count(shares).await, 2);
+    open.cancel();
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(8).await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}

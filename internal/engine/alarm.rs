@@ -1,0 +1,122 @@
+//! The scheduler's alarm clock, exact to a fraction of a millisecond.
+//!
+//! The runtime's timers count whole milliseconds and round up, twice: its wheel does, and so does the wait for the network
+//! in which it sleeps. A job would start one to two milliseconds late for no other reason. A thread that waits on a
+//! condition variable is woken by the kernel's own clock; there is one, it sleeps nearly always, and the scheduler is
+//! the only one who sets it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+/// An alarm clock for one sleeper. Its thread ends with it.
+pub(super) struct Alarm {
+    face: Arc<Face>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Face {
+    set: Mutex<Set>,
+    changed: Condvar,
+    rings: Notify,
+}
+
+/// What the clock is set to.
+#[derive(Clone, Copy, Default)]
+enum Set {
+    #[default]
+    Nothing,
+    At(Instant),
+    Ended,
+}
+
+impl Alarm {
+    /// Start its thread.
+    pub(super) fn start() -> std::io::Result<Self> {
+        let face = Arc::new(Face::default());
+        let watched = Arc::clone(&face);
+        let thread = std::thread::Builder::new().name("alarm".to_owned()).spawn(move || watched.watch())?;
+        Ok(Self { face, thread: Some(thread) })
+    }
+
+    /// Wait for this moment. Whoever drops the wait may begin another.
+    pub(super) async fn at(&self, moment: Instant) {
+        self.face.set(Set::At(moment));
+        // Looked at again after each ring, which may be an old one that nobody waited for.
+        while Instant::now() < moment {
+            self.face.rings.notified().await;
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.face.set(Set::Ended);
+        // It has nothing to say: a panic in it is not possible, and would be this thread's no less.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Face {
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, to: Set) {
+        *self.lock() = to;
+        self.changed.notify_one();
+    }
+
+    fn watch(&self) {
+        let mut set = self.lock();
+        loop {
+            set = match *set {
+                Set::Ended => return,
+                Set::Nothing => self.changed.wait(set).unwrap_or_else(PoisonError::into_inner),
+                Set::At(moment) => match moment.checked_duration_since(Instant::now()) {
+                    Some(left) if !left.is_zero() => {
+                        self.changed.wait_timeout(set, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                    _ => {
+                        *set = Set::Nothing;
+                        self.rings.notify_one();
+                        set
+                    }
+                },
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn it_rings_at_its_moment_however_often_it_is_set() {
+        let alarm = Alarm::start().unwrap();
+        let never =
+            tokio::time::timeout(Duration::from_millis(5), alarm.at(Instant::now() + Duration::from_secs(3_600)));
+        assert!(never.await.is_err());
+        let dropped = tokio::time::timeout(Duration::ZERO, alarm.at(Instant::now() + Duration::from_millis(3)));
+        assert!(dropped.await.is_err());
+        for ms in [20, 0, 5] {
+            let moment = Instant::now() + Duration::from_millis(ms);
+            tokio::time::timeout(Duration::from_secs(60), alarm.at(moment)).await.expect("it rings");
+            assert!(Instant::now() >= moment);
+        }
+    }
+
+    #[test]
+    fn its_thread_ends_with_it() {
+        let alarm = Alarm::start().unwrap();
+        let face = Arc::downgrade(&alarm.face);
+        drop(alarm);
+        assert!(face.upgrade().is_none());
+    }
+}
