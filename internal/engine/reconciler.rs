@@ -112,19 +112,30 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
     let mut compare = Compare::begin(shared).await?;
-    let mut after = None;
     let mut hinted = 0;
+    let mut page = shared.store.due_page(None, until, PAGE).await?;
     loop {
-        let page = shared.store.due_page(after, until, PAGE).await?;
-        let missing = compare.missing(page.jobs, now).await?;
-        hinted += missing.len();
-        if shared.index.hint(&missing).await?.left_out > 0 {
-            // The rest of a long backlog is the refill's, and need not be offered again and again.
-            compare.left_out = shared.index.left_out().await?;
-        }
-        after = page.next;
-        if after.is_none() {
-            break;
+        // The next page is read while Redis takes this one.
+        let next = page.next;
+        let read = async {
+            match next {
+                Some(after) => shared.store.due_page(Some(after), until, PAGE).await.map(Some).map_err(PassError::from),
+                None => Ok(None),
+            }
+        };
+        let feed = async {
+            let missing = compare.missing(page.jobs, now).await?;
+            if shared.index.hint(&missing).await?.left_out > 0 {
+                // The rest of a long backlog is the refill's, and need not be offered again and again.
+                compare.left_out = shared.index.left_out().await?;
+            }
+            Ok(missing.len())
+        };
+        let (fed, read) = tokio::try_join!(feed, read)?;
+        hinted += fed;
+        match read {
+            Some(next) => page = next,
+            None => break,
         }
     }
     *memory = Memory { compared_until: now, walk: None, fed_until: Some(until), noted: HashSet::new() };

@@ -114,10 +114,11 @@ impl Store {
                     }
                     _ => None,
                 };
-                let mut jobs = Vec::with_capacity(found.len());
+                let mut jobs: Vec<DueJob> = Vec::with_capacity(found.len());
                 for row in &found {
                     if row.try_get::<bool, _>(5)? {
-                        jobs.push(due_job(row)?);
+                        let job = due_job_like(row, jobs.last())?;
+                        jobs.push(job);
                     }
                 }
                 Ok(DuePage { jobs, next })
@@ -208,11 +209,23 @@ impl Store {
 
 /// The first five columns of a row: id, queue, priority, execute_at, kind.
 pub(super) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
+    due_job_like(row, None)
+}
+
+/// As [`due_job`], with the names of the job before it where they are the same, which they are nearly always.
+fn due_job_like(row: &MySqlRow, before: Option<&DueJob>) -> Result<DueJob, sqlx::Error> {
+    let name = |at, what, known: Option<&Name>| {
+        let text: &str = row.try_get(at)?;
+        match known.filter(|known| known.as_str() == text) {
+            Some(known) => Ok(known.clone()),
+            None => text.parse().map_err(|_| corrupt(what)),
+        }
+    };
     Ok(DueJob {
         id: JobId::from_uuid(row.try_get(0)?),
-        queue: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?,
+        queue: name(1, "queue", before.map(|job| &job.queue))?,
         priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
         execute_at: row.try_get(3)?,
-        kind: row.try_get::<String, _>(4)?.parse().map_err(|_| corrupt("kind"))?,
+        kind: name(4, "kind", before.map(|job| &job.kind))?,
     })
 }
