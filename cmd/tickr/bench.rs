@@ -54,7 +54,7 @@ pub(crate) fn command() -> Command {
         .arg(number("payload", "BYTES", LEAST_PAYLOAD as u64..=MOST_PAYLOAD).default_value("200").help("Size of each payload"))
         .arg(number("callers", "N", 1..=4_096).default_value("32").help("Callers of the library at the same time"))
         .arg(number("connections", "N", 1..=4_096).default_value("64").help("HTTP connections at the same time"))
-        .arg(number("workers", "N", 1..=4_096).default_value("512").help("Workers of the runner that is measured"))
+        .arg(number("workers", "N", 1..=4_096).default_value("1024").help("Workers of the runner that is measured"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
         .arg(
             Arg::new("mysql-url")
