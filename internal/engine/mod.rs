@@ -5,7 +5,7 @@
 //!     ▲                                            ▲                              │
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
 //! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
-//! ward: runs jobs alone whose last runner died under them
+//! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.

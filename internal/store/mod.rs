@@ -4,7 +4,8 @@
 //! `attempts` (what was done, and how it ended). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
 //!
 //! - Writes of the hot path go through group commit: [`Store::insert`], [`Store::settle`] and
-//!   [`Claimant::claim`]
+//!   [`Claimant::claim`]. `insert.rs` · `claim.rs` · `complete.rs`: plain successes · `settle.rs`: every other end ·
+//!   `script.rs`: statements in few round trips
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
