@@ -303,7 +303,10 @@ impl Store {
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
             tracing::warn!("a part of tickr still held the store when it closed");
         }
-        shared.pool.close().await;
+        // Closing says goodbye on every connection, and over TLS waits for the answer: a server that hangs gives none.
+        if tokio::time::timeout(Duration::from_secs(2), shared.pool.close()).await.is_err() {
+            tracing::warn!("mysql does not answer a goodbye, leaving its connections behind");
+        }
     }
 }
 

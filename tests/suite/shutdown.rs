@@ -183,7 +183,7 @@ async fn a_stop_while_mysql_hangs_still_ends() {
     tickr.services().mysql().resume().unwrap();
     // Its verdict could not be written: the lease ends by itself.
     assert_eq!(stopped.abandoned, 1);
-    // The handler and its settle 5 s, the loops 3 s, the heartbeat 8 s, the store 10 s, and what is left of a request.
+    // The handler and its settle 5 s, the loops 3 s, the heartbeat 8 s, the store 12 s, and what is left of a request.
     assert!(took < Duration::from_secs(30), "{took:?}");
     tickr.stop().await;
 }

@@ -127,7 +127,7 @@ async fn a_seeded_fault_lights_its_check() {
          execute_at = UTC_TIMESTAMP(3), started_at = UTC_TIMESTAMP(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL 1 HOUR \
          WHERE id = ID";
     let closed = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
-         SELECT id, 1, 1, 'x', created_at, created_at, created_at, 'failed' FROM jobs WHERE id = ID";
+         SELECT id, 1, 1, 'x', created_at - INTERVAL 1 SECOND, created_at, created_at, 'failed' FROM jobs WHERE id = ID";
     seed(Check::OpenAttempt, waiting(), &format!("{open}; {closed}"));
     seed(Check::Contiguous, waiting(), "UPDATE owed SET attempt = 1 WHERE id = ID");
     seed(
