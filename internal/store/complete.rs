@@ -45,7 +45,8 @@ pub(super) async fn complete(
     let bytes = sorted.iter().map(|success| success.bytes()).sum();
 
     let ids: Vec<Uuid> = sorted.iter().map(|success| success.item.id.uuid()).collect();
-    // The fence is the pair. A token alone is that of a batch of claims, in which a job may be that has moved on.
+    // The fence is the pair. A token alone is that of a batch of claims, in which a job may be that has moved on. Behind it
+    // stands the ledger's key: an attempt that was lost has its line there, and a second one is refused.
     let pairs: Vec<[u8; 32]> = sorted.iter().map(|success| pair(success.item)).collect();
     let pairs: Vec<&[u8]> = pairs.iter().map(<[u8; 32]>::as_slice).collect();
     let mut take = Script::about(sorted.len(), bytes);
