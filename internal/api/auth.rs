@@ -1,15 +1,19 @@
 //! Who may call. Tokens are kept as digests and compared in constant time.
 
-use axum::extract::{Request, State};
-use axum::http::header;
+use std::convert::Infallible;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use super::Api;
 use super::problem::{Code, Problem};
+use crate::job::Actor;
 
 /// Digests of the tokens that may call. Without any, everybody who can reach the address may; the configuration then
 /// allows only loopback addresses.
@@ -31,20 +35,37 @@ impl Tokens {
         Self { digests: tokens.iter().map(|token| digest(token.expose_secret())).collect() }
     }
 
-    fn knows(&self, token: &str) -> bool {
+    /// Which token this is, counted from 1.
+    fn place(&self, token: &str) -> Option<usize> {
         let given = digest(token);
         // All are compared, whichever matches: the time tells nothing.
-        let mut known = subtle::Choice::from(0);
-        for digest in &self.digests {
-            known |= digest.ct_eq(&given);
+        let mut place = 0_u64;
+        for (at, digest) in self.digests.iter().enumerate() {
+            place.conditional_assign(&(at as u64 + 1), digest.ct_eq(&given));
         }
-        known.into()
+        usize::try_from(place).ok().filter(|place| *place > 0)
     }
 }
 
 /// Whose token a request came with, as a digest. Absent while there are no tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Caller(pub(super) [u8; 32]);
+
+/// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
+const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
+
+/// Who asks, for the audit.
+pub(super) struct Who(pub(super) Actor);
+
+impl<S: Send + Sync> FromRequestParts<S> for Who {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let actor = parts.extensions.get::<Actor>().cloned().unwrap_or_else(Actor::anyone);
+        let said = parts.headers.get(ACTS_FOR).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
+        Ok(Self(said.map_or(actor.clone(), |said| actor.acting_for(said))))
+    }
+}
 
 fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
@@ -61,10 +82,11 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     let token =
         given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     if let Some((_, token)) = token
-        && api.tokens.knows(token.trim())
+        && let Some(place) = api.tokens.place(token.trim())
     {
         let caller = Caller(digest(token.trim()));
         request.extensions_mut().insert(caller);
+        request.extensions_mut().insert(Actor::token(place));
         next.run(request).await
     } else {
         Problem::new(Code::Unauthorized, "send Authorization: Bearer with a token of TICKR_API_TOKENS").into_response()
@@ -78,8 +100,8 @@ mod tests {
     #[test]
     fn only_known_tokens_pass_and_none_is_shown() {
         let tokens = Tokens::of(&["canary-one".into(), "canary-two".into()]);
-        assert!(tokens.knows("canary-one") && tokens.knows("canary-two"));
-        assert!(!tokens.knows("canary") && !tokens.knows(""));
+        assert_eq!((tokens.place("canary-one"), tokens.place("canary-two")), (Some(1), Some(2)));
+        assert_eq!((tokens.place("canary"), tokens.place("")), (None, None));
         assert!(!format!("{tokens:?}").contains("canary"));
     }
 }

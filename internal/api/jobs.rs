@@ -7,23 +7,21 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sha2::{Digest, Sha256};
 use utoipa::{IntoParams, ToSchema};
-use uuid::Uuid;
 
+use super::auth::Who;
 use super::body::{Asked, Body, IdPath, Object};
+use super::cursor::Listing;
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
 use super::view::{JobView, RetryView, StateWord};
 use super::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
-use crate::job::{self, Due, JobId, Name, NewJob, OnConflict, limits};
+use crate::job::{self, Actor, Due, JobId, Name, NewJob, OnConflict, limits};
 use crate::store::{Answer, Filter, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
 
 /// A job to enqueue.
@@ -374,37 +372,11 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
             Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems)
         );
     }
-    let before = match &asked.cursor {
-        None => None,
-        Some(cursor) => Some(read_cursor(cursor, &filter).ok_or_else(|| {
-            Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged")
-        })?),
-    };
-    let page = api.broker.store().list(filter.clone(), before, limit).await?;
+    let listing = Listing::new("jobs", &filter);
+    let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
+    let page = api.broker.store().list(filter, before, limit).await?;
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
-    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| write_cursor(id, &filter)) }))
-}
-
-/// A cursor is the last id seen and a seal of the filter, so that it cannot go on in another listing.
-fn write_cursor(id: JobId, filter: &Filter) -> String {
-    let mut bytes = id.uuid().as_bytes().to_vec();
-    bytes.extend_from_slice(&seal(filter));
-    URL_SAFE_NO_PAD.encode(bytes)
-}
-
-fn read_cursor(cursor: &str, filter: &Filter) -> Option<JobId> {
-    let bytes = URL_SAFE_NO_PAD.decode(cursor).ok()?;
-    let (id, sealed) = bytes.split_at_checked(16)?;
-    if sealed != seal(filter) {
-        return None;
-    }
-    Uuid::from_slice(id).ok().map(JobId::from_uuid)
-}
-
-fn seal(filter: &Filter) -> [u8; 6] {
-    let text = format!("{:?}", (filter.state.map(job::State::as_str), &filter.kind, &filter.queue));
-    let digest = Sha256::digest(text.as_bytes());
-    std::array::from_fn(|at| digest[at])
+    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
 }
 
 /// Show a job with its attempts
@@ -446,8 +418,13 @@ pub(super) fn missing(id: JobId) -> Problem {
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
-    steer(&api, id, Steer::Cancel, key).await
+pub(super) async fn cancel(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Cancel, &who, key).await
 }
 
 /// Retry a failed or cancelled job
@@ -464,8 +441,13 @@ pub(super) async fn cancel(State(api): State<Api>, IdPath(id): IdPath, key: Key)
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
-    steer(&api, id, Steer::Retry, key).await
+pub(super) async fn retry(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Retry, &who, key).await
 }
 
 /// Run a waiting job now
@@ -482,11 +464,16 @@ pub(super) async fn retry(State(api): State<Api>, IdPath(id): IdPath, key: Key) 
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn run_now(State(api): State<Api>, IdPath(id): IdPath, key: Key) -> Result<Response, Problem> {
-    steer(&api, id, Steer::RunNow, key).await
+pub(super) async fn run_now(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::RunNow, &who, key).await
 }
 
-async fn steer(api: &Api, id: JobId, steer: Steer, key: Key) -> Result<Response, Problem> {
+async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Result<Response, Problem> {
     let (word, refusal) = match steer {
         Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
         Steer::Retry => ("retry", "only a failed or cancelled job, whose unique key is free, can be retried"),
@@ -503,13 +490,13 @@ async fn steer(api: &Api, id: JobId, steer: Steer, key: Key) -> Result<Response,
         let word = move |steered: &Steered| {
             worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
         };
-        let outcome = api.broker.steer_once(id, steer, once, Arc::new(word)).await?;
+        let outcome = api.broker.steer_once(id, steer, who, once, Arc::new(word)).await?;
         return conclude(outcome, |moved| Err(refused(moved)));
     }
     let moved = match steer {
-        Steer::Cancel => api.broker.cancel(id).await?,
-        Steer::Retry => api.broker.retry(id).await?,
-        Steer::RunNow => api.broker.run_now(id).await?,
+        Steer::Cancel => api.broker.cancel(id, who).await?,
+        Steer::Retry => api.broker.retry(id, who).await?,
+        Steer::RunNow => api.broker.run_now(id, who).await?,
     };
     match moved {
         Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
@@ -520,22 +507,5 @@ async fn steer(api: &Api, id: JobId, steer: Steer, key: Key) -> Result<Response,
 impl IntoResponse for JobView {
     fn into_response(self) -> Response {
         json(StatusCode::OK, self)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cursors_belong_to_their_filter() {
-        let (all, failed) = (Filter::default(), Filter { state: Some(job::State::Failed), ..Filter::default() });
-        let id = JobId::new();
-        let cursor = write_cursor(id, &all);
-        assert_eq!(read_cursor(&cursor, &all), Some(id));
-        assert_eq!(read_cursor(&cursor, &failed), None);
-        for forged in ["", "x", "AAAA", &cursor[1..], &format!("{cursor}A")] {
-            assert_eq!(read_cursor(forged, &all), None, "{forged}");
-        }
     }
 }

@@ -3,8 +3,10 @@
 //! Everything tickr can do is here first; the command line and the dashboard speak only this. The OpenAPI document is
 //! made from the same types and attributes as the routes.
 
+mod audit;
 mod auth;
 mod body;
+mod cursor;
 mod health;
 mod jobs;
 mod kinds;
@@ -85,6 +87,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
+        .routes(routes!(audit::list))
         .routes(routes!(reports::download))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))

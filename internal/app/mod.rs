@@ -140,6 +140,7 @@ impl App {
             lease: config.lease,
             retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
             keep_answers: config.retention_idempotency,
+            keep_audit: config.retention_audit,
         };
         let engine = Engine::start(broker.clone(), index.clone(), registry, settings).map_err(StartError::Thread)?;
         let (draining, drains) = watch::channel(false);

@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
-use crate::job::{JobId, Name, NewJob, State};
+use crate::job::{Actor, JobId, Name, NewJob, State};
 use crate::store::{
     Accepted, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer, Steered, Store, StoreError, Wording,
 };
@@ -141,10 +141,11 @@ impl Broker {
         &self,
         id: JobId,
         steer: Steer,
+        by: &Actor,
         once: Once,
         word: Wording<Steered>,
     ) -> Result<Outcome<Moved>, StoreError> {
-        let outcome = self.store.steer_once(id, steer, once, word).await?;
+        let outcome = self.store.steer_once(id, steer, by, once, word).await?;
         if let Outcome::First { done: Some(moved), .. } = &outcome {
             self.announce_move(id, moved);
         }
@@ -155,8 +156,8 @@ impl Broker {
     ///
     /// # Errors
     /// When the store cannot be reached or refuses.
-    pub async fn cancel(&self, id: JobId) -> Result<Moved, StoreError> {
-        let moved = self.store.cancel(id).await?;
+    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        let moved = self.store.cancel(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
     }
@@ -165,8 +166,8 @@ impl Broker {
     ///
     /// # Errors
     /// When the store cannot be reached or refuses.
-    pub async fn retry(&self, id: JobId) -> Result<Moved, StoreError> {
-        let moved = self.store.retry(id).await?;
+    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        let moved = self.store.retry(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
     }
@@ -175,8 +176,8 @@ impl Broker {
     ///
     /// # Errors
     /// When the store cannot be reached or refuses.
-    pub async fn run_now(&self, id: JobId) -> Result<Moved, StoreError> {
-        let moved = self.store.run_now(id).await?;
+    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        let moved = self.store.run_now(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
     }

@@ -106,6 +106,8 @@ pub struct Config {
     pub retention_failed: Duration,
     /// How long answers are kept for their idempotency keys.
     pub retention_idempotency: Duration,
+    /// How long it is known what operators did.
+    pub retention_audit: Duration,
     /// The largest request body in bytes.
     pub body_limit_bytes: usize,
     /// The log filter, known to parse.
@@ -233,6 +235,7 @@ impl Config {
             retention_completed: Duration::ZERO,
             retention_failed: Duration::ZERO,
             retention_idempotency: Duration::ZERO,
+            retention_audit: Duration::ZERO,
             body_limit_bytes: 0,
             log: String::new(),
             log_format: LogFormat::Text,

@@ -98,6 +98,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.retention_idempotency, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("7d"),
+    Row::new("retention_audit", "DURATION", "How long it is known what operators did", |c, t| {
+        parse::put(&mut c.retention_audit, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("365d"),
     Row::new("body_limit", "SIZE", "Largest request body, at most 1MiB", |c, t| {
         parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
     })

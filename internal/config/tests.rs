@@ -47,6 +47,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "horizon"
         | "retention_completed"
         | "retention_failed"
+        | "retention_audit"
         | "retention_idempotency" => ["11s", "12s", "13s"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
         "workers" | "mysql_connections" => ["11", "12", "13"],
@@ -79,6 +80,7 @@ fn typed(config: &Config, name: &str) -> String {
         "retention_completed" => duration::show(config.retention_completed),
         "retention_failed" => duration::show(config.retention_failed),
         "retention_idempotency" => duration::show(config.retention_idempotency),
+        "retention_audit" => duration::show(config.retention_audit),
         "body_limit" => size::show(config.body_limit_bytes as u64),
         "workers" => config.workers.to_string(),
         "mysql_connections" => config.mysql_connections.to_string(),

@@ -36,6 +36,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         if let Err(error) = forget_answers(&shared).await {
             tracing::warn!(%error, "cannot purge idempotency keys");
         }
+        if let Err(error) = forget_acts(&shared).await {
+            tracing::warn!(%error, "cannot purge the audit");
+        }
     }
 }
 
@@ -60,6 +63,18 @@ async fn forget_answers(shared: &Shared) -> Result<(), StoreError> {
         let (forgotten, next) = shared.store.purge_keys(place, shared.settings.keep_answers).await?;
         metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
         place = next;
+        if place.is_none() || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
+}
+
+async fn forget_acts(shared: &Shared) -> Result<(), StoreError> {
+    let mut place = None;
+    for _ in 0..PAGES {
+        place = shared.store.purge_audit(place, shared.settings.keep_audit).await?.1;
         if place.is_none() || shared.stop_loops.is_cancelled() {
             break;
         }

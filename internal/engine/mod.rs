@@ -64,6 +64,8 @@ pub struct EngineSettings {
     pub retention: Retention,
     /// How long answers are kept for their idempotency keys.
     pub keep_answers: Duration,
+    /// How long it is known what operators did.
+    pub keep_audit: Duration,
 }
 
 /// What all loops share.

@@ -1,12 +1,14 @@
 //! The domain, pure: no I/O, no clocks of its own, no SQL.
 //!
 //! - [`JobId`], [`AttemptToken`], [`RunnerId`]: who is meant
+//! - [`Actor`]: who asked
 //! - [`Name`]: what a queue or a kind may be called
 //! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
 //! - [`RetryPolicy`]: when a failed job runs again
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
 
+mod actor;
 mod id;
 mod name;
 mod record;
@@ -16,6 +18,7 @@ mod state;
 mod time;
 mod verdict;
 
+pub use actor::Actor;
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};

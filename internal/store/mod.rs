@@ -7,11 +7,12 @@
 //!   [`Claimant::claim`]. `insert.rs` · `claim.rs` · `complete.rs`: plain successes · `settle.rs`: every other end ·
 //!   `script.rs`: statements in few round trips
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
-//! - `operate.rs`: cancel, retry, run now · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
+mod audit;
 mod bare;
 mod claim;
 mod clock;
@@ -38,6 +39,7 @@ mod settle;
 mod shape;
 mod stats;
 
+pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;

@@ -5,11 +5,10 @@
 //! gives the first one's answer. If the first rolls back, the second goes on. Only what was done is kept; a request that
 //! was refused changed nothing, and may be tried again with the same key.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::TimeDelta;
 use sqlx::mysql::MySqlRow;
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
@@ -20,12 +19,13 @@ use super::group_commit::Batch;
 use super::insert::{Accepted, accepted_at, bytes_of, in_order_of, read_clock, receipts, write_jobs};
 use super::keyed::{Keyed, Placed, Receipts, insert_keyed};
 use super::link::{Earlier, Step, on_pool, transact};
+use super::purge::{Aged, purge_aged};
 use super::shape::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, statement};
-use super::{Shared, Store, StoreError};
-use crate::job::{NewJob, Timestamp, first_id_of};
+use super::{Store, StoreError};
+use crate::job::{NewJob, Timestamp};
 
-/// Rows looked at in one page of a purge.
-const PAGE: u32 = 1_000;
+/// Answers, in the order in which their requests came.
+const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
 /// Batches that a shared write tries before its requests go alone. Each finds more of its keys taken than the last.
 const MOST_ROUNDS: usize = 4;
 
@@ -368,40 +368,9 @@ impl Store {
     pub async fn purge_keys(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pool, "purge idempotency keys", move |conn, _| {
-            Box::pin(page(conn, shared.clone(), after, keep))
+            let shared = shared.clone();
+            Box::pin(async move { purge_aged(conn, &shared, &ANSWERS, after, keep).await })
         })
         .await
     }
-}
-
-/// Rows stand in the order in which their requests came, by the clocks of the hosts; their age is by the database's.
-async fn page(
-    conn: &mut MySqlConnection,
-    shared: Arc<Shared>,
-    after: Option<Uuid>,
-    keep: Duration,
-) -> Result<(usize, Option<Uuid>), sqlx::Error> {
-    let now = read_clock(conn, &shared.clock).await?;
-    let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
-    let found: Vec<(Uuid, Timestamp)> = sqlx::query_as(
-        "SELECT id, created_at FROM idempotency_keys FORCE INDEX (PRIMARY) WHERE id > ? AND id < ? ORDER BY id LIMIT ?",
-    )
-    .bind(after.unwrap_or_default())
-    .bind(first_id_of(before))
-    .bind(PAGE)
-    .fetch_all(&mut *conn)
-    .await?;
-    let next = if found.len() == PAGE as usize { found.last().map(|(id, _)| *id) } else { None };
-    let old: BTreeSet<Uuid> = found.into_iter().filter(|(_, made)| *made < before).map(|(id, _)| id).collect();
-    let old: Vec<Uuid> = old.into_iter().collect();
-    for ids in old.chunks(super::shape::MOST_ROWS) {
-        // In key order and with a bound, which keeps the servers from scanning a small table.
-        let sql = format!("DELETE FROM idempotency_keys WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
-        let mut query = statement(sql);
-        for id in pad(ids) {
-            query = query.bind(id);
-        }
-        query.bind(PAGE).execute(&mut *conn).await?;
-    }
-    Ok((old.len(), next))
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::audit::{Act, record};
 use super::error::{Fault, corrupt, fault};
 use super::insert::{Accepted, read_clock};
 use super::link::{Earlier, transact};
@@ -14,7 +15,7 @@ use super::once::{Once, Outcome, Wording, find, keep, lost};
 use super::read::read_job;
 use super::settle::{Line, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of};
 use super::{Shared, Store, StoreError};
-use crate::job::{Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
+use crate::job::{Actor, Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
 
 /// What became of a request about one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,32 +37,36 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn cancel(&self, id: JobId) -> Result<Moved, StoreError> {
-        self.operate("cancel a job", id, Event::Cancel).await
+    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("cancel a job", id, Steer::Cancel, by).await
     }
 
     /// Give a failed or cancelled job a new life with a full set of attempts.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn retry(&self, id: JobId) -> Result<Moved, StoreError> {
-        self.operate("retry a job", id, Event::Retry).await
+    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("retry a job", id, Steer::Retry, by).await
     }
 
     /// Make a waiting job due now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn run_now(&self, id: JobId) -> Result<Moved, StoreError> {
-        self.operate("run a job now", id, Event::RunNow).await
+    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("run a job now", id, Steer::RunNow, by).await
     }
 
-    async fn operate(&self, attempted: &'static str, id: JobId, event: Event) -> Result<Moved, StoreError> {
+    async fn operate(&self, attempted: &'static str, id: JobId, steer: Steer, by: &Actor) -> Result<Moved, StoreError> {
         let shared = self.shared.clone();
+        let act = steer.act(id, by);
         transact(&self.shared.pool, attempted, move |conn, earlier| {
-            let shared = shared.clone();
+            let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
-                let step = step(conn, &shared, id, event, earlier).await?;
+                let step = step(conn, &shared, id, steer.event(), earlier).await?;
+                if !matches!(step.moved, Moved::Refused(_) | Moved::Missing) {
+                    record(conn, &act, step.now).await?;
+                }
                 count(conn, shared.lanes.any(), &step.counts).await?;
                 Ok(step.moved)
             })
@@ -78,13 +83,15 @@ impl Store {
         &self,
         id: JobId,
         steer: Steer,
+        by: &Actor,
         once: Once,
         word: Wording<Steered>,
     ) -> Result<Outcome<Moved>, StoreError> {
         let shared = self.shared.clone();
+        let act = steer.act(id, by);
         transact(&self.shared.pool, "steer a job once", move |conn, _| {
-            let (shared, once, word) = (shared.clone(), once.clone(), Arc::clone(&word));
-            Box::pin(async move { steer_step(conn, &shared, id, steer.event(), &once, &word).await })
+            let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&word));
+            Box::pin(async move { steer_step(conn, &shared, id, (steer, &act), &once, &word).await })
         })
         .await
     }
@@ -109,6 +116,15 @@ impl Steer {
             Self::RunNow => Event::RunNow,
         }
     }
+
+    fn act(self, id: JobId, by: &Actor) -> Act {
+        let action = match self {
+            Self::Cancel => "job.cancel",
+            Self::Retry => "job.retry",
+            Self::RunNow => "job.run_now",
+        };
+        Act::new(by, action, id.to_string())
+    }
 }
 
 /// A job after what was asked of it has been done.
@@ -126,13 +142,13 @@ async fn steer_step(
     conn: &mut MySqlConnection,
     shared: &Shared,
     id: JobId,
-    event: Event,
+    (steer, act): (Steer, &Act),
     once: &Once,
     word: &Wording<Steered>,
 ) -> Result<Outcome<Moved>, sqlx::Error> {
     // The locks on the job come first: the same request twice takes turns there, and whoever comes second finds the row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
-    let Step { moved, counts, now } = step(conn, shared, id, event, Earlier::Nothing).await?;
+    let Step { moved, counts, now } = step(conn, shared, id, steer.event(), Earlier::Nothing).await?;
     if matches!(moved, Moved::Refused(_) | Moved::Missing) {
         return Ok(match find(conn, once).await? {
             Some(kept) => kept.meet(once, None),
@@ -145,6 +161,7 @@ async fn steer_step(
     if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
         return lost(conn, once, error).await;
     }
+    record(conn, act, now).await?;
     count(conn, shared.lanes.any(), &counts).await?;
     Ok(Outcome::First { done: Some(steered.moved), answer })
 }

@@ -26,6 +26,58 @@ pub struct Retention {
     pub failed: Duration,
 }
 
+/// A table whose primary key `id` is a UUIDv7, so that its rows stand in the order in which they were made.
+pub(super) struct Aged {
+    pub(super) table: &'static str,
+    /// The column that says when a row was made, by the database's clock; the ids are by the clocks of the hosts.
+    pub(super) made: &'static str,
+}
+
+/// Rows of an aged table looked at in one page.
+const AGED_PAGE: u32 = 1_000;
+
+/// Remove rows that were made longer ago than `keep`, looking at one page after `after`; how many, and where to go on.
+pub(super) async fn purge_aged(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    aged: &Aged,
+    after: Option<Uuid>,
+    keep: Duration,
+) -> Result<(usize, Option<Uuid>), sqlx::Error> {
+    let Aged { table, made } = aged;
+    let now = read_clock(conn, &shared.clock).await?;
+    let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
+    let found = statement(format!(
+        "SELECT id, {made} FROM {table} FORCE INDEX (PRIMARY) WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
+    ))
+    .bind(after.unwrap_or_default())
+    .bind(first_id_of(before))
+    .bind(AGED_PAGE)
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut old: BTreeSet<Uuid> = BTreeSet::new();
+    for row in &found {
+        if row.try_get::<Timestamp, _>(1)? < before {
+            old.insert(row.try_get(0)?);
+        }
+    }
+    let next = match found.last() {
+        Some(last) if found.len() == AGED_PAGE as usize => Some(last.try_get(0)?),
+        _ => None,
+    };
+    let old: Vec<Uuid> = old.into_iter().collect();
+    for ids in old.chunks(MOST_ROWS) {
+        // In key order and with a bound, which keeps the servers from scanning a small table.
+        let sql = format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        query.bind(AGED_PAGE).execute(&mut *conn).await?;
+    }
+    Ok((old.len(), next))
+}
+
 /// What one page of a purge did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purged {

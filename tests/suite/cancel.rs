@@ -11,7 +11,7 @@ use sqlx::Row;
 use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Registry};
-use tickr::job::JobId;
+use tickr::job::{Actor, JobId};
 use tickr::store::Moved;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -110,7 +110,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
             let through = runners[rand::random_range(0..2)];
             if rand::random_ratio(3, 4) {
                 // Without HTTP it is quicker, and says the same.
-                let moved = through.broker().cancel(receipt.id).await.unwrap();
+                let moved = through.broker().cancel(receipt.id, &Actor::tickr()).await.unwrap();
                 return match moved {
                     Moved::Done(_) => (receipt.id, 200, String::new()),
                     Moved::Asked => (receipt.id, 202, String::new()),

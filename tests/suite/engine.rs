@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
-use tickr::job::State;
+use tickr::job::{Actor, State};
 use tickr::store::{Moved, Purged, Retention};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -319,7 +319,7 @@ async fn a_cancel_that_races_the_start_keeps_what_it_answered() {
     let tickr = TestApp::start().await;
     let answers = futures_util::future::join_all((0..100).map(|_| async {
         let id = tickr.enqueue_kind("sleep", json!({"ms": 20})).await;
-        (id, tickr.app.broker().cancel(id).await.unwrap())
+        (id, tickr.app.broker().cancel(id, &Actor::tickr()).await.unwrap())
     }))
     .await;
     tickr.until_idle().await;

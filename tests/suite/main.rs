@@ -6,6 +6,7 @@
 mod support;
 
 mod api;
+mod audit;
 mod bench;
 mod blackbox;
 mod cancel;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tickr::config::Config;
 use tickr::handlers::Registry;
-use tickr::job::{JobId, State};
+use tickr::job::{Actor, JobId, State};
 use tickr::store::MOST_LOSSES;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ async fn suspect(tickr: &TestApp, payload: &Value) -> JobId {
     let id = tickr.enqueue(job).await;
     let sql = "UPDATE owed SET losses = 1, execute_at = UTC_TIMESTAMP(3) WHERE id = ?";
     sqlx::query(sql).bind(id.uuid()).execute(&mut tickr.mysql().await).await.unwrap();
-    tickr.app.broker().run_now(id).await.unwrap();
+    tickr.app.broker().run_now(id, &Actor::tickr()).await.unwrap();
     id
 }
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, State, Verdict,
+    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, State,
+    Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
@@ -233,10 +234,10 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         let claimed = test.claimed(*id).await;
         assert!(matches!(test.store.settle(settlement(&claimed, verdict)).await.unwrap(), Settled::Done { .. }));
     }
-    assert_eq!(test.store.cancel(holders[3]).await.unwrap(), Moved::Done(State::Cancelled));
+    assert_eq!(test.store.cancel(holders[3], &Actor::tickr()).await.unwrap(), Moved::Done(State::Cancelled));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 0);
     // A retry takes the key again, unless another job has it by now.
-    assert!(matches!(test.store.retry(holders[3]).await.unwrap(), Moved::Waits(_)));
+    assert!(matches!(test.store.retry(holders[3], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
     test.stop().await;
 }
@@ -382,7 +383,7 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed ORDER BY id FOR UPDATE").execute(&mut *tx).await.unwrap();
     let store = test.store.clone();
-    let cancel = tokio::spawn(async move { store.cancel(waiting).await });
+    let cancel = tokio::spawn(async move { store.cancel(waiting, &Actor::tickr()).await });
     let settle = |settlement: Settlement| {
         let store = test.store.clone();
         tokio::spawn(async move { store.settle(settlement).await })
@@ -451,7 +452,7 @@ async fn a_success_that_was_asked_to_stop_says_so() {
     let test = TestStore::start().await;
     let accepted = test.store.insert(vec![job()]).await.unwrap();
     let claimed = test.claimed(accepted[0].id).await;
-    assert_eq!(test.store.cancel(claimed.id).await.unwrap(), Moved::Asked);
+    assert_eq!(test.store.cancel(claimed.id, &Actor::tickr()).await.unwrap(), Moved::Asked);
     let done = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
     assert!(matches!(done, Settled::Done { state: State::Completed, .. }), "{done:?}");
     let asked = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND cancel_requested_at IS NOT NULL";
@@ -526,7 +527,7 @@ async fn a_job_fails_after_three_losses_in_a_row_and_any_other_verdict_clears_it
     let asked = NewJob { max_attempts: 100, ..job() };
     let id = asked.id;
     test.store.insert(vec![asked]).await.unwrap();
-    let due = async || test.store.run_now(id).await.unwrap();
+    let due = async || test.store.run_now(id, &Actor::tickr()).await.unwrap();
     let suspect = async || {
         due().await;
         assert!(matches!(test.claimant.claim(id).await.unwrap(), Claim::Suspect(_)));
@@ -615,7 +616,7 @@ async fn the_tallies_add_up_after_every_kind_of_end() {
             1 => Verdict::Rejected,
             2 => Verdict::Failed,
             3 => {
-                assert_eq!(test.store.cancel(*id).await.unwrap(), Moved::Done(State::Cancelled));
+                assert_eq!(test.store.cancel(*id, &Actor::tickr()).await.unwrap(), Moved::Done(State::Cancelled));
                 continue;
             }
             _ => continue,
@@ -625,7 +626,7 @@ async fn the_tallies_add_up_after_every_kind_of_end() {
     }
     // Two of the rejected live again; one of them ends again.
     for at in [2, 12] {
-        assert!(matches!(test.store.retry(ids[at]).await.unwrap(), Moved::Waits(_)));
+        assert!(matches!(test.store.retry(ids[at], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
     }
     let claimed = test.claimed(ids[2]).await;
     assert_eq!((claimed.attempt, claimed.number), (1, 2));
@@ -661,7 +662,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
             match round % 5 {
                 0 => drop(store.insert(vec![job(), job()]).await),
                 1 => drop(store.insert_keyed(vec![keyed(&format!("k{round}")), job()]).await),
-                2 => drop(store.run_now(id).await),
+                2 => drop(store.run_now(id, &Actor::tickr()).await),
                 3 => drop(store.job(id).await),
                 _ => drop(store.stats().await),
             }
@@ -758,7 +759,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
         (JobId::new(), Moved::Missing),
     ] {
         proxy.cut_after("COMMIT");
-        assert_eq!(test.store.cancel(id).await.unwrap(), answer);
+        assert_eq!(test.store.cancel(id, &Actor::tickr()).await.unwrap(), answer);
     }
     assert_eq!(proxy.cuts(), 6);
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'cancelled'").await, 2);
@@ -766,9 +767,13 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
 
     // Brought back once.
     proxy.cut_after("COMMIT");
-    assert!(matches!(test.store.retry(ids[2]).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2]));
+    assert!(
+        matches!(test.store.retry(ids[2], &Actor::tickr()).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2])
+    );
     proxy.cut_after("COMMIT");
-    assert!(matches!(test.store.run_now(ids[2]).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2]));
+    assert!(
+        matches!(test.store.run_now(ids[2], &Actor::tickr()).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2])
+    );
     assert_eq!(proxy.cuts(), 8);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 1 AND spared = 1").await, 1);
     assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 1);
@@ -806,7 +811,7 @@ async fn sessions_of_the_pool_and_of_the_batches_are_read_committed() {
     held.execute("SELECT * FROM owed FOR UPDATE").await.unwrap();
     let cancel = tokio::spawn({
         let store = test.store.clone();
-        async move { store.cancel(claimed.id).await }
+        async move { store.cancel(claimed.id, &Actor::tickr()).await }
     });
     let settle = tokio::spawn({
         let (store, settlement) = (test.store.clone(), settlement(&claimed, Verdict::Succeeded));

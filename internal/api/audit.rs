@@ -1,0 +1,101 @@
+//! `/v1/audit`: what operators did.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::body::Asked;
+use super::cursor::Listing;
+use super::problem::{Code, Problem};
+use super::view::Moment;
+use super::{Api, json};
+use crate::handlers;
+use crate::store::Done;
+
+/// Which actions to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct AuditQuery {
+    /// Only actions on this: a job's id, or the name of a queue, a schedule or a key.
+    #[param(max_length = 255)]
+    target: Option<String>,
+    /// Actions in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// Where to go on, as the last page said. Belongs to its filter.
+    cursor: Option<String>,
+}
+
+/// A page of actions.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AuditAnswer {
+    /// Newest first.
+    data: Vec<ActView>,
+    /// Where to go on; null at the end.
+    next_cursor: Option<String>,
+}
+
+/// Something that an operator did.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ActView {
+    id: Uuid,
+    /// When, by the database's clock.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// Who asked: `key:<name>`, `token:<place>`, `anyone`, and in brackets for whom, if the caller said so.
+    actor: String,
+    /// What for.
+    #[schema(example = "job.cancel")]
+    action: String,
+    /// What it was done to.
+    target: String,
+    /// Particulars.
+    detail: Option<Value>,
+}
+
+impl From<Done> for ActView {
+    fn from(done: Done) -> Self {
+        Self {
+            id: done.id,
+            at: Moment(done.at),
+            actor: done.actor.to_string(),
+            action: done.action,
+            target: done.target,
+            detail: done.detail,
+        }
+    }
+}
+
+/// List what operators did, newest first
+#[utoipa::path(
+    get, path = "/v1/audit", tag = "operations", operation_id = "list_audit", params(AuditQuery),
+    responses(
+        (status = 200, description = "A page of actions", body = AuditAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<AuditQuery>) -> Result<Response, Problem> {
+    let limit = asked.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        let here = handlers::Problem::at("limit", "must be 1 to 200");
+        return Err(
+            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", vec![here])
+        );
+    }
+    let target = asked.target.filter(|target| !target.is_empty());
+    let listing = Listing::new("audit", &target);
+    let before = listing.id(asked.cursor.as_deref())?;
+    // One more than the page holds tells whether there is another page.
+    let mut done = api.broker.store().audit(target, before, limit + 1).await?;
+    let more = done.len() > limit as usize;
+    done.truncate(limit as usize);
+    let next_cursor = done.last().filter(|_| more).map(|last| listing.cursor(last.id.as_bytes()));
+    Ok(json(StatusCode::OK, AuditAnswer { data: done.into_iter().map(ActView::from).collect(), next_cursor }))
+}

@@ -1,0 +1,54 @@
+//! What operators did is written down with what they changed.
+
+use serde_json::{Value, json};
+use tickr::job::Actor;
+
+use crate::support::{TestApp, answer, http};
+
+async fn acts(tickr: &TestApp, query: &str) -> Vec<(String, String, String)> {
+    let page = tickr.get(&format!("/v1/audit?{query}")).await;
+    assert_eq!(page.status, 200, "{:#}", page.body);
+    let word = |act: &Value, name: &str| act[name].as_str().unwrap().to_owned();
+    let acts = page.body["data"].as_array().unwrap().iter();
+    acts.map(|act| (word(act, "actor"), word(act, "action"), word(act, "target"))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_operator_changes_is_written_down_and_what_was_refused_is_not() {
+    let tickr = TestApp::start().await;
+    let job = tickr.post("/v1/jobs", json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let id = job.body["id"].as_str().unwrap().to_owned();
+    let steer = async |word: &str, actor: &str, status: u16| {
+        let request = http().post(tickr.url(&format!("/v1/jobs/{id}/{word}"))).header("tickr-actor", actor);
+        assert_eq!(answer(request).await.status, status, "{word}");
+    };
+    steer("retry", "ada", 409).await;
+    steer("cancel", "ada@build-7", 200).await;
+    steer("cancel", "ada", 409).await;
+    steer("retry", "  ", 200).await;
+    let act = |actor: &str, action: &str| (actor.to_owned(), action.to_owned(), id.clone());
+    let expected = [act("anyone", "job.retry"), act("anyone (ada@build-7)", "job.cancel")];
+    assert_eq!(acts(&tickr, &format!("target={id}")).await, expected);
+
+    // Once for a request that is sent twice.
+    let before = acts(&tickr, "").await.len();
+    let other = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    for _ in 0..2 {
+        let request = http().post(tickr.url(&format!("/v1/jobs/{other}/cancel"))).header("idempotency-key", "k1");
+        assert_eq!(answer(request).await.status, 200);
+    }
+    assert_eq!(acts(&tickr, "").await.len(), before + 1);
+
+    // Page by page, and never on in another listing.
+    let page = tickr.get(&format!("/v1/audit?limit=1&target={id}")).await.body;
+    let cursor = page["next_cursor"].as_str().unwrap();
+    let rest = tickr.get(&format!("/v1/audit?limit=1&target={id}&cursor={cursor}")).await.body;
+    assert_eq!((rest["data"].as_array().unwrap().len(), &rest["next_cursor"]), (1, &Value::Null));
+    assert_eq!(tickr.get(&format!("/v1/audit?cursor={cursor}")).await.code(), "invalid_cursor");
+    assert_eq!(tickr.get("/v1/audit?limit=0").await.pointers(), ["limit"]);
+
+    // A caller of the library says who it is.
+    tickr.app.broker().retry(other, &Actor::tickr()).await.unwrap();
+    assert_eq!(acts(&tickr, "limit=1").await[0].0, "tickr");
+    tickr.stop().await;
+}
