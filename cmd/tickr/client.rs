@@ -37,6 +37,7 @@ pub(crate) fn idempotency_key() -> Arg {
 pub(crate) struct Client {
     url: String,
     token: Option<String>,
+    actor: String,
     http: reqwest::Client,
 }
 
@@ -45,11 +46,20 @@ impl Client {
         let text = |name: &str| matches.get_one::<String>(name).cloned();
         let http = reqwest::Client::builder().timeout(Duration::from_secs(90)).build()?;
         let url = text("url").unwrap_or_default().trim_end_matches('/').to_owned();
-        Ok(Self { url, token: text("token"), http })
+        Ok(Self { url, token: text("token"), actor: actor(), http })
     }
 
     pub(crate) async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.call(self.http.get(format!("{}{path}", self.url))).await
+    }
+
+    /// For what is the same however often it is done.
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Value> {
+        self.call(self.http.delete(format!("{}{path}", self.url))).await
     }
 
     /// With an idempotency key, if there is one: sent again with the same key, the request is not carried out again.
@@ -68,7 +78,7 @@ impl Client {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let response = request.send().await.with_context(|| {
+        let response = request.header("tickr-actor", &self.actor).send().await.with_context(|| {
             format!(
                 "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
                 self.url
@@ -87,4 +97,12 @@ impl Client {
         }
         bail!("{lines}")
     }
+}
+
+/// Who sits here, for the audit: `ada@build-7`.
+fn actor() -> String {
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plain = |text: &str| text.chars().filter(char::is_ascii_graphic).take(31).collect::<String>();
+    [plain(&user), plain(&host)].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("@")
 }

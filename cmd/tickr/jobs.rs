@@ -1,11 +1,11 @@
 //! `tickr jobs list|show|cancel|retry|run-now`: read and steer jobs through the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
 use crate::Done;
 use crate::client::{self, Client};
+use crate::print::{encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -89,9 +89,7 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
         println!("{:#}", Value::Array(jobs));
         return Ok(());
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
+    let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
     for job in &jobs {
         let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
         let error: String = text(job, "last_error").chars().take(60).collect();
@@ -107,13 +105,6 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     }
     println!("{table}");
     Ok(())
-}
-
-/// Percent-encoded. Ids and names are plain; anything else must reach the API as it is, to be refused there, and must
-/// not lead to another path.
-fn encoded(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
-    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 fn show(job: &Value) {
@@ -141,17 +132,4 @@ fn show(job: &Value) {
             printable(&text(attempt, "error"))
         );
     }
-}
-
-fn text(value: &Value, field: &str) -> String {
-    value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-fn number(value: &Value, field: &str) -> u64 {
-    value.get(field).and_then(Value::as_u64).unwrap_or_default()
-}
-
-/// Without control characters: an error text must not be able to steer the terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -6,7 +6,9 @@ mod config;
 mod dev;
 mod enqueue;
 mod jobs;
+mod keys;
 mod migrate;
+mod print;
 mod rebuild;
 mod serve;
 mod verify;
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
             migrate::command(),
             enqueue::command(),
             jobs::command(),
+            keys::command(),
             rebuild::command(),
             verify::command(),
             bench::command(),
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Some(("migrate", matches)) => migrate::run(matches),
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
+        Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),
         Some(("bench", matches)) => bench::run(matches),

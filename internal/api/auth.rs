@@ -1,22 +1,32 @@
-//! Who may call. Tokens are kept as digests and compared in constant time.
+//! Who may call, and what for. Tokens and keys are known by their digests alone, and compared in constant time.
 
 use std::convert::Infallible;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
+use utoipa::ToSchema;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{OpenApi, RefOr};
 
-use super::Api;
-use super::problem::{Code, Problem};
-use crate::job::Actor;
+use super::problem::{Code, Problem, describe_problem};
+use super::{Api, json};
+use crate::broker::Settings;
+use crate::job::{Actor, Scope};
 
-/// Digests of the tokens that may call. Without any, everybody who can reach the address may; the configuration then
-/// allows only loopback addresses.
+/// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
+const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
+
+/// Paths that anybody may read.
+const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
+/// Digests of the tokens of the configuration, each good for everything.
 #[derive(Clone, Default)]
 pub struct Tokens {
     digests: Vec<[u8; 32]>,
@@ -34,25 +44,11 @@ impl Tokens {
     pub fn of(tokens: &[SecretString]) -> Self {
         Self { digests: tokens.iter().map(|token| digest(token.expose_secret())).collect() }
     }
-
-    /// Which token this is, counted from 1.
-    fn place(&self, token: &str) -> Option<usize> {
-        let given = digest(token);
-        // All are compared, whichever matches: the time tells nothing.
-        let mut place = 0_u64;
-        for (at, digest) in self.digests.iter().enumerate() {
-            place.conditional_assign(&(at as u64 + 1), digest.ct_eq(&given));
-        }
-        usize::try_from(place).ok().filter(|place| *place > 0)
-    }
 }
 
-/// Whose token a request came with, as a digest. Absent while there are no tokens.
+/// Whose token a request came with, as a digest. Absent while the API is open.
 #[derive(Clone, Copy)]
 pub(super) struct Caller(pub(super) [u8; 32]);
-
-/// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
-const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
 
 /// Who asks, for the audit.
 pub(super) struct Who(pub(super) Actor);
@@ -61,47 +57,237 @@ impl<S: Send + Sync> FromRequestParts<S> for Who {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let actor = parts.extensions.get::<Actor>().cloned().unwrap_or_else(Actor::anyone);
+        let actor = parts.extensions.get::<Holder>().map_or_else(Actor::anyone, |holder| holder.actor.clone());
         let said = parts.headers.get(ACTS_FOR).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
         Ok(Self(said.map_or(actor.clone(), |said| actor.acting_for(said))))
     }
 }
 
-fn digest(token: &str) -> [u8; 32] {
+/// Who holds the token of a request, and what it is good for.
+#[derive(Clone)]
+pub(super) struct Holder {
+    actor: Actor,
+    scope: Scope,
+    /// The key, if it is one of those that operators make.
+    key: Option<uuid::Uuid>,
+}
+
+/// SHA-256 of a token or key.
+pub(super) fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-/// Health is open, everything else needs a token once there are tokens.
+/// Is the API open? Only on loopback, without tokens, and as long as nobody ever made a key.
+fn is_open(api: &Api, settings: &Settings) -> bool {
+    api.loopback && api.tokens.digests.is_empty() && settings.keys.is_empty()
+}
+
+/// Who holds the token with this digest.
+fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Holder> {
+    let good = settings.keys.iter().filter(|key| key.revoked.is_none());
+    // All are compared, whichever matches: the time tells nothing.
+    let mut place = 0_u64;
+    for (at, digest) in tokens.digests.iter().chain(good.clone().map(|key| &key.digest)).enumerate() {
+        place.conditional_assign(&(at as u64 + 1), digest.ct_eq(given));
+    }
+    let place = usize::try_from(place).ok()?.checked_sub(1)?;
+    if place < tokens.digests.len() {
+        return Some(Holder { actor: Actor::token(place + 1), scope: Scope::Admin, key: None });
+    }
+    let key = good.clone().nth(place - tokens.digests.len())?;
+    Some(Holder { actor: Actor::key(key.name.as_str()), scope: key.scope, key: Some(key.id) })
+}
+
+/// What a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Any scope will do.
+    Any,
+    /// Reading: `read` or `admin`.
+    Read,
+    /// Producing: `enqueue` or `admin`.
+    Enqueue,
+    /// What is not named here changes something, or shows what only operators need.
+    Admin,
+}
+
+impl Need {
+    fn of(method: &Method, path: &str) -> Self {
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        match parts[..] {
+            ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
+            ["v1", "jobs", "count"] if reads => Self::Read,
+            // By its id, which a producer was given.
+            ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] | ["v1", "kinds" | "whoami"] if reads => {
+                Self::Any
+            }
+            ["" | "docs" | "openapi.json", ..] if reads => Self::Any,
+            ["v1", "keys", ..] => Self::Admin,
+            _ if reads => Self::Read,
+            _ => Self::Admin,
+        }
+    }
+
+    fn is_met_by(self, scope: Scope) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Read => matches!(scope, Scope::Read | Scope::Admin),
+            Self::Enqueue => matches!(scope, Scope::Enqueue | Scope::Admin),
+            Self::Admin => scope == Scope::Admin,
+        }
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Read => "read",
+            Self::Enqueue => "enqueue",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+/// Health is open to everybody, everything else to those who may.
 pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
-    let open = matches!(request.uri().path(), "/livez" | "/readyz");
-    if open || api.tokens.digests.is_empty() {
+    let settings = api.controls.now();
+    if OPEN.contains(&request.uri().path()) || is_open(&api, &settings) {
         return next.run(request).await;
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // The scheme's name is case-insensitive (RFC 9110).
+    let token = given.and_then(|value| value.split_once(' '));
     let token =
-        given.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    if let Some((_, token)) = token
-        && let Some(place) = api.tokens.place(token.trim())
-    {
-        let caller = Caller(digest(token.trim()));
-        request.extensions_mut().insert(caller);
-        request.extensions_mut().insert(Actor::token(place));
-        next.run(request).await
-    } else {
-        Problem::new(Code::Unauthorized, "send Authorization: Bearer with a token of TICKR_API_TOKENS").into_response()
+        token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
+    let Some((token, holder)) = token.and_then(|token| Some((token, holder(&api.tokens, &settings, &token)?))) else {
+        metrics::counter!("tickr_unauthorized_total").increment(1);
+        let detail = "send Authorization: Bearer with a key (tickr keys create) or a token of TICKR_API_TOKENS";
+        return Problem::new(Code::Unauthorized, detail).into_response();
+    };
+    let need = Need::of(request.method(), request.uri().path());
+    if !need.is_met_by(holder.scope) {
+        let detail = format!("this needs the scope {}, and {} has {}", need.word(), holder.actor, holder.scope);
+        return Problem::new(Code::Forbidden, detail).into_response();
+    }
+    if let Some(key) = holder.key {
+        api.controls.key_was_used(key);
+    }
+    request.extensions_mut().insert(Caller(token));
+    request.extensions_mut().insert(holder);
+    next.run(request).await
+}
+
+/// Who the caller is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct WhoAmI {
+    /// As it stands in the audit.
+    #[schema(example = "key:deploy")]
+    actor: String,
+    /// `read`, `enqueue` or `admin`.
+    #[schema(example = "admin")]
+    scope: &'static str,
+}
+
+/// Tell who the caller is, and what it may do
+#[utoipa::path(
+    get, path = "/v1/whoami", tag = "keys", operation_id = "who_am_i",
+    responses(
+        (status = 200, description = "The caller", body = WhoAmI),
+        (status = 401, description = "unauthorized", body = Problem),
+    )
+)]
+pub(super) async fn whoami(who: Who, holder: Option<axum::Extension<Holder>>) -> Response {
+    let scope = holder.map_or(Scope::Admin, |axum::Extension(holder)| holder.scope);
+    json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str() })
+}
+
+/// Every call but health wants a token and may be forbidden to its holder.
+pub(super) fn describe(document: &mut OpenApi) {
+    let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
+    document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
+    for (path, item) in &mut document.paths.paths {
+        if OPEN.contains(&path.as_str()) {
+            continue;
+        }
+        let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+        for operation in all.into_iter().flatten() {
+            operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
+            let forbidden = describe_problem("forbidden: the key is good for other things");
+            operation.responses.responses.entry("403".to_owned()).or_insert_with(|| RefOr::T(forbidden));
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Name;
+    use crate::store::ApiKey;
+
+    fn settings(keys: &[(&str, Scope, bool)]) -> Settings {
+        let key = |(name, scope, good): &(&str, Scope, bool)| ApiKey {
+            id: uuid::Uuid::now_v7(),
+            name: name.parse::<Name>().unwrap(),
+            scope: *scope,
+            digest: digest(&format!("secret of {name}")),
+            created_at: chrono::Utc::now(),
+            created_by: Actor::tickr(),
+            last_used_at: None,
+            revoked: (!good).then(|| (chrono::Utc::now(), Actor::tickr())),
+        };
+        Settings { keys: keys.iter().map(key).collect() }
+    }
 
     #[test]
-    fn only_known_tokens_pass_and_none_is_shown() {
+    fn only_known_tokens_and_good_keys_pass_and_none_is_shown() {
         let tokens = Tokens::of(&["canary-one".into(), "canary-two".into()]);
-        assert_eq!((tokens.place("canary-one"), tokens.place("canary-two")), (Some(1), Some(2)));
-        assert_eq!((tokens.place("canary"), tokens.place("")), (None, None));
-        assert!(!format!("{tokens:?}").contains("canary"));
+        let settings = settings(&[("old", Scope::Admin, false), ("ci", Scope::Enqueue, true)]);
+        let known = |token: &str| {
+            holder(&tokens, &settings, &digest(token)).map(|holder| (holder.actor.to_string(), holder.scope))
+        };
+        assert_eq!(known("canary-one"), Some(("token:1".into(), Scope::Admin)));
+        assert_eq!(known("canary-two"), Some(("token:2".into(), Scope::Admin)));
+        assert_eq!(known("secret of ci"), Some(("key:ci".into(), Scope::Enqueue)));
+        for unknown in ["secret of old", "canary", ""] {
+            assert_eq!(known(unknown), None, "{unknown}");
+        }
+        assert!(!format!("{tokens:?} {settings:?}").contains("canary"));
+        let shown = format!("{:?}", settings.keys[1].digest);
+        assert!(!format!("{settings:?}").contains(&shown));
+    }
+
+    #[test]
+    fn scopes_open_what_they_name_and_nothing_else() {
+        let may = |method: Method, path: &str| {
+            let need = Need::of(&method, path);
+            Scope::ALL.map(|scope| if need.is_met_by(scope) { 'y' } else { 'n' }).iter().collect::<String>()
+        };
+        let id = "/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+        // read, enqueue, admin
+        for (method, path, expected) in [
+            (Method::GET, "/v1/jobs", "yny"),
+            (Method::GET, "/v1/jobs/count", "yny"),
+            (Method::GET, id, "yyy"),
+            (Method::GET, &format!("{id}/result"), "yyy"),
+            (Method::GET, &format!("{id}/explain"), "yny"),
+            (Method::GET, "/v1/kinds", "yyy"),
+            (Method::GET, "/openapi.json", "yyy"),
+            (Method::GET, "/", "yyy"),
+            (Method::GET, "/metrics", "yny"),
+            (Method::GET, "/v1/audit", "yny"),
+            (Method::GET, "/v1/keys", "nny"),
+            (Method::GET, "/v1/reports/x.csv", "yny"),
+            (Method::POST, "/v1/jobs", "nyy"),
+            (Method::POST, "/v1/jobs/batch", "nyy"),
+            (Method::POST, "/v1/jobs/import", "nyy"),
+            (Method::POST, &format!("{id}/cancel"), "nny"),
+            (Method::PATCH, id, "nny"),
+            (Method::DELETE, "/v1/keys/ci", "nny"),
+            (Method::PUT, "/v1/schedules/nightly", "nny"),
+            (Method::POST, "/v1/jobs/batch/", "nyy"),
+            (Method::POST, "/v1/operations", "nny"),
+        ] {
+            assert_eq!(may(method.clone(), path), expected, "{method} {path}");
+        }
     }
 }

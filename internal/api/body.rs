@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use super::Api;
 use super::problem::{Code, Problem};
 use crate::handlers;
-use crate::job::JobId;
+use crate::job::{InvalidName, JobId, Name};
 
 /// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
 const MOST_LEVELS: usize = 64;
@@ -141,6 +141,23 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
         };
         let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
         text.parse().map(Self).map_err(|_| wrong())
+    }
+}
+
+/// The name in the path: of a queue, a key, a schedule.
+pub(super) struct NamePath(pub(super) Name);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = |detail: String| {
+            let here = handlers::Problem::at("name", detail);
+            Problem::new(Code::InvalidRequest, "the name in the path is no name").at("", vec![here])
+        };
+        let text = Path::<String>::from_request_parts(parts, state).await;
+        let Path(text) = text.map_err(|e| wrong(e.body_text()))?;
+        text.parse().map(Self).map_err(|e: InvalidName| wrong(e.to_string()))
     }
 }
 

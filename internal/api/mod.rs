@@ -9,6 +9,7 @@ mod body;
 mod cursor;
 mod health;
 mod jobs;
+mod keys;
 mod kinds;
 mod once;
 mod problem;
@@ -18,6 +19,7 @@ mod stats;
 mod view;
 
 pub use auth::Tokens;
+pub use keys::new_key;
 pub use problem::{Code, Problem};
 
 use std::path::PathBuf;
@@ -37,7 +39,7 @@ use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, Controls};
 use crate::index::Index;
 
 /// What the API needs.
@@ -47,8 +49,12 @@ pub struct ApiParts {
     pub broker: Broker,
     /// For its health.
     pub index: Index,
-    /// Who may call; empty means everybody who can reach the address.
+    /// What operators have set; the keys of the API among it.
+    pub controls: Controls,
+    /// Tokens of the configuration.
     pub tokens: Tokens,
+    /// Is the API reached from this host alone? Then it is open until there are tokens or keys.
+    pub loopback: bool,
     /// Largest request body, in bytes.
     pub body_limit_bytes: usize,
     /// Where finished reports lie.
@@ -69,6 +75,7 @@ type Api = Arc<ApiParts>;
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
         (name = "kinds", description = "What can be enqueued"),
+        (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
     ),
 )]
@@ -88,12 +95,16 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
         .routes(routes!(audit::list))
+        .routes(routes!(keys::list))
+        .routes(routes!(keys::make, keys::revoke))
+        .routes(routes!(auth::whoami))
         .routes(routes!(reports::download))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(health::metrics))
         .split_for_parts();
     once::describe(&mut document);
+    auth::describe(&mut document);
     describe_problems(&mut document);
     (routes, document)
 }
@@ -101,7 +112,9 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
 /// Problems have a media type of their own, which the attributes of the routes leave out for brevity.
 fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
     let items = document.paths.paths.values_mut();
-    let operations = items.flat_map(|item| [&mut item.get, &mut item.post, &mut item.patch]).flatten();
+    let operations = items
+        .flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete])
+        .flatten();
     for response in operations.flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
         for (media, content) in std::mem::take(&mut response.content) {

@@ -14,11 +14,11 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
-use utoipa::openapi::{Content, Header, OpenApi, Ref, RefOr, Required, Response as Described};
+use utoipa::openapi::{Header, OpenApi, RefOr, Required};
 
 use super::Api;
 use super::auth::Caller;
-use super::problem::{Code, Problem};
+use super::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
 use crate::job::limits;
@@ -137,12 +137,7 @@ pub(super) fn describe(document: &mut OpenApi) {
 
         let responses = &mut operation.responses.responses;
         let mut say = |status: &str, codes: &str| {
-            let problem = || {
-                let mut described = Described::new(String::new());
-                let schema = Ref::from_schema_name("Problem");
-                described.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
-                RefOr::T(described)
-            };
+            let problem = || RefOr::T(describe_problem(""));
             if let RefOr::T(described) = responses.entry(status.to_owned()).or_insert_with(problem) {
                 let gap = if described.description.is_empty() { "" } else { "; " };
                 described.description = format!("{}{gap}{codes}", described.description);

@@ -21,6 +21,8 @@ pub enum Code {
     TooDeep,
     /// 401: a token is needed, or the one given is not known.
     Unauthorized,
+    /// 403: the key is good for other things; the detail names the scope that is needed.
+    Forbidden,
     /// 404: no such path, job or report.
     NotFound,
     /// 405: the path does not take this method.
@@ -31,6 +33,8 @@ pub enum Code {
     WrongState,
     /// 409: an unfinished job has this unique key.
     KeyTaken,
+    /// 409: a name belongs to one thing for ever, and something has or had this one.
+    NameTaken,
     /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
     IdempotencyInProgress,
     /// 413: the body is larger than the limit.
@@ -49,6 +53,8 @@ pub enum Code {
     InvalidId,
     /// 422: the cursor was not made by this listing.
     InvalidCursor,
+    /// 422: there may not be more of these.
+    TooMany,
     /// 429: more requests wait for the store than it takes; Retry-After says when to come back.
     Overloaded,
     /// 500: a defect in tickr or its set-up; the log has the details.
@@ -62,10 +68,11 @@ impl Code {
         match self {
             Self::InvalidJson | Self::TooDeep => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
+            Self::Forbidden => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::WrongState | Self::KeyTaken | Self::IdempotencyInProgress => StatusCode::CONFLICT,
+            Self::WrongState | Self::KeyTaken | Self::NameTaken | Self::IdempotencyInProgress => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::InvalidRequest
@@ -73,6 +80,7 @@ impl Code {
             | Self::InvalidPayload
             | Self::IdempotencyConflict
             | Self::InvalidId
+            | Self::TooMany
             | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -85,11 +93,13 @@ impl Code {
             Self::InvalidJson => "The body is not JSON",
             Self::TooDeep => "The body is nested too deeply",
             Self::Unauthorized => "A valid token is needed",
+            Self::Forbidden => "The key is not good for this",
             Self::NotFound => "Not found",
             Self::MethodNotAllowed => "Method not allowed",
             Self::RequestTimeout => "The body took too long",
             Self::WrongState => "Not possible in the job's state",
             Self::KeyTaken => "An unfinished job has this unique key",
+            Self::NameTaken => "The name is taken",
             Self::IdempotencyInProgress => "A request with this key is under way",
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body must be application/json",
@@ -99,6 +109,7 @@ impl Code {
             Self::IdempotencyConflict => "The key belongs to another request",
             Self::InvalidId => "Not a job id",
             Self::InvalidCursor => "Not a cursor of this listing",
+            Self::TooMany => "There may not be more",
             Self::Overloaded => "Too many requests are waiting",
             Self::Internal => "Internal error",
             Self::StoreUnavailable => "MySQL cannot be reached",
@@ -214,6 +225,14 @@ impl From<StoreError> for Problem {
             }
         }
     }
+}
+
+/// A documented answer that is a problem. [`super::describe_problems`] gives it its media type.
+pub(super) fn describe_problem(description: &str) -> utoipa::openapi::Response {
+    let mut described = utoipa::openapi::Response::new(description);
+    let schema = utoipa::openapi::Ref::from_schema_name("Problem");
+    described.content.insert("application/json".to_owned(), utoipa::openapi::Content::new(Some(schema)).into());
+    described
 }
 
 impl IntoResponse for Problem {

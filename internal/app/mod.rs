@@ -25,11 +25,11 @@ use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Tokens};
-use crate::broker::Broker;
+use crate::broker::{Broker, Controls};
 use crate::config::{Config, ConfigErrors};
 use crate::engine::{Engine, EngineSettings, Stopped};
 use crate::event::Events;
@@ -71,6 +71,11 @@ pub enum StartError {
         /// The system's reason.
         cause: std::io::Error,
     },
+    /// Anybody could call: the address can be reached from elsewhere, and nothing is asked of callers.
+    #[error(
+        "{0} can be reached from other hosts, and there is neither a key nor a token, so that anybody could run jobs\n`tickr keys create --in-store --scope admin` makes the first key; TICKR_API_TOKENS sets tokens; or listen on a loopback address"
+    )]
+    Open(SocketAddr),
     /// A kind cannot be set up.
     #[error("cannot set up the {kind} kind: {cause}")]
     Kind {
@@ -100,6 +105,7 @@ pub struct App {
     engine: Engine,
     http: JoinHandle<()>,
     stop_http: CancellationToken,
+    stop_controls: DropGuard,
     draining: watch::Sender<bool>,
     tasks: TaskTracker,
     grace: Duration,
@@ -133,6 +139,14 @@ impl App {
         let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
 
         let tasks = TaskTracker::new();
+        // Ends with the guard, also when the start fails further down.
+        let stop_controls = CancellationToken::new();
+        let controls = Controls::start(store.clone(), stop_controls.clone(), &tasks);
+        let stop_controls = stop_controls.drop_guard();
+        let controls = controls.await.map_err(|e| of_the_store(e, config))?;
+        if !addr.ip().is_loopback() && config.api_tokens.is_empty() && controls.now().keys.is_empty() {
+            return Err(StartError::Open(addr));
+        }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let settings = EngineSettings {
             workers: config.workers,
@@ -147,7 +161,9 @@ impl App {
         let router = api::router(ApiParts {
             broker: broker.clone(),
             index: index.clone(),
+            controls: controls.clone(),
             tokens: Tokens::of(&config.api_tokens),
+            loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,
             reports_dir: config.reports_dir.clone(),
             draining: drains,
@@ -156,7 +172,7 @@ impl App {
         let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
-        Ok(Self { addr, broker, index, store, engine, http, stop_http, draining, tasks, grace, notice })
+        Ok(Self { addr, broker, index, store, engine, http, stop_http, stop_controls, draining, tasks, grace, notice })
     }
 
     /// Where the API listens.
@@ -207,7 +223,20 @@ impl App {
 
     /// Stop in order. `hurry` ends the grace and the notice early.
     pub async fn stop(self, hurry: CancellationToken) -> Stopped {
-        let Self { broker, index, store, engine, mut http, stop_http, draining, tasks, grace, notice, addr: _ } = self;
+        let Self {
+            broker,
+            index,
+            store,
+            engine,
+            mut http,
+            stop_http,
+            stop_controls,
+            draining,
+            tasks,
+            grace,
+            notice,
+            addr: _,
+        } = self;
         draining.send_replace(true);
         let noticed = async {
             tokio::select! {
@@ -222,7 +251,7 @@ impl App {
             http.abort();
             let _ = http.await;
         }
-        drop((broker, index));
+        drop((broker, index, stop_controls));
         tasks.close();
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
             tracing::warn!("hints to the index were still under way");

@@ -4,10 +4,12 @@
 //! delay that the reconciler ends, never a lost job. So hints are sent behind the caller's back, in batches, and their
 //! failure is counted, not returned.
 
+mod controls;
 mod draft;
 mod hints;
 mod idempotency;
 
+pub use controls::{Controls, Settings};
 pub use draft::{Draft, Invalid};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};

@@ -176,11 +176,6 @@ impl<'a> Loading<'a> {
             let right = format!("write a low water below the high water, which is {}", config.ready_high_water);
             self.fail_effective("ready_low_water", Wrong::new("not below ready_high_water", right));
         }
-        let open = config.api_tokens.is_empty() && !config.http_addr.ip().is_loopback();
-        if !self.has_failed(&["http_addr", "api_tokens"]) && open {
-            let wrong = "listens beyond this host without api_tokens, so that anybody could run jobs";
-            self.fail_effective("http_addr", Wrong::new(wrong, "set api_tokens or listen on a loopback address"));
-        }
     }
 
     fn odd_variables(&mut self, has_smtp: bool) {

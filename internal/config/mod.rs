@@ -74,7 +74,7 @@ pub struct Config {
     pub mysql_url: Option<ServerUrl>,
     /// The index. Set whenever the command required it, see [`Config::redis_url`].
     pub redis_url: Option<ServerUrl>,
-    /// Where the API listens; port 0 lets the system choose. Beyond loopback only with `api_tokens`.
+    /// Where the API listens; port 0 lets the system choose. Beyond loopback only with `api_tokens` or keys.
     pub http_addr: SocketAddr,
     /// The tokens the API accepts; none means that it is open.
     pub api_tokens: Vec<SecretString>,

@@ -36,7 +36,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "api_tokens",
         "TOKENS",
-        "Bearer tokens the API accepts, comma separated; none leaves it open on loopback",
+        "Bearer tokens good for everything, comma separated; without them and keys the API is open, on loopback only",
         |c, t| parse::put(&mut c.api_tokens, parse::list(t, parse::token)),
     )
     .secrecy(Secrecy::Secret)

@@ -1,7 +1,7 @@
 //! The domain, pure: no I/O, no clocks of its own, no SQL.
 //!
 //! - [`JobId`], [`AttemptToken`], [`RunnerId`]: who is meant
-//! - [`Actor`]: who asked
+//! - [`Actor`], [`Scope`]: who asked, and what they may ask
 //! - [`Name`]: what a queue or a kind may be called
 //! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
@@ -13,6 +13,7 @@ mod id;
 mod name;
 mod record;
 mod retry;
+mod scope;
 mod spec;
 mod state;
 mod time;
@@ -23,6 +24,7 @@ pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
+pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
 pub use state::{Event, Refused, State, next};
 pub use time::{Timestamp, ceil_ms, floor_ms};

@@ -7,6 +7,7 @@
 //!   [`Claimant::claim`]. `insert.rs` · `claim.rs` · `complete.rs`: plain successes · `settle.rs`: every other end ·
 //!   `script.rs`: statements in few round trips
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
+//! - `keys.rs`: keys of the API
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
@@ -26,6 +27,7 @@ mod group_commit;
 mod growth;
 mod insert;
 mod keyed;
+mod keys;
 mod lease;
 mod link;
 mod migrated;
@@ -51,6 +53,7 @@ pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
 pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
+pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
 pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 #[doc(hidden)]
 pub use link::rolled_back_on_release;

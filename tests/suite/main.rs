@@ -18,6 +18,7 @@ mod engine;
 mod enqueue_once;
 mod flood;
 mod index;
+mod keys;
 mod kinds;
 mod layering;
 mod leases;

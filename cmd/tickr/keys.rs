@@ -1,0 +1,106 @@
+//! `tickr keys list|create|revoke`: who may call the API.
+
+use anyhow::{Context as _, bail};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+use tickr::app::connect_store;
+use tickr::config::{Flags, Subset};
+use tickr::job::{Actor, Name, Scope};
+use tickr::store::MadeKey;
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::print::{encoded, table, text};
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let name = || Arg::new("name").value_name("NAME").help("The key's name, which no other key has or had");
+    let scope = Arg::new("scope")
+        .long("scope")
+        .required(true)
+        .value_parser(PossibleValuesParser::new(Scope::ALL.map(Scope::as_str)))
+        .help("read: read everything; enqueue: enqueue jobs and read them back; admin: everything");
+    let in_store = Arg::new("in-store")
+        .long("in-store")
+        .action(ArgAction::SetTrue)
+        .help("Write to MySQL and not through the API: for the first key, and for who locked the door from inside");
+    let create = Command::new("create").about("Make a key and show it, once").arg(name()).arg(scope).arg(json());
+    let create = Flags::args(create.arg(in_store), Subset::Only(&["mysql_url", "log", "log_format"]));
+    Command::new("keys")
+        .about("List, make and revoke keys of the API")
+        .subcommand_required(true)
+        .subcommand(client::args(Command::new("list").about("List the keys").arg(json())))
+        .subcommand(client::args(create))
+        .subcommand(client::args(
+            Command::new("revoke").about("End a key, within 2 s everywhere").arg(name().required(true)).arg(json()),
+        ))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let as_json = matches.get_flag("json");
+    let name = || matches.get_one::<String>("name").cloned().unwrap_or_default();
+    let answer = match verb {
+        "create" => create(matches)?,
+        verb => {
+            let client = Client::from_matches(matches)?;
+            crate::runtime()?.block_on(async {
+                match verb {
+                    "list" => client.get("/v1/keys").await,
+                    _ => client.delete(&format!("/v1/keys/{}", encoded(&name()))).await,
+                }
+            })?
+        }
+    };
+    if as_json {
+        println!("{answer:#}");
+    } else if verb == "list" {
+        list(&answer);
+    } else if verb == "create" {
+        println!("{}", text(&answer, "token"));
+        eprintln!("key {} ({}); it is not shown again", text(&answer, "name"), text(&answer, "scope"));
+    } else {
+        println!("revoked {}", text(&answer, "name"));
+    }
+    Ok(())
+}
+
+fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
+    let scope = matches.get_one::<String>("scope").cloned().unwrap_or_default();
+    let name = matches.get_one::<String>("name").cloned();
+    let name = name.unwrap_or_else(|| format!("{scope}-{:08x}", rand::random::<u32>()));
+    if !matches.get_flag("in-store") {
+        let client = Client::from_matches(matches)?;
+        let made = async { client.put(&format!("/v1/keys/{}", encoded(&name)), &json!({"scope": scope})).await };
+        return Ok(crate::runtime()?.block_on(made)?);
+    }
+    let config = crate::load(matches, &["mysql_url"])?.config;
+    let token = tickr::api::new_key();
+    let made = crate::runtime()?.block_on(async {
+        let name: Name = name.parse().context("the key's name")?;
+        let scope = Scope::from_word(&scope).context("the key's scope")?;
+        let store = connect_store(&config).await?;
+        store.migrate().await?;
+        let digest = Sha256::digest(token.as_bytes()).into();
+        let made = store.make_key(&name, scope, digest, &Actor::command()).await;
+        store.close().await;
+        match made? {
+            MadeKey::Made(key) => Ok(key),
+            MadeKey::NameTaken => bail!("a key is or was called {name}; a name belongs to one key for ever"),
+            MadeKey::TooMany => bail!("there are too many keys; revoke those that are not used"),
+        }
+    })?;
+    Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
+}
+
+fn list(answer: &Value) {
+    let mut table = table(["NAME", "SCOPE", "CREATED", "BY", "LAST USED", "REVOKED"]);
+    for key in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
+        table.add_row(
+            ["name", "scope", "created_at", "created_by", "last_used_at", "revoked_at"].map(|at| text(key, at)),
+        );
+    }
+    println!("{table}");
+}

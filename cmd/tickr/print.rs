@@ -1,0 +1,34 @@
+//! What the commands print: tables for people, and words out of JSON.
+
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+/// A table without lines, which greps and copies well.
+pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header);
+    table
+}
+
+/// Percent-encoded. Ids and names are plain; anything else must reach the API as it is, to be refused there, and must
+/// not lead to another path.
+pub(crate) fn encoded(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+/// A text field; empty when it is missing or null.
+pub(crate) fn text(value: &Value, field: &str) -> String {
+    value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// A number field; 0 when it is missing.
+pub(crate) fn number(value: &Value, field: &str) -> u64 {
+    value.get(field).and_then(Value::as_u64).unwrap_or_default()
+}
+
+/// Without control characters: an error text must not be able to steer the terminal.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

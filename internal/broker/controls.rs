@@ -1,0 +1,112 @@
+//! What operators have set and every process must follow within two seconds: the keys of the API, and the queues.
+//!
+//! The truth is in the store. Each process keeps a copy, read anew every second, and at once after a change that came in
+//! through it. While MySQL is out the last copy stands: nobody is let in who was not let in before.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use crate::store::{ApiKey, Store, StoreError};
+
+/// How often the copy is read anew.
+const READ_EVERY: Duration = Duration::from_secs(1);
+/// How often it is noted which keys were used.
+const NOTE_EVERY: Duration = Duration::from_secs(60);
+
+/// What operators have set.
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// Keys that were ever made, revoked ones too.
+    pub keys: Vec<ApiKey>,
+}
+
+/// This process's copy of what operators have set. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Controls {
+    store: Store,
+    copy: watch::Sender<Arc<Settings>>,
+    used: Arc<Mutex<Used>>,
+}
+
+#[derive(Debug)]
+struct Used {
+    keys: HashSet<Uuid>,
+    noted: Instant,
+}
+
+impl Controls {
+    /// Read the copy, and keep it fresh until `stop`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn start(store: Store, stop: CancellationToken, tasks: &TaskTracker) -> Result<Self, StoreError> {
+        let copy = watch::Sender::new(Arc::new(read(&store).await?));
+        // The first use of a key shows soon.
+        let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
+        let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
+        let controls = Self { store, copy, used };
+        let kept = controls.clone();
+        tasks.spawn(async move {
+            while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
+                if let Err(error) = kept.refresh().await {
+                    tracing::debug!(%error, "cannot read what operators have set");
+                }
+                kept.note_used_keys().await;
+            }
+        });
+        Ok(controls)
+    }
+
+    /// What operators have set, as last read.
+    #[must_use]
+    pub fn now(&self) -> Arc<Settings> {
+        Arc::clone(&self.copy.borrow())
+    }
+
+    /// Hear of every reading.
+    #[must_use]
+    pub fn listen(&self) -> watch::Receiver<Arc<Settings>> {
+        self.copy.subscribe()
+    }
+
+    /// Read the copy anew: after a change that came in through this process.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses; the old copy stands.
+    pub async fn refresh(&self) -> Result<(), StoreError> {
+        let fresh = read(&self.store).await?;
+        self.copy.send_replace(Arc::new(fresh));
+        Ok(())
+    }
+
+    /// A key let somebody in.
+    pub fn key_was_used(&self, key: Uuid) {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(key);
+    }
+
+    async fn note_used_keys(&self) {
+        let keys: Vec<Uuid> = {
+            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+            if used.keys.is_empty() || used.noted.elapsed() < NOTE_EVERY {
+                return;
+            }
+            used.noted = Instant::now();
+            let mut keys: Vec<Uuid> = used.keys.drain().collect();
+            keys.sort_unstable();
+            keys
+        };
+        if let Err(error) = self.store.used_keys(keys).await {
+            tracing::debug!(%error, "cannot note which keys were used");
+        }
+    }
+}
+
+async fn read(store: &Store) -> Result<Settings, StoreError> {
+    Ok(Settings { keys: store.keys().await? })
+}

@@ -1,0 +1,201 @@
+//! Keys of the API: names, scopes and digests. The keys themselves are never here.
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::audit::{Act, record};
+use super::error::{Fault, corrupt, fault};
+use super::insert::read_clock;
+use super::link::{on_pool, transact};
+use super::once::Digest;
+use super::shape::{pad, padded, places, statement};
+use super::{Store, StoreError};
+use crate::job::{Actor, Name, Scope, Timestamp};
+
+/// Most keys that are good at the same time: each request is compared with all of them.
+pub const MOST_KEYS: usize = 500;
+
+/// A key, as far as anybody but its holder knows it.
+#[derive(Clone)]
+pub struct ApiKey {
+    /// Its id.
+    pub id: Uuid,
+    /// Its name, which no other key has or had.
+    pub name: Name,
+    /// What it is good for.
+    pub scope: Scope,
+    /// SHA-256 of the key.
+    pub digest: Digest,
+    /// When it was made, and by whom.
+    pub created_at: Timestamp,
+    /// Who made it.
+    pub created_by: Actor,
+    /// When it was last used, to about a minute.
+    pub last_used_at: Option<Timestamp>,
+    /// When and by whom it was revoked.
+    pub revoked: Option<(Timestamp, Actor)>,
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiKey").field("name", &self.name).field("scope", &self.scope).finish_non_exhaustive()
+    }
+}
+
+/// What became of a new key.
+#[derive(Debug)]
+pub enum MadeKey {
+    /// It is good from now on.
+    Made(ApiKey),
+    /// A key has or had this name.
+    NameTaken,
+    /// [`MOST_KEYS`] are good already.
+    TooMany,
+}
+
+/// What became of a key that was to be revoked.
+#[derive(Debug)]
+pub enum RevokedKey {
+    /// It is good no longer.
+    Revoked(ApiKey),
+    /// It was revoked before.
+    Before(ApiKey),
+    /// There is no key of this name.
+    Missing,
+}
+
+const COLUMNS: &str = "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by";
+
+impl Store {
+    /// Every key that was ever made, newest first; those that are good at the least.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        on_pool(&self.shared.pool, "read the keys", |conn, _| {
+            Box::pin(async move {
+                let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
+                statement(sql).fetch_all(conn).await?.iter().map(key).collect()
+            })
+        })
+        .await
+    }
+
+    /// Make a key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn make_key(&self, name: &Name, scope: Scope, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
+        let act = Act::new(by, "key.create", name.as_str()).with(serde_json::json!({"scope": scope.as_str()}));
+        let (shared, name, id) = (self.shared.clone(), name.clone(), Uuid::now_v7());
+        transact(&self.shared.pool, "make a key", move |conn, _| {
+            let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
+                    .fetch_one(&mut *conn)
+                    .await?;
+                if usize::try_from(good).is_ok_and(|good| good >= MOST_KEYS) {
+                    return Ok(MadeKey::TooMany);
+                }
+                let sql =
+                    "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by) VALUES (?, ?, ?, ?, ?, ?)";
+                let inserted = sqlx::query(sql)
+                    .bind(id)
+                    .bind(name.as_str())
+                    .bind(scope.as_str())
+                    .bind(&digest[..])
+                    .bind(now)
+                    .bind(act.actor.as_str())
+                    .execute(&mut *conn)
+                    .await;
+                match inserted {
+                    Ok(_) => record(conn, &act, now).await?,
+                    Err(e) if fault(&e) == Fault::Duplicate => {}
+                    Err(e) => return Err(e),
+                }
+                Ok(match read(conn, &name, "").await? {
+                    // Ours: now, or in an earlier run whose commit arrived after all.
+                    Some(key) if key.id == id => MadeKey::Made(key),
+                    _ => MadeKey::NameTaken,
+                })
+            })
+        })
+        .await
+    }
+
+    /// End a key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn revoke_key(&self, name: &Name, by: &Actor) -> Result<RevokedKey, StoreError> {
+        let act = Act::new(by, "key.revoke", name.as_str());
+        let (shared, name) = (self.shared.clone(), name.clone());
+        transact(&self.shared.pool, "revoke a key", move |conn, _| {
+            let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
+            Box::pin(async move {
+                let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedKey::Missing) };
+                if key.revoked.is_some() {
+                    return Ok(RevokedKey::Before(key));
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                sqlx::query("UPDATE api_keys SET revoked_at = ?, revoked_by = ? WHERE id = ?")
+                    .bind(now)
+                    .bind(act.actor.as_str())
+                    .bind(key.id)
+                    .execute(&mut *conn)
+                    .await?;
+                record(conn, &act, now).await?;
+                key.revoked = Some((now, act.actor));
+                Ok(RevokedKey::Revoked(key))
+            })
+        })
+        .await
+    }
+
+    /// Note that these keys were used just now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn used_keys(&self, ids: Vec<Uuid>) -> Result<(), StoreError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        on_pool(&self.shared.pool, "note which keys were used", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let sql = format!(
+                    "UPDATE api_keys SET last_used_at = UTC_TIMESTAMP(6) WHERE id IN {} ORDER BY id LIMIT 2000",
+                    places(padded(ids.len()))
+                );
+                let mut query = statement(sql);
+                for id in pad(&ids) {
+                    query = query.bind(id);
+                }
+                query.execute(conn).await.map(drop)
+            })
+        })
+        .await
+    }
+}
+
+async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
+    statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
+}
+
+fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {
+    let revoked_at: Option<Timestamp> = row.try_get(7)?;
+    let revoked_by: Option<String> = row.try_get(8)?;
+    Ok(ApiKey {
+        id: row.try_get(0)?,
+        name: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("name"))?,
+        scope: Scope::from_word(row.try_get(2)?).ok_or_else(|| corrupt("scope"))?,
+        digest: row.try_get::<&[u8], _>(3)?.try_into().map_err(|_| corrupt("digest"))?,
+        created_at: row.try_get(4)?,
+        created_by: Actor::from_stored(row.try_get(5)?),
+        last_used_at: row.try_get(6)?,
+        revoked: revoked_at.zip(revoked_by.map(Actor::from_stored)),
+    })
+}

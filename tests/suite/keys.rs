@@ -1,0 +1,184 @@
+//! Keys: who may call, and what for.
+
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tickr::app::{App, StartError};
+use tickr::handlers::Registry;
+
+use crate::support::program::{command, outcome, tickr as program};
+use crate::support::{Answer, TestApp, answer, eventually, http};
+
+/// A call with this key, or without one.
+async fn call(url: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
+    let mut request = http().request(method, format!("{url}{path}"));
+    if !key.is_empty() {
+        request = request.bearer_auth(key);
+    }
+    answer(match body {
+        Some(body) => request.json(&body),
+        None => request,
+    })
+    .await
+}
+
+async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
+    let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(json!({"scope": scope}))).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    made.body["token"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let (here, there) = (tickr.url(""), format!("http://{}", other.addr()));
+
+    // Open until there is a key, and closed from then on.
+    assert_eq!(
+        call(&here, Method::GET, "/v1/whoami", "", None).await.body,
+        json!({"actor": "anyone", "scope": "admin"})
+    );
+    let admin = make(&here, "", "ops", "admin").await;
+    assert_eq!(call(&here, Method::GET, "/v1/stats", "", None).await.code(), "unauthorized");
+    assert_eq!(call(&here, Method::GET, "/livez", "", None).await.status, 200);
+    eventually("the other runner asks for a key as well", || async {
+        let refused = call(&there, Method::GET, "/v1/stats", "", None).await;
+        (refused.status == 401).then_some(())
+    })
+    .await;
+    let (reads, produces) = (make(&here, &admin, "board", "read").await, make(&here, &admin, "shop", "enqueue").await);
+
+    let job = json!({"kind": "noop"});
+    let made = call(&here, Method::POST, "/v1/jobs", &produces, Some(job.clone())).await;
+    let path = format!("/v1/jobs/{}", made.body["id"].as_str().unwrap());
+    for (key, method, path, body, status) in [
+        (&produces, Method::GET, path.as_str(), None, 200),
+        (&produces, Method::GET, "/v1/jobs", None, 403),
+        (&produces, Method::POST, &format!("{path}/cancel"), None, 403),
+        (&reads, Method::GET, "/v1/jobs", None, 200),
+        (&reads, Method::POST, "/v1/jobs", Some(job), 403),
+        (&reads, Method::GET, "/v1/keys", None, 403),
+        (&reads, Method::DELETE, "/v1/keys/shop", None, 403),
+        (&admin, Method::GET, "/v1/keys", None, 200),
+    ] {
+        let answer = call(&here, method.clone(), path, key, body).await;
+        assert_eq!(answer.status, status, "{method} {path}: {:#}", answer.body);
+        assert_eq!(answer.code(), if status == 403 { "forbidden" } else { "" });
+    }
+    assert_eq!(
+        call(&here, Method::GET, "/v1/whoami", &reads, None).await.body,
+        json!({"actor": "key:board", "scope": "read"})
+    );
+
+    // Names are used once, and said well.
+    let again = call(&here, Method::PUT, "/v1/keys/shop", &admin, Some(json!({"scope": "read"}))).await;
+    assert_eq!((again.status, again.code()), (409, "name_taken"));
+    let wrong = call(&here, Method::PUT, "/v1/keys/x", &admin, Some(json!({"scope": "root"}))).await;
+    assert_eq!((wrong.code(), wrong.pointers()), ("invalid_request", vec!["/scope"]));
+    assert_eq!(
+        call(&here, Method::PUT, "/v1/keys/X", &admin, Some(json!({"scope": "read"}))).await.pointers(),
+        ["name"]
+    );
+
+    // No table knows a key, and nobody is shown one again.
+    let keys = call(&here, Method::GET, "/v1/keys", &admin, None).await.body;
+    let hex = |key: &str| key.bytes().map(|b| format!("{b:02X}")).collect::<String>();
+    for key in [&admin, &reads, &produces] {
+        assert!(key.len() > 40 && !keys.to_string().contains(key.as_str()));
+        let text = hex(key);
+        let found = tickr
+            .count(Box::leak(
+                format!(
+                    "SELECT COUNT(*) FROM api_keys WHERE INSTR(CONCAT(name, digest, created_by), UNHEX('{text}')) > 0"
+                )
+                .into_boxed_str(),
+            ))
+            .await;
+        assert_eq!(found, 0);
+    }
+    let seen = eventually("it is known that the key was used", || async {
+        let keys = call(&here, Method::GET, "/v1/keys", &admin, None).await.body;
+        let shop = keys["data"].as_array().unwrap().iter().find(|key| key["name"] == "shop").unwrap().clone();
+        shop["last_used_at"].is_string().then_some(shop)
+    })
+    .await;
+    assert_eq!(
+        (&seen["scope"], &seen["created_by"], &seen["revoked_at"]),
+        (&json!("enqueue"), &json!("key:ops"), &Value::Null)
+    );
+
+    // Revoked: here at once, elsewhere within two seconds. Then nobody has it, and nothing opens again.
+    eventually("the other runner takes the key", || async {
+        (call(&there, Method::GET, "/v1/kinds", &produces, None).await.status == 200).then_some(())
+    })
+    .await;
+    let revoked = call(&here, Method::DELETE, "/v1/keys/shop", &admin, None).await;
+    let since = Instant::now();
+    assert_eq!((revoked.status, &revoked.body["revoked_by"]), (200, &json!("key:ops")));
+    assert_eq!(call(&here, Method::GET, "/v1/kinds", &produces, None).await.status, 401);
+    eventually("the other runner refuses the key", || async {
+        (call(&there, Method::GET, "/v1/kinds", &produces, None).await.status == 401).then_some(())
+    })
+    .await;
+    println!("a revoked key was refused elsewhere after {} ms", since.elapsed().as_millis());
+    assert!(since.elapsed() < Duration::from_secs(2) || std::env::var("CI").is_ok(), "{:?}", since.elapsed());
+    let again = call(&here, Method::DELETE, "/v1/keys/shop", &admin, None).await;
+    assert_eq!(again.body["revoked_at"], revoked.body["revoked_at"]);
+    assert_eq!(call(&here, Method::DELETE, "/v1/keys/nobody", &admin, None).await.status, 404);
+    for name in ["board", "ops"] {
+        assert_eq!(call(&here, Method::DELETE, &format!("/v1/keys/{name}"), &admin, None).await.status, 200);
+    }
+    assert_eq!(call(&here, Method::GET, "/v1/stats", "", None).await.status, 401);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action IN ('key.create', 'key.revoke')").await, 6);
+    other.stop(Default::default()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
+    let tickr = TestApp::start().await;
+    let mut config = tickr.config.clone();
+    config.http_addr = "0.0.0.0:0".parse().unwrap();
+    let refused = App::start(&config, Registry::new()).await;
+    let Err(StartError::Open(_)) = refused else { panic!("it started without anything that it could ask for") };
+
+    // The first key is made beside the API, by whoever has the database.
+    let mut create =
+        command(&program(), tickr.dir.path(), &["keys", "create", "first", "--scope", "admin", "--in-store"]);
+    create.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose());
+    let (code, out, err) = outcome(create).await;
+    assert_eq!(code, 0, "{err}");
+    let key = out.trim();
+    let app = App::start(&config, Registry::new()).await.unwrap();
+    let url = format!("http://127.0.0.1:{}", app.addr().port());
+    assert_eq!(call(&url, Method::GET, "/v1/stats", "", None).await.status, 401);
+    assert_eq!(call(&url, Method::GET, "/v1/stats", key, None).await.status, 200);
+    app.stop(Default::default()).await;
+
+    // The commands speak the API.
+    let run = async |args: &[&str]| {
+        let mut command = command(&program(), tickr.dir.path(), args);
+        command.env("TICKR_URL", tickr.url("")).env("TICKR_TOKEN", key).env("USER", "ada");
+        outcome(command).await
+    };
+    eventually("this runner knows the key", || async {
+        (call(&tickr.url(""), Method::GET, "/v1/stats", key, None).await.status == 200).then_some(())
+    })
+    .await;
+    let (code, out, err) = run(&["keys", "create", "shop", "--scope", "enqueue"]).await;
+    assert!(code == 0 && out.starts_with("tickr_") && err.contains("not shown again"), "{out}{err}");
+    let (code, list, _) = run(&["keys", "list"]).await;
+    assert!(
+        code == 0 && list.contains("shop") && list.contains("key:first (ada") && !list.contains(out.trim()),
+        "{list}"
+    );
+    let (code, out, _) = run(&["keys", "revoke", "shop"]).await;
+    assert_eq!((code, out.as_str()), (0, "revoked shop\n"));
+    let (code, _, err) = run(&["keys", "create", "shop", "--scope", "read"]).await;
+    assert!(code == 1 && err.contains("name_taken"), "{err}");
+    let (code, _, err) = run(&["keys", "create", "shop", "--scope", "root"]).await;
+    assert!(code == 2 && err.contains("enqueue"), "{err}");
+    tickr.stop().await;
+}
