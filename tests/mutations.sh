@@ -119,6 +119,21 @@ mutants() {
     mutant 'state of a holder that is replaced' internal/store/keyed.rs \
         'if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
+    mutant 'pause in the order of service' internal/engine/service.rs \
+        'if self.paused[queue] {' 'if false {' \
+        queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
+    mutant 'what others hold of a limit' internal/store/permits.rs \
+        'shares.others = shares.others.saturating_add(permits);' '' \
+        queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
+    mutant 'nudge of a fetcher that waits' internal/index/mod.rs \
+        'pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);' 'pipe.expire(&key, 60);' \
+        queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
+    mutant 'share of the least urgent' internal/engine/service.rs \
+        'self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE)' 'None' \
+        queues::urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve
+    mutant 'revoked keys' internal/api/auth.rs \
+        '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
+        keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
 }
 
 # mutant NAME FILES OLD NEW TEST

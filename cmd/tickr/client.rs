@@ -58,6 +58,10 @@ impl Client {
         self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await
     }
 
+    pub(crate) async fn patch(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        self.call(self.http.patch(format!("{}{path}", self.url)).json(body)).await
+    }
+
     pub(crate) async fn delete(&self, path: &str) -> anyhow::Result<Value> {
         self.call(self.http.delete(format!("{}{path}", self.url))).await
     }

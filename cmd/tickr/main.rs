@@ -9,6 +9,7 @@ mod jobs;
 mod keys;
 mod migrate;
 mod print;
+mod queues;
 mod rebuild;
 mod serve;
 mod verify;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
             enqueue::command(),
             jobs::command(),
             keys::command(),
+            queues::command(),
             rebuild::command(),
             verify::command(),
             bench::command(),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Some(("migrate", matches)) => migrate::run(matches),
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
+        Some(("queues", matches)) => queues::run(matches),
         Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),

@@ -235,7 +235,7 @@ mod tests {
             last_used_at: None,
             revoked: (!good).then(|| (chrono::Utc::now(), Actor::tickr())),
         };
-        Settings { keys: keys.iter().map(key).collect() }
+        Settings { keys: keys.iter().map(key).collect(), ..Settings::default() }
     }
 
     #[test]

@@ -13,9 +13,11 @@ mod keys;
 mod kinds;
 mod once;
 mod problem;
+mod queues;
 mod reports;
 mod results;
 mod stats;
+mod version;
 mod view;
 
 pub use auth::Tokens;
@@ -74,6 +76,7 @@ type Api = Arc<ApiParts>;
     ),
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
+        (name = "queues", description = "Pause, priorities and limits"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -91,6 +94,9 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
         .routes(routes!(results::result))
+        .routes(routes!(queues::list))
+        .routes(routes!(queues::show, queues::change))
+        .routes(routes!(queues::pause, queues::resume))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))

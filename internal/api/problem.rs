@@ -37,6 +37,8 @@ pub enum Code {
     NameTaken,
     /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
     IdempotencyInProgress,
+    /// 412: what is to be changed has another ETag by now; nothing was changed.
+    PreconditionFailed,
     /// 413: the body is larger than the limit.
     TooLarge,
     /// 415: the body is not declared as `application/json`.
@@ -73,6 +75,7 @@ impl Code {
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::WrongState | Self::KeyTaken | Self::NameTaken | Self::IdempotencyInProgress => StatusCode::CONFLICT,
+            Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::InvalidRequest
@@ -101,6 +104,7 @@ impl Code {
             Self::KeyTaken => "An unfinished job has this unique key",
             Self::NameTaken => "The name is taken",
             Self::IdempotencyInProgress => "A request with this key is under way",
+            Self::PreconditionFailed => "It was changed meanwhile",
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body must be application/json",
             Self::InvalidRequest => "The request is not what this call takes",

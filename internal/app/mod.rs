@@ -100,6 +100,7 @@ pub enum StartError {
 pub struct App {
     addr: SocketAddr,
     broker: Broker,
+    controls: Controls,
     index: Index,
     store: Store,
     engine: Engine,
@@ -156,7 +157,8 @@ impl App {
             keep_answers: config.retention_idempotency,
             keep_audit: config.retention_audit,
         };
-        let engine = Engine::start(broker.clone(), index.clone(), registry, settings).map_err(StartError::Thread)?;
+        let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
+            .map_err(StartError::Thread)?;
         let (draining, drains) = watch::channel(false);
         let router = api::router(ApiParts {
             broker: broker.clone(),
@@ -172,7 +174,21 @@ impl App {
         let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
-        Ok(Self { addr, broker, index, store, engine, http, stop_http, stop_controls, draining, tasks, grace, notice })
+        Ok(Self {
+            addr,
+            broker,
+            controls,
+            index,
+            store,
+            engine,
+            http,
+            stop_http,
+            stop_controls,
+            draining,
+            tasks,
+            grace,
+            notice,
+        })
     }
 
     /// Where the API listens.
@@ -185,6 +201,12 @@ impl App {
     #[must_use]
     pub fn broker(&self) -> &Broker {
         &self.broker
+    }
+
+    /// What operators have set, as this process knows it.
+    #[must_use]
+    pub fn controls(&self) -> &Controls {
+        &self.controls
     }
 
     /// The index, for its health.
@@ -225,6 +247,7 @@ impl App {
     pub async fn stop(self, hurry: CancellationToken) -> Stopped {
         let Self {
             broker,
+            controls,
             index,
             store,
             engine,
@@ -251,7 +274,7 @@ impl App {
             http.abort();
             let _ = http.await;
         }
-        drop((broker, index, stop_controls));
+        drop((broker, controls, index, stop_controls));
         tasks.close();
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
             tracing::warn!("hints to the index were still under way");

@@ -3,7 +3,7 @@
 //! The truth is in the store. Each process keeps a copy, read anew every second, and at once after a change that came in
 //! through it. While MySQL is out the last copy stands: nobody is let in who was not let in before.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::store::{ApiKey, Store, StoreError};
+use crate::job::Name;
+use crate::store::{ApiKey, QueueSetting, Store, StoreError};
 
 /// How often the copy is read anew.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -24,6 +25,10 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// Keys that were ever made, revoked ones too.
     pub keys: Vec<ApiKey>,
+    /// Queues about which something was ever set.
+    pub queues: BTreeMap<Name, QueueSetting>,
+    /// Queues with a limit of which runners could run more than they may, and which runners.
+    pub wanting: BTreeSet<(Name, String)>,
 }
 
 /// This process's copy of what operators have set. Cheap to clone.
@@ -108,5 +113,8 @@ impl Controls {
 }
 
 async fn read(store: &Store) -> Result<Settings, StoreError> {
-    Ok(Settings { keys: store.keys().await? })
+    let (keys, queues) = (store.keys().await?, store.queues().await?);
+    let limits = queues.iter().any(|queue| queue.concurrency.is_some());
+    let wanting = if limits { store.wanting_permits().await? } else { BTreeSet::new() };
+    Ok(Settings { keys, wanting, queues: queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect() })
 }

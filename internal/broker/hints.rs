@@ -54,6 +54,11 @@ impl Wake {
         self.inner.fetcher.notified().await;
     }
 
+    /// What a fetcher that does without the index may take has changed.
+    pub fn fetcher_may_look(&self) {
+        self.inner.fetcher.notify_one();
+    }
+
     fn earlier(&self, due_ms: i64) {
         if due_ms < self.inner.asleep_until_ms.load(Ordering::SeqCst) {
             self.inner.scheduler.notify_one();

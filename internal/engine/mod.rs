@@ -5,6 +5,7 @@
 //!     ▲                                            ▲                              │
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
 //! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
+//! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ```
 //!
@@ -17,10 +18,12 @@ mod gauges;
 mod heartbeat;
 mod janitor;
 mod live;
+mod permits;
 mod reaper;
 mod reconciler;
 mod rhythm;
 mod scheduler;
+mod service;
 mod ward;
 mod worker;
 
@@ -38,16 +41,18 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::broker::Broker;
+use crate::broker::{Broker, Controls};
 use crate::event::Event;
 use crate::handlers::Registry;
-use crate::index::{Index, Line};
+use crate::index::Index;
 use crate::job::{Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
 use alarm::Alarm;
+use fetcher::Fetcher;
 use gauges::Gauges;
 use heartbeat::Heartbeat;
 use live::Live;
+use permits::Permits;
 use rhythm::Rhythm;
 use ward::Ward;
 
@@ -73,12 +78,14 @@ struct Shared {
     store: Store,
     index: Index,
     broker: Broker,
+    controls: Controls,
     registry: Arc<Registry>,
     runner: RunnerId,
     settings: EngineSettings,
     live: Arc<Live>,
     rhythm: Arc<Rhythm>,
     ward: Ward,
+    permits: Arc<Permits>,
     gauges: Gauges,
     /// A claim failed: the fetcher asks the store before it takes more.
     store_trouble: AtomicBool,
@@ -133,6 +140,7 @@ impl Engine {
     pub fn start(
         broker: Broker,
         index: Index,
+        controls: Controls,
         registry: Arc<Registry>,
         settings: EngineSettings,
     ) -> std::io::Result<Self> {
@@ -154,15 +162,18 @@ impl Engine {
         let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
         let (ward, suspects) = Ward::new();
         let gauges = Gauges::of(&registry.names());
+        let permits = Permits::new(&settings.queues, &controls.now());
         let shared = Arc::new(Shared {
             store,
             index,
             broker,
+            controls,
             registry,
             runner,
             live,
             rhythm,
             ward,
+            permits,
             gauges,
             store_trouble: AtomicBool::new(false),
             in_doubt_until: Mutex::new(None),
@@ -186,12 +197,12 @@ impl Engine {
         }
         let in_ward = (Arc::clone(&slots), working.clone());
         working.spawn(ward::watch_until_stopped(Arc::clone(&shared), claimant, in_ward.0, in_ward.1, suspects));
-        let fetch = shared.index.fetch(Line::in_service_order(&shared.settings.queues));
-        fetching.spawn(fetcher::fetch_until_stopped(Arc::clone(&shared), fetch, slots, entrance));
+        fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(slots, entrance));
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
         });
         keep_running(&looping, &shared, "reconciler", reconciler::run_until_stopped);
+        keep_running(&looping, &shared, "permits", permits::keep_until_stopped);
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
@@ -255,6 +266,7 @@ impl Engine {
             // Those that gave up waiting for the store end now.
             let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
         }
+        permits::give_back(&shared).await;
         // No goodbye either while a claim is under way: it may leave an attempt behind that somebody must look for.
         heartbeat.stop(all_settled).await;
         tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");

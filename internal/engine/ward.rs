@@ -19,6 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
+use super::service::is_paused;
 use super::{Shared, executor, worker};
 use crate::job::JobId;
 use crate::store::{Claim, Claimant, DueJob};
@@ -199,6 +200,11 @@ async fn run(
     held: &mut OwnedSemaphorePermit,
     running: &mut Vec<JoinHandle<()>>,
 ) {
+    // A suspect keeps to what is set about its queue, like any other job.
+    let paused = is_paused(&shared.controls.now(), &job.queue);
+    let Some(permit) = shared.permits.take_of(&job.queue).filter(|_| !paused) else {
+        return shared.ward.put_off(shared, job, jittered(PUT_OFF));
+    };
     let asked = Instant::now();
     let claim = claimant.claim_suspect(job.id).await;
     shared.ward.forget(job.id);
@@ -210,7 +216,10 @@ async fn run(
     metrics::counter!("tickr_suspects_total").increment(1);
     let mut executing = tasks.spawn({
         let shared = Arc::clone(shared);
-        async move { executor::execute(&shared, claimed, asked).await }
+        async move {
+            executor::execute(&shared, claimed, asked).await;
+            drop(permit);
+        }
     });
     tokio::select! {
         _ = &mut executing => return,

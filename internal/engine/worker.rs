@@ -27,12 +27,12 @@ pub(super) async fn work_until_closed(
     loop {
         // The guard is dropped at the end of the statement: one worker waits on the channel, the others on the lock.
         let ticket = queue.lock().await.recv().await;
-        let Some(Ticket { id, slot }) = ticket else { return };
+        let Some(Ticket { id, slot, permit }) = ticket else { return };
         // The lease runs from some moment after this one.
         let asked = Instant::now();
         let claim = claimant.claim(id).await;
         take_up(&shared, id, claim, asked).await;
-        drop(slot);
+        drop((slot, permit));
     }
 }
 

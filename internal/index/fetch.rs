@@ -14,7 +14,7 @@ use redis::{AsyncConnectionConfig, AsyncTypedCommands, Script};
 
 use super::keys::{Keys, Line};
 use super::{IndexError, IndexHealth};
-use crate::job::JobId;
+use crate::job::{JobId, RunnerId};
 
 /// How long one BRPOP blocks, in seconds. Also how long a stopping fetcher may have to wait for it.
 const BLOCK_SECONDS: f64 = 1.0;
@@ -24,15 +24,33 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Ids taken from the ready lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Due jobs, most urgent first.
-    pub ids: Vec<JobId>,
+    /// Due jobs, most urgent first, each with the place of its line.
+    pub ids: Vec<(usize, JobId)>,
     /// A line that left jobs out has run low.
     pub refill: bool,
 }
 
-/// The list that an id came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReadyList(String);
+/// What a blocking pop came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Popped {
+    /// A due job, and the place of its line.
+    Job(usize, JobId),
+    /// Somebody woke the fetcher.
+    Nudge,
+    /// Nothing came.
+    Nothing,
+}
+
+/// Which lines to take from, in which order, and how many of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Order {
+    /// Places of lines, the first to be served first. What is not here is left alone.
+    pub lines: Vec<usize>,
+    /// For each of them the place of its group in `room`, if it belongs to one.
+    pub groups: Vec<Option<usize>>,
+    /// For each group, how many ids may be taken from its lines together.
+    pub room: Vec<usize>,
+}
 
 /// One fetcher's line to Redis.
 pub struct Fetch {
@@ -43,6 +61,7 @@ pub struct Fetch {
     overflow: String,
     lines: Vec<Line>,
     lists: Vec<String>,
+    nudge: String,
     low_water: usize,
 }
 
@@ -58,44 +77,56 @@ impl Fetch {
         health: Arc<IndexHealth>,
         keys: &Keys,
         lines: Vec<Line>,
+        runner: &RunnerId,
         low_water: usize,
     ) -> Self {
         let lists = lines.iter().map(|line| keys.ready(line)).collect();
         let take = Script::new(include_str!("take.lua"));
-        Self { client, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, low_water }
+        let nudge = keys.nudge(runner);
+        Self { client, health, conn: None, take, overflow: keys.overflow.clone(), lines, lists, nudge, low_water }
     }
 
     /// Take up to `most` ids without waiting.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]; the connection is dropped.
-    pub async fn take(&mut self, most: usize) -> Result<Taken, IndexError> {
+    pub async fn take(&mut self, most: usize, order: &Order) -> Result<Taken, IndexError> {
         let attempted = "take ready jobs";
         let mut conn = self.connection().await?;
         let mut call = self.take.prepare_invoke();
         call.key(&self.overflow);
-        for list in &self.lists {
-            call.key(list);
+        for place in &order.lines {
+            call.key(&self.lists[*place]);
         }
         call.arg(most).arg(self.low_water);
-        for line in &self.lines {
-            call.arg(line.as_str());
+        for (place, group) in order.lines.iter().zip(&order.groups) {
+            call.arg(self.lines[*place].as_str()).arg(group.map_or(0, |group| group + 1));
+        }
+        for room in &order.room {
+            call.arg(*room);
         }
         let words: Result<Vec<String>, _> = call.invoke_async(&mut conn).await;
         let words = words.map_err(|e| self.broken(attempted, &e))?;
-        let refill = words.first().is_some_and(|word| word == "1");
-        Ok(Taken { ids: words.iter().skip(1).filter_map(|id| id.parse().ok()).collect(), refill })
+        Ok(taken(&words, &order.lines))
     }
 
-    /// Wait up to a second for one id. Whoever cancels it must [`abandon`](Self::abandon) the connection. The other half of the answer is the place for
-    /// [`put_back`](Self::put_back).
+    /// Wait up to a second for one id. Whoever cancels it must [`abandon`](Self::abandon) the connection.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]; the connection is dropped.
-    pub async fn wait(&mut self) -> Result<Option<(JobId, ReadyList)>, IndexError> {
+    pub async fn wait(&mut self, order: &Order) -> Result<Popped, IndexError> {
         let mut conn = self.connection().await?;
-        match conn.brpop(&self.lists, BLOCK_SECONDS).await {
-            Ok(popped) => Ok(popped.and_then(|[list, id]| Some((id.parse().ok()?, ReadyList(list))))),
+        // A nudge goes first: what it tells may forbid what comes after it.
+        let lists = std::iter::once(&self.nudge).chain(order.lines.iter().map(|place| &self.lists[*place]));
+        let lists: Vec<&String> = lists.collect();
+        match conn.brpop(lists, BLOCK_SECONDS).await {
+            Ok(None) => Ok(Popped::Nothing),
+            Ok(Some([list, _])) if list == self.nudge => Ok(Popped::Nudge),
+            Ok(Some([list, id])) => {
+                let place = self.lists.iter().position(|known| *known == list);
+                let popped = place.and_then(|place| Some(Popped::Job(place, id.parse().ok()?)));
+                Ok(popped.unwrap_or(Popped::Nothing))
+            }
             Err(e) => Err(self.broken("wait for ready jobs", &e)),
         }
     }
@@ -104,9 +135,9 @@ impl Fetch {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`]; the connection is dropped, and the reconciler brings the id back.
-    pub async fn put_back(&mut self, id: JobId, list: ReadyList) -> Result<(), IndexError> {
+    pub async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
         let mut conn = self.connection().await?;
-        conn.rpush(list.0, id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
+        conn.rpush(&self.lists[place], id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
     /// Drop the connection, and with it whatever was asked on it: nobody would read the answer.
@@ -133,4 +164,18 @@ impl Fetch {
         self.health.failed(&error);
         error
     }
+}
+
+/// The answer of take.lua, for lists in this order.
+fn taken(words: &[String], order: &[usize]) -> Taken {
+    let mut words = words.iter();
+    let refill = words.next().is_some_and(|word| word == "1");
+    let mut ids = Vec::with_capacity(words.len());
+    while let (Some(place), Some(count)) = (words.next(), words.next()) {
+        let place = place.parse::<usize>().ok().and_then(|place| order.get(place.checked_sub(1)?));
+        let (Some(place), Ok(count)) = (place, count.parse::<usize>()) else { break };
+        // What is no id was put there by somebody else.
+        ids.extend(words.by_ref().take(count).filter_map(|id| Some((*place, id.parse().ok()?))));
+    }
+    Taken { ids, refill }
 }

@@ -7,12 +7,13 @@
 //! | `{prefix}:waiting` | sorted set | `<line>:<job id>` scored by due time, unix milliseconds, within the horizon |
 //! | `{prefix}:ready:<line>` | list | ids of due jobs, newest at the head, taken from the tail |
 //! | `{prefix}:overflow` | hash | line → place in the store's due order from which jobs were left out of a full list |
+//! | `{prefix}:nudge:<runner>` | list, expires | wakes the fetcher of this runner out of its blocking pop |
 //! | `{prefix}:refill:<line>` | string, expires | the name of whoever is refilling this line |
 //!
 //! The braces are part of the key: they make one hash tag, so that all keys live in one slot of a cluster and one script
 //! may touch them all. Ids and due times only, never payloads.
 
-use crate::job::{Name, Priority};
+use crate::job::{Name, Priority, RunnerId};
 
 /// A queue at one priority: what one ready list holds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,6 +58,7 @@ pub(super) struct Keys {
     /// Before the line of a ready list.
     pub(super) ready_prefix: String,
     refill_prefix: String,
+    nudge_prefix: String,
 }
 
 impl Keys {
@@ -69,11 +71,16 @@ impl Keys {
             overflow: key("overflow"),
             ready_prefix: key("ready:"),
             refill_prefix: key("refill:"),
+            nudge_prefix: key("nudge:"),
         }
     }
 
     pub(super) fn ready(&self, line: &Line) -> String {
         format!("{}{}", self.ready_prefix, line.0)
+    }
+
+    pub(super) fn nudge(&self, runner: &RunnerId) -> String {
+        format!("{}{runner}", self.nudge_prefix)
     }
 
     pub(super) fn refill(&self, line: &Line) -> String {

@@ -17,7 +17,7 @@ mod link;
 
 pub use crate::event::Health;
 pub use bare::BareIndex;
-pub use fetch::{Fetch, ReadyList, Taken};
+pub use fetch::{Fetch, Order, Popped, Taken};
 pub use health::IndexHealth;
 pub use keys::Line;
 
@@ -31,7 +31,7 @@ use chrono::DateTime;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncTypedCommands, IntoConnectionInfo, RedisResult, Script, Value};
 
-use crate::job::{JobId, Timestamp};
+use crate::job::{JobId, RunnerId, Timestamp};
 use keys::Keys;
 use link::Link;
 
@@ -213,9 +213,24 @@ impl Index {
 
     /// The fetcher's own line to Redis.
     #[must_use]
-    pub fn fetch(&self, lines: Vec<Line>) -> Fetch {
+    pub fn fetch(&self, lines: Vec<Line>, runner: &RunnerId) -> Fetch {
         let Shared { client, keys, settings, health, .. } = &*self.shared;
-        Fetch::new(client.clone(), Arc::clone(health), keys, lines, settings.low_water)
+        Fetch::new(client.clone(), Arc::clone(health), keys, lines, runner, settings.low_water)
+    }
+
+    /// Wake the fetcher of this runner, should it wait in a blocking pop: what it may take has changed.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it; the pop ends by itself within a second.
+    pub async fn nudge(&self, runner: &RunnerId) -> Result<(), IndexError> {
+        let key = self.shared.keys.nudge(runner);
+        self.call("wake a fetcher", |mut conn| async move {
+            // One is enough, and none outlives its runner for long.
+            let mut pipe = redis::pipe();
+            pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);
+            pipe.query_async::<()>(&mut conn).await
+        })
+        .await
     }
 
     /// Run commands on the shared connection; what goes wrong is told to the health.

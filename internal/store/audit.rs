@@ -81,6 +81,13 @@ pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp
     }
 }
 
+/// Was this very action written down by an earlier run of its transaction?
+pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &Act) -> Result<bool, sqlx::Error> {
+    let found: Option<i64> =
+        sqlx::query_scalar("SELECT 1 FROM audit WHERE id = ?").bind(act.id).fetch_optional(conn).await?;
+    Ok(found.is_some())
+}
+
 impl Store {
     /// What was done, newest first, before the action `before`; to one `target` if one is named.
     ///

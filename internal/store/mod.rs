@@ -7,7 +7,7 @@
 //!   [`Claimant::claim`]. `insert.rs` · `claim.rs` · `complete.rs`: plain successes · `settle.rs`: every other end ·
 //!   `script.rs`: statements in few round trips
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
-//! - `keys.rs`: keys of the API
+//! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
@@ -33,7 +33,9 @@ mod link;
 mod migrated;
 mod once;
 mod operate;
+mod permits;
 mod purge;
+mod queues;
 mod read;
 mod report_query;
 mod script;
@@ -59,7 +61,9 @@ pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use link::rolled_back_on_release;
 pub use once::{Answer, Digest, Once, Outcome, Wording};
 pub use operate::{Moved, Steer, Steered};
+pub use permits::{PermitGrant, PermitRequest};
 pub use purge::{Purged, Retention};
+pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::{Filter, JobPage};
 pub use report_query::{InvalidUrl, ReportQueries};
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};

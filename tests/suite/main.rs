@@ -26,6 +26,7 @@ mod mysql_faults;
 mod openapi;
 mod poison;
 mod problems;
+mod queues;
 mod recovery;
 mod redis_faults;
 mod report;

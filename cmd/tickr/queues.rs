@@ -1,0 +1,130 @@
+//! `tickr queues list|show|pause|resume|set`: what is set about queues, through the API.
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::{Map, Value, json};
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::print::{encoded, number, printable, table, text};
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let name = || Arg::new("name").required(true).value_name("QUEUE").help("The queue");
+    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("For whoever wonders why nothing runs");
+    let priority = Arg::new("priority").long("priority").value_name("0-9").value_parser(value_parser!(u8).range(0..=9));
+    let limit = Arg::new("concurrency").long("concurrency").value_name("N|none");
+    let verb =
+        |word: &'static str, about: &'static str| client::args(Command::new(word).about(about).arg(name()).arg(json()));
+    Command::new("queues")
+        .about("See, pause and limit queues")
+        .subcommand_required(true)
+        .subcommand(client::args(Command::new("list").about("List the queues").arg(json())))
+        .subcommand(verb("show", "Show a queue"))
+        .subcommand(verb("pause", "Start nothing of a queue any more, within 2 s everywhere").arg(reason))
+        .subcommand(verb("resume", "Let a paused queue go on"))
+        .subcommand(
+            verb("set", "Set a queue's priority and limit")
+                .arg(priority.help("0 is served first, 9 last; 5 unless set"))
+                .arg(limit.help("Jobs that may run at the same time, all runners together; `none` for no limit"))
+                .arg_required_else_help(true),
+        )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let client = Client::from_matches(matches)?;
+    let as_json = matches.get_flag("json");
+    crate::runtime()?.block_on(async {
+        if verb == "list" {
+            let answer = client.get("/v1/queues").await?;
+            if as_json {
+                println!("{answer:#}");
+            } else {
+                list(&answer);
+            }
+            return Ok(());
+        }
+        let path = format!("/v1/queues/{}", encoded(matches.get_one::<String>("name").map_or("", String::as_str)));
+        let queue = match verb {
+            "show" => client.get(&path).await?,
+            "pause" => {
+                let reason = matches.get_one::<String>("reason");
+                client.put(&format!("{path}/pause"), &json!({"reason": reason})).await?
+            }
+            "resume" => client.delete(&format!("{path}/pause")).await?,
+            _ => client.patch(&path, &changes(matches)?).await?,
+        };
+        if as_json {
+            println!("{queue:#}");
+        } else {
+            show(&queue);
+        }
+        Ok(())
+    })
+}
+
+fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {
+    let mut changes = Map::new();
+    if let Some(priority) = matches.get_one::<u8>("priority") {
+        changes.insert("priority".into(), (*priority).into());
+    }
+    match matches.get_one::<String>("concurrency").map(String::as_str) {
+        None => {}
+        Some("none") => drop(changes.insert("concurrency".into(), Value::Null)),
+        Some(limit) => {
+            let limit: u32 = limit.parse().map_err(|_| anyhow::anyhow!("--concurrency is a number or `none`"))?;
+            changes.insert("concurrency".into(), limit.into());
+        }
+    }
+    Ok(changes.into())
+}
+
+fn list(answer: &Value) {
+    let mut table =
+        table(["QUEUE", "PRIORITY", "LIMIT", "WAITING", "RETRYING", "EXECUTING", "FAILED", "RUNNERS", "PAUSED"]);
+    for queue in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
+        let states = queue.get("states").cloned().unwrap_or_default();
+        table.add_row([
+            text(queue, "name"),
+            number(queue, "priority").to_string(),
+            limit(queue),
+            number(&states, "waiting").to_string(),
+            number(&states, "retrying").to_string(),
+            number(&states, "executing").to_string(),
+            number(&states, "failed").to_string(),
+            number(queue, "runners").to_string(),
+            paused(queue),
+        ]);
+    }
+    println!("{table}");
+}
+
+fn show(queue: &Value) {
+    for (name, value) in [
+        ("queue", text(queue, "name")),
+        ("priority", number(queue, "priority").to_string()),
+        ("limit", limit(queue)),
+        ("paused", paused(queue)),
+        ("runners", number(queue, "runners").to_string()),
+    ] {
+        println!("{name:<12} {value}");
+    }
+    for (state, jobs) in queue.get("states").and_then(Value::as_object).into_iter().flatten() {
+        println!("{state:<12} {jobs}");
+    }
+}
+
+/// The limit, and how much of it is taken.
+fn limit(queue: &Value) -> String {
+    match queue.get("concurrency").and_then(Value::as_u64) {
+        Some(limit) => format!("{}/{limit}", number(queue, "permits")),
+        None => "none".into(),
+    }
+}
+
+fn paused(queue: &Value) -> String {
+    let Some(pause) = queue.get("paused").filter(|pause| !pause.is_null()) else { return "no".into() };
+    let reason = text(pause, "reason");
+    let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    printable(&format!("since {} by {}{reason}", text(pause, "at"), text(pause, "by")))
+}

@@ -1,0 +1,304 @@
+//! `/v1/queues`: what is set about queues, and what is in them.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+use super::auth::Who;
+use super::body::{Body, NamePath};
+use super::problem::{Code, Problem};
+use super::version::{Seen, versioned};
+use super::view::Moment;
+use super::{Api, json};
+use crate::handlers;
+use crate::job::{Actor, Name, Priority};
+use crate::store::{MOST_QUEUES, Paused, QueueChange, QueueChanged, QueueSetting};
+
+/// Most jobs of a queue that a limit may allow.
+const MOST_CONCURRENCY: u32 = 100_000;
+/// Longest reason, in characters.
+const MOST_REASON: usize = 255;
+
+/// A queue.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueueView {
+    name: String,
+    /// 0 is served first, 9 last, 5 unless set. Goes before the priority of jobs.
+    priority: u8,
+    /// Jobs that may run at the same time, all runners together; null for no limit.
+    concurrency: Option<u32>,
+    /// Jobs of a queue with a limit that run now, or may be about to; null without a limit.
+    permits: Option<u32>,
+    /// Null while it is served.
+    paused: Option<PauseView>,
+    /// Jobs by state. Ended states count everything that ever ended so.
+    states: BTreeMap<String, i64>,
+    /// Living runners that serve it. A queue that has jobs and no runner stands still as well.
+    runners: u32,
+    /// When what is set was last changed; null when nothing ever was.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    changed_at: Option<Moment>,
+    changed_by: Option<String>,
+}
+
+/// Why a queue stands still.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PauseView {
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    by: String,
+    reason: Option<String>,
+}
+
+/// All queues.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueuesAnswer {
+    /// By name: those that have or had jobs, those that a living runner serves, and those about which something is set.
+    data: Vec<QueueView>,
+    /// False when there are so many unfinished jobs that their counts are a floor.
+    exact: bool,
+}
+
+/// What to change about a queue; what is left out stays.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct QueueBody {
+    /// 0 is served first, 9 last.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+    /// Jobs that may run at the same time, all runners together; null for no limit.
+    #[serde(default, deserialize_with = "present")]
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 100_000)]
+    concurrency: Option<Option<u32>>,
+}
+
+/// Tell null, which means "no limit", from a field that is left out.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u32>>, D::Error> {
+    Option::<u32>::deserialize(deserializer).map(Some)
+}
+
+/// Why to pause a queue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PauseBody {
+    /// For whoever wonders why nothing runs.
+    #[schema(max_length = 255)]
+    reason: Option<String>,
+}
+
+struct Counts {
+    states: BTreeMap<Name, BTreeMap<String, i64>>,
+    runners: BTreeMap<Name, u32>,
+    permits: BTreeMap<String, u32>,
+    exact: bool,
+}
+
+async fn counts(api: &Api) -> Result<Counts, Problem> {
+    let store = api.broker.store();
+    let (stats, runners) = (store.stats().await?, store.runners(1_000).await?);
+    let permits = store.permits().await?;
+    let mut states: BTreeMap<Name, BTreeMap<String, i64>> = BTreeMap::new();
+    for count in stats.owed.iter().chain(&stats.ended) {
+        *states.entry(count.queue.clone()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
+    }
+    let mut serving: BTreeMap<Name, u32> = BTreeMap::new();
+    for queue in runners.iter().filter(|runner| runner.stopped_at.is_none()).flat_map(|runner| &runner.queues) {
+        *serving.entry(queue.clone()).or_default() += 1;
+    }
+    Ok(Counts { states, runners: serving, permits, exact: stats.exact })
+}
+
+fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
+    let concurrency = setting.and_then(|set| set.concurrency);
+    // A row of which nothing was ever changed only says that somebody tried.
+    let changed = setting.filter(|set| set.version > 0).map(|set| &set.changed);
+    QueueView {
+        name: name.to_string(),
+        priority: setting.map_or(Priority::NORMAL, |set| set.priority).level(),
+        concurrency,
+        permits: concurrency.map(|_| counts.permits.get(name.as_str()).copied().unwrap_or(0)),
+        paused: setting.and_then(|set| set.pause.as_ref()).map(|pause| PauseView {
+            at: Moment(pause.at),
+            by: pause.by.to_string(),
+            reason: pause.reason.clone(),
+        }),
+        states: counts.states.get(name).cloned().unwrap_or_default(),
+        runners: counts.runners.get(name).copied().unwrap_or(0),
+        changed_at: changed.map(|(at, _)| Moment(*at)),
+        changed_by: changed.map(|(_, by)| by.to_string()),
+    }
+}
+
+/// List the queues
+#[utoipa::path(
+    get, path = "/v1/queues", tag = "queues", operation_id = "list_queues",
+    responses(
+        (status = 200, description = "The queues", body = QueuesAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
+    let counts = counts(&api).await?;
+    let set: BTreeMap<Name, QueueSetting> =
+        api.broker.store().queues().await?.into_iter().map(|set| (set.name.clone(), set)).collect();
+    let names: std::collections::BTreeSet<&Name> =
+        counts.states.keys().chain(counts.runners.keys()).chain(set.keys()).collect();
+    let data = names.into_iter().map(|name| view(name, set.get(name), &counts)).collect();
+    Ok(json(StatusCode::OK, QueuesAnswer { data, exact: counts.exact }))
+}
+
+/// Show a queue
+#[utoipa::path(
+    get, path = "/v1/queues/{name}", tag = "queues", operation_id = "show_queue",
+    params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The queue", body = QueueView, headers(("ETag" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found: nobody has ever heard of it", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
+    let counts = counts(&api).await?;
+    let set = api.broker.store().queues().await?.into_iter().find(|set| set.name == name);
+    if set.is_none() && !counts.states.contains_key(&name) && !counts.runners.contains_key(&name) {
+        return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
+    }
+    let version = set.as_ref().map_or(0, |set| set.version);
+    Ok(versioned(StatusCode::OK, version, view(&name, set.as_ref(), &counts)))
+}
+
+/// Change a queue's priority or limit
+///
+/// Effective on every runner within 2 s. What runs is not stopped by a lower limit. A queue need not have jobs yet.
+#[utoipa::path(
+    patch, path = "/v1/queues/{name}", tag = "queues", operation_id = "change_queue", request_body = QueueBody,
+    params(
+        ("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has this ETag"),
+    ),
+    responses(
+        (status = 200, description = "As it is set now", body = QueueView, headers(("ETag" = String))),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 412, description = "precondition_failed: it was changed meanwhile", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, too_many", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn change(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Seen(seen): Seen,
+    Body(body, _): Body<QueueBody>,
+) -> Result<Response, Problem> {
+    let mut problems = Vec::new();
+    let priority = body.priority.and_then(|level| {
+        let priority = level.try_into().ok();
+        if priority.is_none() {
+            problems.push(handlers::Problem::at("/priority", "must be 0 to 9"));
+        }
+        priority
+    });
+    if body.concurrency.flatten().is_some_and(|limit| !(1..=MOST_CONCURRENCY).contains(&limit)) {
+        let detail =
+            format!("must be 1 to {MOST_CONCURRENCY}, or null for no limit; to start nothing, pause the queue");
+        problems.push(handlers::Problem::at("/concurrency", detail));
+    }
+    if body.priority.is_none() && body.concurrency.is_none() {
+        problems.push(handlers::Problem::at("", "names nothing to change: give priority, concurrency or both"));
+    }
+    if !problems.is_empty() {
+        return Err(Problem::new(Code::InvalidRequest, "the queue cannot be set so").at("", problems));
+    }
+    let change = QueueChange { priority, concurrency: body.concurrency, pause: None };
+    apply(&api, &name, change, seen, &who).await
+}
+
+/// Pause a queue
+///
+/// Within 2 s no runner starts a job of it any more; what runs goes on. Pausing it again changes nothing but the reason.
+#[utoipa::path(
+    put, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue", request_body = PauseBody,
+    params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "Paused", body = QueueView, headers(("ETag" = String))),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, too_many", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn pause(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Body(body, _): Body<PauseBody>,
+) -> Result<Response, Problem> {
+    let reason = body.reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
+    if reason.as_ref().is_some_and(|reason| reason.chars().count() > MOST_REASON) {
+        let here = handlers::Problem::at("/reason", format!("must be at most {MOST_REASON} characters"));
+        return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
+    }
+    let change = QueueChange { pause: Some(Paused::Yes(reason)), ..QueueChange::default() };
+    apply(&api, &name, change, None, &who).await
+}
+
+/// Let a paused queue go on
+#[utoipa::path(
+    delete, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "resume_queue",
+    params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "It goes on", body = QueueView, headers(("ETag" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, too_many", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn resume(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+) -> Result<Response, Problem> {
+    let change = QueueChange { pause: Some(Paused::No), ..QueueChange::default() };
+    apply(&api, &name, change, None, &who).await
+}
+
+async fn apply(
+    api: &Api,
+    name: &Name,
+    change: QueueChange,
+    seen: Option<u32>,
+    who: &Actor,
+) -> Result<Response, Problem> {
+    let setting = match api.broker.store().change_queue(name, change, seen, who).await? {
+        QueueChanged::Done(setting) => setting,
+        QueueChanged::Meanwhile(setting) => {
+            let detail = format!(
+                "{name} was changed by {} meanwhile and has the ETag \"{}\" now; nothing was changed",
+                setting.changed.1, setting.version
+            );
+            return Err(Problem::new(Code::PreconditionFailed, detail));
+        }
+        QueueChanged::TooMany => {
+            return Err(Problem::new(Code::TooMany, format!("{MOST_QUEUES} queues have settings already")));
+        }
+    };
+    // This process follows at once, the others within two seconds.
+    api.controls.refresh().await?;
+    let counts = counts(api).await?;
+    Ok(versioned(StatusCode::OK, setting.version, view(name, Some(&setting), &counts)))
+}

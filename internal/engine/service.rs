@@ -1,0 +1,224 @@
+//! The order of service: which lines a runner takes from next.
+//!
+//! Strict between levels: a line of a more urgent level is emptied before a less urgent one is looked at. A level is the
+//! priority of the queue, then the priority of the job. Within a level the queues take turns. And nobody starves: one
+//! turn in ten begins further down, every other one of those with the least urgent level that has work, the rest with
+//! each level in turn.
+
+use crate::broker::Settings;
+use crate::index::{Line, Order};
+use crate::job::{Name, Priority};
+
+/// One turn in so many is for those whom the strict order would never serve.
+const SHARE: u64 = 10;
+
+/// A line that this runner serves.
+#[derive(Clone, Debug)]
+struct Served {
+    line: Line,
+    /// Place of its queue.
+    queue: usize,
+    priority: Priority,
+}
+
+/// The lines of one runner, and whose turn it is.
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    queues: Vec<Name>,
+    lines: Vec<Served>,
+    /// Places of lines, level by level, the most urgent first.
+    levels: Vec<Vec<usize>>,
+    /// Queues that stand still, by their place.
+    paused: Vec<bool>,
+    turn: u64,
+}
+
+impl Service {
+    /// The lines of these queues.
+    pub(super) fn new(queues: &[Name], settings: &Settings) -> Self {
+        let line = |queue: usize, priority| Served { line: Line::new(&queues[queue], priority), queue, priority };
+        let lines = (0..queues.len()).flat_map(|queue| Priority::all().map(move |priority| line(queue, priority)));
+        let lines = lines.collect();
+        let paused = vec![false; queues.len()];
+        let mut service = Self { queues: queues.to_vec(), lines, levels: Vec::new(), paused, turn: 0 };
+        service.follow(settings);
+        service
+    }
+
+    /// Follow what operators have set since.
+    pub(super) fn follow(&mut self, settings: &Settings) {
+        let priority = |queue: &Name| settings.queues.get(queue).map_or(Priority::NORMAL, |set| set.priority);
+        let of_queues: Vec<Priority> = self.queues.iter().map(priority).collect();
+        self.paused = self.queues.iter().map(|queue| is_paused(settings, queue)).collect();
+        let mut levels = std::collections::BTreeMap::<(Priority, Priority), Vec<usize>>::new();
+        for (place, served) in self.lines.iter().enumerate() {
+            levels.entry((of_queues[served.queue], served.priority)).or_default().push(place);
+        }
+        self.levels = levels.into_values().collect();
+    }
+
+    /// Every line, by its place.
+    pub(super) fn lines(&self) -> Vec<Line> {
+        self.lines.iter().map(|served| served.line.clone()).collect()
+    }
+
+    /// The place of a line's queue.
+    pub(super) fn queue_of(&self, line: usize) -> usize {
+        self.lines[line].queue
+    }
+
+    /// The place of a queue that this runner serves.
+    pub(super) fn place_of(&self, queue: &Name) -> Option<usize> {
+        self.queues.iter().position(|served| served == queue)
+    }
+
+    /// Does the queue at this place stand still?
+    pub(super) fn is_paused(&self, queue: usize) -> bool {
+        self.paused[queue]
+    }
+
+    /// The next turn. `room` tells for a queue how many of its jobs may start, if there is a limit. Also whether some
+    /// line is left alone for want of room.
+    pub(super) fn next_turn(&mut self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+        self.turn += 1;
+        let share = self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE);
+        self.order(share, room)
+    }
+
+    /// The strict order: for who waits, and takes what comes first.
+    pub(super) fn strict(&self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+        self.order(None, room)
+    }
+
+    fn order(&self, share: Option<u64>, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
+        let count = self.levels.len();
+        let levels: Vec<usize> = match share {
+            None => (0..count).collect(),
+            Some(share) if share.is_multiple_of(2) => (0..count).rev().collect(),
+            // From one level down to the last, then the more urgent ones: another one at each such turn.
+            Some(share) => {
+                let first = count - 1 - usize::try_from(share / 2).unwrap_or(0) % count;
+                (first..count).chain(0..first).collect()
+            }
+        };
+        let rooms: Vec<Option<usize>> = (0..self.queues.len()).map(room).collect();
+        // Limited queues are groups: their lines share what room there is.
+        let limited: Vec<usize> = (0..self.queues.len()).filter(|queue| rooms[*queue].is_some()).collect();
+        let mut order =
+            Order { room: limited.iter().map(|queue| rooms[*queue].unwrap_or(0)).collect(), ..Order::default() };
+        let mut left_alone = false;
+        for level in levels {
+            let lines = &self.levels[level];
+            let first = usize::try_from(self.turn).unwrap_or(0) % lines.len();
+            for place in lines[first..].iter().chain(&lines[..first]) {
+                let queue = self.lines[*place].queue;
+                if self.paused[queue] {
+                    continue;
+                }
+                if rooms[queue] == Some(0) {
+                    left_alone = true;
+                    continue;
+                }
+                order.lines.push(*place);
+                order.groups.push(limited.binary_search(&queue).ok());
+            }
+        }
+        (order, left_alone)
+    }
+
+    /// The rank of a job of this queue and priority: the lower, the sooner it is served.
+    pub(super) fn rank(&self, queue: usize, priority: Priority) -> usize {
+        let here = |place: &usize| self.lines[*place].queue == queue && self.lines[*place].priority == priority;
+        self.levels.iter().position(|lines| lines.iter().any(here)).unwrap_or(usize::MAX)
+    }
+}
+
+/// Does this queue stand still?
+pub(super) fn is_paused(settings: &Settings, queue: &Name) -> bool {
+    settings.queues.get(queue).is_some_and(|set| set.pause.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::job::Actor;
+    use crate::store::{Pause, QueueSetting};
+
+    fn names(names: &[&str]) -> Vec<Name> {
+        names.iter().map(|name| name.parse().unwrap()).collect()
+    }
+
+    fn set(settings: &mut Settings, name: &str, priority: u8, paused: bool) {
+        let now = chrono::Utc::now();
+        let name: Name = name.parse().unwrap();
+        let setting = QueueSetting {
+            name: name.clone(),
+            priority: priority.try_into().unwrap(),
+            concurrency: None,
+            pause: paused.then(|| Pause { at: now, by: Actor::tickr(), reason: None }),
+            changed: (now, Actor::tickr()),
+            version: 1,
+        };
+        settings.queues.insert(name, setting);
+    }
+
+    /// The lines of an order that have work, as text.
+    fn words(service: &Service, order: &Order) -> Vec<String> {
+        let lines = service.lines();
+        order.lines.iter().map(|place| lines[*place].as_str().to_owned()).collect()
+    }
+
+    #[test]
+    fn queues_go_by_their_priority_then_jobs_by_theirs_and_equals_take_turns() {
+        let mut settings = Settings::default();
+        let mut service = Service::new(&names(&["a", "b"]), &settings);
+        let first = |service: &mut Service| {
+            let (order, _) = service.next_turn(|_| None);
+            words(service, &order)
+        };
+        let (one, other) = (first(&mut service), first(&mut service));
+        assert_eq!((one.len(), other.len()), (20, 20));
+        assert!(one[0].ends_with(":0") && other[0].ends_with(":0") && one[0] != other[0], "{one:?} {other:?}");
+
+        set(&mut settings, "b", 1, false);
+        service.follow(&settings);
+        let order = first(&mut service);
+        assert_eq!((order[0].as_str(), order[9].as_str(), order[10].as_str()), ("b:0", "b:9", "a:0"));
+
+        set(&mut settings, "b", 1, true);
+        service.follow(&settings);
+        assert!(first(&mut service).iter().all(|line| !line.starts_with('b')));
+        set(&mut settings, "a", 5, true);
+        service.follow(&settings);
+        assert_eq!(first(&mut service), Vec::<String>::new());
+    }
+
+    #[test]
+    fn no_level_starves_however_much_the_others_have() {
+        let mut service = Service::new(&names(&["a"]), &Settings::default());
+        // Everybody always has work: each turn serves the first line of its order.
+        let mut served: HashMap<String, u32> = HashMap::new();
+        for _ in 0..4_000 {
+            let (order, _) = service.next_turn(|_| None);
+            *served.entry(words(&service, &order)[0].clone()).or_default() += 1;
+        }
+        assert_eq!(served.len(), 10, "{served:?}");
+        assert!(
+            served["a:0"] >= 3_600 && served["a:9"] >= 200 && served.values().all(|turns| *turns >= 20),
+            "{served:?}"
+        );
+    }
+
+    #[test]
+    fn lines_of_a_limited_queue_share_its_room() {
+        let service = Service::new(&names(&["a", "b", "c"]), &Settings::default());
+        let (order, left_alone) = service.strict(|queue| [None, Some(3), Some(0)][queue]);
+        assert!(left_alone);
+        assert_eq!((order.lines.len(), &order.room), (20, &vec![3, 0]));
+        for (line, group) in order.lines.iter().zip(&order.groups) {
+            assert_eq!(*group, [None, Some(0), Some(1)][service.queue_of(*line)]);
+        }
+    }
+}

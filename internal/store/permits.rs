@@ -1,0 +1,230 @@
+//! Permits: how many jobs of a queue with a limit each runner may run.
+//!
+//! A runner takes permits ahead of the jobs, in a transaction that locks the queue's row, and gives back what it does not
+//! use. So the limit holds over all runners, and starting a job asks nobody.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::{MySqlConnection, Row};
+
+use super::error::corrupt;
+use super::link::{on_pool, transact};
+use super::{Store, StoreError};
+use crate::job::{Name, RunnerId};
+
+/// What a runner asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermitRequest {
+    /// Jobs of the queue that run here now.
+    pub used: u32,
+    /// Permits it could use.
+    pub wanted: u32,
+    /// Should others lack some, it makes do with the smaller share: when they do not divide evenly, somebody must.
+    pub yielding: bool,
+}
+
+/// What a runner holds now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitGrant {
+    /// So many jobs may run here. When more do, none may start until enough have ended.
+    Permits(u32),
+    /// The queue has no limit any more.
+    Unlimited,
+}
+
+/// The limit of a queue, and what the others hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    limit: u32,
+    others: u32,
+    /// Runners that hold or want permits, this one included.
+    runners: u32,
+    /// One of the others has less than its fair share, and work for more.
+    wanting: bool,
+}
+
+impl Shares {
+    fn fair(self) -> u32 {
+        self.limit.div_ceil(self.runners.max(1))
+    }
+
+    /// How many jobs may run here, and whether that is less than a fair share for work that there is.
+    fn granted(self, asked: PermitRequest) -> (u32, bool) {
+        let PermitRequest { wanted, yielding, .. } = asked;
+        let share = if yielding { self.limit / self.runners.max(1) } else { self.fair() };
+        let room = self.limit.saturating_sub(self.others);
+        // Who has more than its share lets it shrink as its jobs end, once somebody else lacks theirs.
+        let target = if self.wanting { wanted.min(share) } else { wanted };
+        let granted = target.min(room);
+        (granted, granted < wanted.min(self.fair()))
+    }
+}
+
+impl Store {
+    /// Take or give back permits, so that this runner holds what it can use and the limit of the queue leaves.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses; what the runner held stands.
+    pub async fn take_permits(
+        &self,
+        queue: &Name,
+        runner: &RunnerId,
+        asked: PermitRequest,
+    ) -> Result<PermitGrant, StoreError> {
+        let (queue, runner) = (queue.clone(), runner.clone());
+        transact(&self.shared.pool, "take permits of a queue", move |conn, _| {
+            let (queue, runner) = (queue.clone(), runner.clone());
+            Box::pin(async move { take(conn, &queue, &runner, asked).await })
+        })
+        .await
+    }
+
+    /// Give back every permit of a runner that stops.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses; the permits end with the runner's heartbeat.
+    pub async fn return_permits(&self, queues: Vec<Name>, runner: &RunnerId) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pool, "give permits back", move |conn, _| {
+            let (queues, runner) = (queues.clone(), runner.clone());
+            Box::pin(async move {
+                for queue in queues {
+                    remove(conn, queue.as_str(), runner.as_str()).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// Queues of which runners lack permits that they could use, and which runners.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn wanting_permits(&self) -> Result<BTreeSet<(Name, String)>, StoreError> {
+        on_pool(&self.shared.pool, "read who wants permits", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
+                let mut wanting = BTreeSet::new();
+                for row in sqlx::query(sql).fetch_all(conn).await? {
+                    let queue = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
+                    wanting.insert((queue, row.try_get(1)?));
+                }
+                Ok(wanting)
+            })
+        })
+        .await
+    }
+
+    /// Permits taken, by queue: what runs of each queue with a limit, or may be about to.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn permits(&self) -> Result<BTreeMap<String, u32>, StoreError> {
+        on_pool(&self.shared.pool, "read the permits", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT p.queue, CAST(SUM(p.permits) AS UNSIGNED) FROM queue_permits p \
+                           JOIN runners r ON r.id = p.runner WHERE r.stopped_at IS NULL GROUP BY p.queue LIMIT 2000";
+                let rows = sqlx::query(sql).fetch_all(conn).await?;
+                rows.iter()
+                    .map(|row| Ok((row.try_get(0)?, u32::try_from(row.try_get::<u64, _>(1)?).unwrap_or(u32::MAX))))
+                    .collect()
+            })
+        })
+        .await
+    }
+}
+
+async fn take(
+    conn: &mut MySqlConnection,
+    queue: &Name,
+    runner: &RunnerId,
+    asked: PermitRequest,
+) -> Result<PermitGrant, sqlx::Error> {
+    // The lock under which runners take turns.
+    let limit = sqlx::query("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
+        .bind(queue.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+    let limit: Option<u32> = limit.map(|row| row.try_get(0)).transpose()?.flatten();
+    let Some(limit) = limit else {
+        remove(conn, queue.as_str(), runner.as_str()).await?;
+        return Ok(PermitGrant::Unlimited);
+    };
+    // A runner that has been silent for its lease and a little more has no jobs that could still be settled.
+    let held = sqlx::query(
+        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL \
+             AND r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + 5000000 MICROSECOND \
+         FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
+    )
+    .bind(queue.as_str())
+    .fetch_all(&mut *conn)
+    .await?;
+    let mut shares = Shares { limit, others: 0, runners: 1, wanting: false };
+    for row in &held {
+        let holder: String = row.try_get(0)?;
+        if holder == runner.as_str() {
+            continue;
+        }
+        if !row.try_get::<Option<bool>, _>(3)?.unwrap_or(false) {
+            remove(conn, queue.as_str(), &holder).await?;
+            continue;
+        }
+        let permits: u32 = row.try_get(1)?;
+        let wanting: bool = row.try_get(2)?;
+        shares.others = shares.others.saturating_add(permits);
+        shares.wanting |= wanting;
+        shares.runners += u32::from(permits > 0 || wanting);
+    }
+    let (granted, wanting) = shares.granted(asked);
+    // What runs counts, whether it may or not: nobody else may take its place before it has ended.
+    let held = granted.max(asked.used);
+    if held == 0 && !wanting {
+        remove(conn, queue.as_str(), runner.as_str()).await?;
+    } else {
+        let sql = "INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES (?, ?, ?, ?) \
+                   ON DUPLICATE KEY UPDATE permits = VALUES(permits), wanting = VALUES(wanting)";
+        let insert = sqlx::query(sql).bind(queue.as_str()).bind(runner.as_str()).bind(held).bind(wanting);
+        insert.execute(conn).await?;
+    }
+    Ok(PermitGrant::Permits(granted))
+}
+
+async fn remove(conn: &mut MySqlConnection, queue: &str, runner: &str) -> Result<(), sqlx::Error> {
+    let delete = sqlx::query("DELETE FROM queue_permits WHERE queue = ? AND runner = ?").bind(queue).bind(runner);
+    delete.execute(conn).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn who_has_more_than_its_share_gives_way_and_nobody_keeps_what_others_can_use() {
+        let shares = |others, wanting| Shares { limit: 10, others, runners: 2, wanting };
+        let asked = |used, wanted| PermitRequest { used, wanted, yielding: false };
+        // Alone with the work: all of it.
+        assert_eq!(shares(0, false).granted(asked(0, 64)), (10, false));
+        // The other one comes: it lacks its share, and says so.
+        assert_eq!(shares(10, false).granted(asked(0, 64)), (0, true));
+        // The first gives way as its jobs end.
+        assert_eq!(shares(0, true).granted(asked(10, 64)), (5, false));
+        assert_eq!(shares(3, true).granted(asked(4, 64)), (5, false));
+        // A limit that was lowered stops nobody and starts nothing.
+        assert_eq!(shares(40, false).granted(asked(24, 64)), (0, true));
+    }
+
+    proptest! {
+        #[test]
+        fn what_may_start_never_breaks_the_limit(
+            limit in 0_u32..50, others in 0_u32..80, runners in 1_u32..6, wanting: bool, used in 0_u32..20, more in 0_u32..80,
+            yielding: bool,
+        ) {
+            let shares = Shares { limit, others, runners, wanting };
+            let (granted, _) = shares.granted(PermitRequest { used, wanted: used + more, yielding });
+            prop_assert!(granted <= used + more && (granted == 0 || granted + others <= limit));
+        }
+    }
+}
