@@ -1,6 +1,7 @@
 //! The `tickr` command: one file per subcommand.
 
 mod bench;
+mod check;
 mod client;
 mod config;
 mod dev;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
             queues::command(),
             rebuild::command(),
             verify::command(),
+            check::command(),
             bench::command(),
             config::command(),
         ]);
@@ -55,6 +57,7 @@ fn main() -> ExitCode {
         Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),
+        Some(("check", matches)) => check::run(matches),
         Some(("bench", matches)) => bench::run(matches),
         Some(("config", matches)) => config::run(matches),
         // clap refuses every other word.

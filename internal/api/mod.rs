@@ -7,6 +7,7 @@ mod audit;
 mod auth;
 mod body;
 mod cursor;
+mod explain;
 mod health;
 mod jobs;
 mod keys;
@@ -94,12 +95,14 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
         .routes(routes!(results::result))
+        .routes(routes!(explain::show))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause, queues::resume))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
+        .routes(routes!(explain::forecast))
         .routes(routes!(audit::list))
         .routes(routes!(keys::list))
         .routes(routes!(keys::make, keys::revoke))

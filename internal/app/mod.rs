@@ -9,11 +9,13 @@
 //!
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
+mod check;
 mod door;
 mod kinds;
 mod run;
 mod signals;
 
+pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
 pub use run::{SHUTDOWN, exit_code, run, serve};
 pub use signals::Signals;
 

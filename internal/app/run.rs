@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{ArgMatches, Command};
 
+use super::check::check_pending;
 use super::{App, Signals};
 use crate::config::{Config, Flags, LogFormat, Subset};
 use crate::handlers::Registry;
@@ -15,8 +16,10 @@ pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
 /// Run a whole tickr, with the kinds that ship and those in `own`, until SIGTERM or SIGINT.
 ///
-/// Takes the flags, the `TICKR_*` environment and the `tickr.toml` of `tickr serve`. Exit codes: 0 stopped on request,
-/// 1 could not start, 2 wrong usage or configuration.
+/// Takes the flags, the `TICKR_*` environment and the `tickr.toml` of `tickr serve`. With the word `check` it does not run
+/// anything, and tells whether the handlers of this binary can read the payloads of all unfinished jobs, as
+/// `tickr check --pending` does: to be asked before a rollout. Exit codes: 0 stopped on request, 1 could not start or
+/// something would be rejected, 2 wrong usage or configuration.
 ///
 /// ```no_run
 /// use tickr::handlers::Registry;
@@ -27,15 +30,32 @@ pub const SHUTDOWN: Duration = Duration::from_secs(1);
 /// ```
 #[must_use]
 pub fn run(own: Registry) -> ExitCode {
-    let command = Flags::args(Command::new("tickr").about("Run jobs and the HTTP API until SIGTERM"), Subset::All);
-    let served = serve(&command.get_matches(), own);
-    match served {
+    let word = Command::new("check").about("Check with this binary what waits in MySQL, and run nothing");
+    let command = Command::new("tickr").about("Run jobs and the HTTP API until SIGTERM");
+    let command = Flags::args(command, Subset::All).subcommand(Flags::args(word, Subset::All));
+    let matches = command.get_matches();
+    let done = match matches.subcommand() {
+        Some((_, matches)) => check(matches, own),
+        None => serve(&matches, own),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("tickr: {error:#}");
             exit_code(&error)
         }
     }
+}
+
+fn check(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
+    let flags = Flags::from_matches(matches).requiring(&["mysql_url"]);
+    let config = Config::load(&flags, Config::process_env(), Config::usual_file())?.config;
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let found = runtime.block_on(check_pending(&config, own, |_| {}))?;
+    print!("{found}");
+    anyhow::ensure!(found.failing() == 0, "{} of {} unfinished jobs would be rejected", found.failing(), found.jobs());
+    Ok(())
 }
 
 /// As [`run`], for a command whose arguments were made with [`Flags::args`] and are parsed already.

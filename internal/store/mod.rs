@@ -9,7 +9,7 @@
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
-//! - `read.rs`, `stats.rs`, `durability.rs`: for people
+//! - `read.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
@@ -22,6 +22,7 @@ mod due;
 mod durability;
 mod error;
 mod evidence;
+mod explain;
 mod gauge;
 mod group_commit;
 mod growth;
@@ -33,6 +34,7 @@ mod link;
 mod migrated;
 mod once;
 mod operate;
+mod pending;
 mod permits;
 mod purge;
 mod queues;
@@ -51,6 +53,7 @@ pub use due::{DueCursor, DueJob, DuePage};
 pub use durability::Durability;
 pub use error::StoreError;
 pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
+pub use explain::{HourDue, Standing};
 pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
 pub use growth::Growth;
 pub use insert::Accepted;
@@ -61,6 +64,7 @@ pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use link::rolled_back_on_release;
 pub use once::{Answer, Digest, Once, Outcome, Wording};
 pub use operate::{Moved, Steer, Steered};
+pub use pending::Pending;
 pub use permits::{PermitGrant, PermitRequest};
 pub use purge::{Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};

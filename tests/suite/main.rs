@@ -16,6 +16,7 @@ mod deploys;
 mod driver;
 mod engine;
 mod enqueue_once;
+mod explain;
 mod flood;
 mod index;
 mod keys;

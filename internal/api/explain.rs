@@ -1,0 +1,312 @@
+//! `/v1/jobs/{id}/explain`: why a job does not run, and `/v1/forecast`: what is to come.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use chrono::TimeDelta;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::body::IdPath;
+use super::jobs::missing;
+use super::problem::Problem;
+use super::view::Moment;
+use super::{Api, json};
+use crate::index::Health;
+use crate::job::{Job, State as JobState, Timestamp};
+use crate::store::{QueueSetting, RunnerSeen, Standing};
+
+/// A runner that has been silent for longer is taken for dead until it is heard again.
+const SILENT: Duration = Duration::from_secs(60);
+/// A job that has been due for less is on its way.
+const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
+/// Hours of a forecast.
+const HOURS: u32 = 24;
+
+/// Why a job does not run, in the order in which the reasons must be removed.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Explanation {
+    #[schema(value_type = super::view::StateWord)]
+    state: JobState,
+    /// The first reason, in words.
+    summary: String,
+    /// All of them.
+    reasons: Vec<Reason>,
+    /// The database's clock at the reading.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+}
+
+/// One reason.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(super) struct Reason {
+    code: ReasonCode,
+    /// In words, for people.
+    text: String,
+}
+
+/// Kinds of reasons. Stable, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ReasonCode {
+    /// It is over.
+    Ended,
+    /// It runs.
+    Executing,
+    /// It runs and was asked to stop.
+    CancelRequested,
+    /// Its runner has not renewed its lease: the attempt will be given up.
+    LeaseOver,
+    /// It waits for its time.
+    NotDue,
+    /// Its last attempt came to nothing; it waits for the next.
+    Retrying,
+    /// Its queue is paused.
+    QueuePaused,
+    /// No runner lives.
+    NoRunner,
+    /// No living runner serves its queue.
+    QueueNotServed,
+    /// No living runner that serves its queue has its kind.
+    KindUnknown,
+    /// As many jobs of its queue run as may.
+    QueueFull,
+    /// Every worker of the runners that could run it is busy.
+    SlotsFull,
+    /// Its last runner died under it, so it runs alone, when a runner can be emptied for it.
+    RunsAlone,
+    /// Others of its queue were due before it.
+    Behind,
+    /// Redis does not answer: runners read due work from MySQL, a few times a second.
+    IndexDegraded,
+    /// Nothing stands in its way.
+    OnItsWay,
+    /// It is overdue, and nothing that tickr knows of stands in its way.
+    Overdue,
+}
+
+/// Everything that an explanation is made from.
+struct Evidence<'a> {
+    job: &'a Job,
+    at: Timestamp,
+    standing: Option<Standing>,
+    queue: Option<&'a QueueSetting>,
+    permits: u32,
+    runners: &'a [RunnerSeen],
+    health: Health,
+}
+
+/// A length of time as people say it.
+fn said(length: TimeDelta) -> String {
+    let ms = length.num_milliseconds().max(0);
+    match ms {
+        0..1_000 => format!("{ms} ms"),
+        1_000..120_000 => format!("{} s", ms / 1_000),
+        120_000..7_200_000 => format!("{} m", ms / 60_000),
+        7_200_000..172_800_000 => format!("{} h {} m", ms / 3_600_000, ms / 60_000 % 60),
+        _ => format!("{} d", ms / 86_400_000),
+    }
+}
+
+fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
+    let job = evidence.job;
+    let mut reasons = Vec::new();
+    let mut because = |code, text: String| reasons.push(Reason { code, text });
+    let last_error = job.last_error.as_deref().map(|error| format!(": {}", cut(error))).unwrap_or_default();
+    if job.state.is_end() {
+        let when = job.finished_at.map(|at| format!(" {} ago", said(evidence.at - at))).unwrap_or_default();
+        let why = if job.state == JobState::Completed { String::new() } else { last_error };
+        because(ReasonCode::Ended, format!("it ended as {}{when}, after {} attempts{why}", job.state, job.attempt));
+        return reasons;
+    }
+    if job.state == JobState::Executing {
+        let since = job.started_at.map(|at| format!(" for {}", said(evidence.at - at))).unwrap_or_default();
+        because(ReasonCode::Executing, format!("it runs{since}, attempt {} of {}", job.attempt, job.max_attempts));
+        if let Some(at) = job.cancel_requested_at {
+            let text = format!("it was asked to stop {} ago and has not ended yet", said(evidence.at - at));
+            because(ReasonCode::CancelRequested, text);
+        }
+        let over = evidence.standing.and_then(|standing| standing.lease_until).filter(|until| *until < evidence.at);
+        if let Some(until) = over {
+            let text = format!(
+                "its runner has not renewed the lease, which ended {} ago: if it is dead the attempt counts as lost within 5 s",
+                said(evidence.at - until)
+            );
+            because(ReasonCode::LeaseOver, text);
+        }
+        return reasons;
+    }
+    let due_in = job.execute_at - evidence.at;
+    let due = due_in <= TimeDelta::zero();
+    if job.state == JobState::Retrying {
+        let when = if due { "now".to_owned() } else { format!("in {}", said(due_in)) };
+        let text = format!(
+            "attempt {} of {} did not succeed{last_error}; the next is due {when}",
+            job.attempt, job.max_attempts
+        );
+        because(ReasonCode::Retrying, text);
+    } else if !due {
+        because(ReasonCode::NotDue, format!("it is due in {}", said(due_in)));
+    }
+    if let Some(pause) = evidence.queue.and_then(|queue| queue.pause.as_ref()) {
+        let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let text =
+            format!("queue {} has been paused for {} by {}{reason}", job.queue, said(evidence.at - pause.at), pause.by);
+        because(ReasonCode::QueuePaused, text);
+    }
+    let living: Vec<&RunnerSeen> =
+        evidence.runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT).collect();
+    let serving: Vec<&RunnerSeen> =
+        living.iter().filter(|runner| runner.queues.contains(&job.queue)).copied().collect();
+    let able: Vec<&RunnerSeen> = serving.iter().filter(|runner| runner.kinds.contains(&job.kind)).copied().collect();
+    if living.is_empty() {
+        because(ReasonCode::NoRunner, "no runner is alive".to_owned());
+    } else if serving.is_empty() {
+        let text = format!("none of the {} living runners serves the queue {}", living.len(), job.queue);
+        because(ReasonCode::QueueNotServed, text);
+    } else if able.is_empty() {
+        let text =
+            format!("none of the {} living runners that serve {} has the kind {}", serving.len(), job.queue, job.kind);
+        because(ReasonCode::KindUnknown, text);
+    }
+    if !due {
+        // What else may hold it up then is not known now.
+        return reasons;
+    }
+    if let Some(limit) = evidence.queue.and_then(|queue| queue.concurrency).filter(|limit| evidence.permits >= *limit) {
+        let text = format!("{} jobs of the queue {} run or are about to, and {limit} may", evidence.permits, job.queue);
+        because(ReasonCode::QueueFull, text);
+    }
+    let (slots, busy) = able.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
+    if !able.is_empty() && busy >= slots {
+        let text = format!("all {slots} workers of the {} runners that could run it are busy", able.len());
+        because(ReasonCode::SlotsFull, text);
+    }
+    if let Some(standing) = evidence.standing {
+        if standing.losses > 0 {
+            let text = format!(
+                "its last {} runners died under it: it runs alone, once a runner can be emptied",
+                standing.losses
+            );
+            because(ReasonCode::RunsAlone, text);
+        }
+        if standing.ahead > 0 {
+            let more = if standing.more_ahead { "at least " } else { "" };
+            let text = format!("{more}{} jobs of its queue were due before it", standing.ahead);
+            because(ReasonCode::Behind, text);
+        }
+    }
+    if evidence.health == Health::Degraded {
+        because(
+            ReasonCode::IndexDegraded,
+            "Redis does not answer: due work is read from MySQL a few times a second".to_owned(),
+        );
+    }
+    if reasons.is_empty() || (reasons.len() == 1 && reasons[0].code == ReasonCode::Retrying) {
+        let late = said(-due_in);
+        let overdue = -due_in > ON_ITS_WAY;
+        reasons.push(if overdue {
+            let text = format!("it has been due for {late} and nothing that is known here stands in its way; `tickr verify` looks deeper");
+            Reason { code: ReasonCode::Overdue, text }
+        } else {
+            Reason { code: ReasonCode::OnItsWay, text: format!("it has been due for {late} and is on its way to a worker") }
+        });
+    }
+    reasons
+}
+
+/// As much of an error as fits a line.
+fn cut(error: &str) -> String {
+    let line: String = error.chars().take(200).collect();
+    if line.len() < error.len() { format!("{line}…") } else { line }
+}
+
+/// Explain why a job does not run
+///
+/// In order: what must pass or be removed first comes first.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/explain", tag = "jobs", operation_id = "explain_job",
+    params(("id" = Uuid, Path, description = "The job's id")),
+    responses(
+        (status = 200, description = "The reasons", body = Explanation),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
+    let store = api.broker.store();
+    let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
+    let standing = store.standing(id).await?;
+    let queue = store.queues().await?.into_iter().find(|queue| queue.name == job.queue);
+    let permits = match &queue {
+        Some(queue) if queue.concurrency.is_some() => {
+            store.permits().await?.get(job.queue.as_str()).copied().unwrap_or(0)
+        }
+        _ => 0,
+    };
+    let runners = store.runners(1_000).await?;
+    let at = standing.map_or_else(|| store.clock().now(), |standing| standing.at);
+    let health = api.index.health().now();
+    let reasons =
+        explain(&Evidence { job: &job, at, standing, queue: queue.as_ref(), permits, runners: &runners, health });
+    let summary = reasons.first().map(|reason| reason.text.clone()).unwrap_or_default();
+    Ok(json(StatusCode::OK, Explanation { state: job.state, summary, reasons, at: Moment(at) }))
+}
+
+/// What is to come.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Forecast {
+    /// The next 24 hours, the first of which begins now.
+    hours: Vec<HourView>,
+}
+
+/// One hour.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct HourView {
+    #[schema(value_type = String, format = DateTime)]
+    from: Moment,
+    /// Accepted jobs that become due in it.
+    jobs: u32,
+    /// There are more than were counted.
+    more: bool,
+}
+
+/// Tell what becomes due in the next 24 hours
+#[utoipa::path(
+    get, path = "/v1/forecast", tag = "operations", operation_id = "show_forecast",
+    responses(
+        (status = 200, description = "Hour by hour", body = Forecast),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn forecast(State(api): State<Api>) -> Result<Response, Problem> {
+    let hours = api.broker.store().due_by_hour(HOURS).await?;
+    let view = |hour: crate::store::HourDue| HourView { from: Moment(hour.from), jobs: hour.jobs, more: hour.more };
+    Ok(json(StatusCode::OK, Forecast { hours: hours.into_iter().map(view).collect() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_are_said_in_one_or_two_units() {
+        let cases = [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (61_000, "61 s"),
+            (240_000, "4 m"),
+            (9_000_000, "2 h 30 m"),
+            (864_000_000, "10 d"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(said(TimeDelta::milliseconds(ms)), text);
+        }
+        assert_eq!(cut(&"é".repeat(300)).chars().count(), 201);
+    }
+}

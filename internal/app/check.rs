@@ -1,0 +1,148 @@
+//! `tickr check --pending`: would this binary run what waits? Asked before a rollout, of the new binary.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::kinds::register_all;
+use super::{StartError, connect_store, of_the_store};
+use crate::config::Config;
+use crate::handlers::{Problem, Registry};
+use crate::job::Name;
+
+/// Jobs named for each thing that is wrong.
+const SAMPLES: usize = 5;
+/// Different things that are told of one kind; the rest is only counted.
+const MOST_PROBLEMS: usize = 20;
+
+/// What became of the unfinished jobs of one kind.
+#[derive(Debug, Default, Serialize)]
+pub struct KindCheck {
+    /// False when this binary has no handler for it: its jobs wait, burn no attempt, and need another runner.
+    pub known: bool,
+    /// Jobs looked at.
+    pub jobs: u64,
+    /// Those that would be rejected at their next attempt.
+    pub failing: u64,
+    /// Why, each with how many and some of them.
+    pub problems: Vec<PendingProblem>,
+}
+
+/// Something that is wrong with the payloads of some jobs.
+#[derive(Debug, Serialize)]
+pub struct PendingProblem {
+    /// Where, a JSON pointer into the payload.
+    pub pointer: String,
+    /// What.
+    pub detail: String,
+    /// With how many jobs, where it is the first thing that is wrong.
+    pub jobs: u64,
+    /// Some of them.
+    pub samples: Vec<String>,
+}
+
+/// What a check of the unfinished jobs found, by kind.
+#[derive(Debug, Default, Serialize)]
+pub struct PendingCheck {
+    /// By kind.
+    pub kinds: BTreeMap<Name, KindCheck>,
+}
+
+impl PendingCheck {
+    /// Jobs looked at.
+    #[must_use]
+    pub fn jobs(&self) -> u64 {
+        self.kinds.values().map(|kind| kind.jobs).sum()
+    }
+
+    /// Jobs that would be rejected.
+    #[must_use]
+    pub fn failing(&self) -> u64 {
+        self.kinds.values().map(|kind| kind.failing).sum()
+    }
+
+    /// Jobs of kinds that this binary does not have.
+    #[must_use]
+    pub fn unknown(&self) -> u64 {
+        self.kinds.values().filter(|kind| !kind.known).map(|kind| kind.jobs).sum()
+    }
+}
+
+/// Decode the payload of every unfinished job as the handlers of this binary would, with the kinds that ship and those in
+/// `own`. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
+/// at.
+///
+/// # Errors
+/// [`StartError`] when a kind cannot be set up or the store cannot be read.
+pub async fn check_pending(
+    config: &Config,
+    own: Registry,
+    mut told: impl FnMut(u64),
+) -> Result<PendingCheck, StartError> {
+    let registry = register_all(config, own)?;
+    let store = connect_store(config).await?;
+    let mut found = PendingCheck::default();
+    let (mut after, mut more) = (None, true);
+    while more {
+        let page;
+        (page, more) = store.pending(after).await.map_err(|e| of_the_store(e, config))?;
+        after = page.last().map(|job| job.id);
+        for job in page {
+            let kind = found.kinds.entry(job.kind.clone()).or_default();
+            kind.jobs += 1;
+            let Some(registered) = registry.get(job.kind.as_str()) else { continue };
+            kind.known = true;
+            let problems = match &job.payload {
+                Some(payload) => registered.check(payload),
+                None => vec![Problem::at("", "what is stored is not JSON")],
+            };
+            if let Some(first) = problems.into_iter().next() {
+                kind.add(first, job.id.to_string());
+            }
+        }
+        told(found.jobs());
+    }
+    store.close().await;
+    Ok(found)
+}
+
+impl KindCheck {
+    fn add(&mut self, problem: Problem, job: String) {
+        self.failing += 1;
+        let same = |known: &&mut PendingProblem| known.pointer == problem.pointer && known.detail == problem.detail;
+        if let Some(known) = self.problems.iter_mut().find(same) {
+            known.jobs += 1;
+            if known.samples.len() < SAMPLES {
+                known.samples.push(job);
+            }
+        } else if self.problems.len() < MOST_PROBLEMS {
+            let Problem { pointer, detail } = problem;
+            self.problems.push(PendingProblem { pointer, detail, jobs: 1, samples: vec![job] });
+        }
+    }
+}
+
+impl fmt::Display for PendingCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kinds.is_empty() {
+            return writeln!(f, "no unfinished jobs");
+        }
+        for (name, kind) in &self.kinds {
+            let verdict = match (kind.known, kind.failing) {
+                (false, _) => "not in this binary, so they wait for a runner that has it".to_owned(),
+                (true, 0) => "all can be read".to_owned(),
+                (true, failing) => format!("{failing} would be rejected"),
+            };
+            writeln!(f, "{name}: {} unfinished, {verdict}", kind.jobs)?;
+            for problem in &kind.problems {
+                let at = if problem.pointer.is_empty() { "the payload" } else { &problem.pointer };
+                // What a payload says must not be able to steer a terminal.
+                let told = format!("{at}: {} ({} jobs)", problem.detail, problem.jobs);
+                let told: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+                writeln!(f, "  {told}\n    {}", problem.samples.join(" "))?;
+            }
+        }
+        Ok(())
+    }
+}

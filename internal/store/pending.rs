@@ -1,0 +1,56 @@
+//! The payloads of unfinished jobs, page by page, for who wants to know whether a binary can read them.
+
+use serde_json::value::RawValue;
+use sqlx::Row;
+use uuid::Uuid;
+
+use super::error::corrupt;
+use super::link::on_pool;
+use super::{Store, StoreError};
+use crate::job::{JobId, Name};
+
+/// Most jobs in a page. Payloads may be large.
+const PAGE: u32 = 200;
+
+/// An unfinished job, as far as a handler will see it.
+#[derive(Debug)]
+pub struct Pending {
+    /// The job.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its input; absent when what is stored is no JSON.
+    pub payload: Option<Box<RawValue>>,
+}
+
+impl Store {
+    /// Unfinished jobs after `after`, in the order of their ids, and whether there may be more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn pending(&self, after: Option<JobId>) -> Result<(Vec<Pending>, bool), StoreError> {
+        on_pool(&self.shared.pool, "read unfinished jobs", move |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT j.id, j.kind, j.payload FROM (SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id \
+                     LIMIT ?) o JOIN jobs j ON j.id = o.id ORDER BY j.id",
+                )
+                .bind(after.map_or(Uuid::nil(), JobId::uuid))
+                .bind(PAGE)
+                .fetch_all(conn)
+                .await?;
+                let pending = |row: &sqlx::mysql::MySqlRow| {
+                    Ok::<_, sqlx::Error>(Pending {
+                        id: JobId::from_uuid(row.try_get(0)?),
+                        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+                        payload: RawValue::from_string(row.try_get(2)?).ok(),
+                    })
+                };
+                let page: Vec<Pending> = found.iter().map(pending).collect::<Result<_, _>>()?;
+                let more = page.len() == PAGE as usize;
+                Ok((page, more))
+            })
+        })
+        .await
+    }
+}

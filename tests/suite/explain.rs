@@ -1,0 +1,158 @@
+//! Why a job does not run, what is to come, and what a new binary could not read.
+
+use chrono::{TimeDelta, Utc};
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+
+use crate::support::TestApp;
+use crate::support::program::{command, outcome, tickr as program};
+
+/// The codes of the reasons, in their order.
+async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {
+    let told = tickr.get(&format!("/v1/jobs/{id}/explain")).await;
+    assert_eq!(told.status, 200, "{:#}", told.body);
+    let reasons = told.body["reasons"].as_array().unwrap();
+    assert_eq!(told.body["summary"], reasons[0]["text"]);
+    reasons.iter().map(|reason| reason["code"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn summary(tickr: &TestApp, id: JobId) -> String {
+    tickr.get(&format!("/v1/jobs/{id}/explain")).await.body["summary"].as_str().unwrap().to_owned()
+}
+
+/// Send a body with PUT or PATCH.
+async fn send(request: reqwest::RequestBuilder, body: Value) {
+    let answer = crate::support::answer(request.json(&body)).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reason_why_a_job_waits_is_told_in_order() {
+    let tickr = TestApp::start_with(
+        |config| {
+            config.queues = vec!["default".into(), "mail".into(), "narrow".into()];
+            config.workers = 2;
+        },
+        Registry::new(),
+    )
+    .await;
+    let http = crate::support::http();
+
+    let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    assert_eq!(reasons(&tickr, later).await, ["not_due"]);
+    assert!(summary(&tickr, later).await.starts_with("it is due in 59 m"), "{}", summary(&tickr, later).await);
+
+    let pause = http.put(tickr.url("/v1/queues/mail/pause")).header("tickr-actor", "ada");
+    send(pause, json!({"reason": "provider is down"})).await;
+    let paused = tickr.enqueue(json!({"kind": "noop", "queue": "mail"})).await;
+    assert_eq!(reasons(&tickr, paused).await[0], "queue_paused");
+    let why = summary(&tickr, paused).await;
+    assert!(why.contains("by anyone (ada): provider is down"), "{why}");
+
+    let lost = tickr.enqueue(json!({"kind": "noop", "queue": "nowhere"})).await;
+    assert_eq!(reasons(&tickr, lost).await, ["queue_not_served"]);
+
+    // A kind that only a runner had which is gone.
+    tickr.sql(format!("UPDATE jobs SET kind = 'gone' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
+    tickr
+        .sql(format!("UPDATE owed SET kind = 'gone', queue = 'default' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))"))
+        .await;
+    tickr.sql(format!("UPDATE jobs SET queue = 'default' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
+    assert_eq!(reasons(&tickr, lost).await[0], "kind_unknown");
+
+    // It failed, and waits for its next attempt.
+    let retry = json!({"base_ms": 3_600_000, "cap_ms": 3_600_000});
+    let fails = json!({"kind": "fail", "payload": {"times": 9}, "retry": retry});
+    let retrying = tickr.enqueue(fails).await;
+    tickr.until(retrying, State::Retrying).await;
+    assert_eq!(reasons(&tickr, retrying).await, ["retrying"]);
+    let why = summary(&tickr, retrying).await;
+    assert!(why.starts_with("attempt 1 of 5 did not succeed: ") && why.contains("the next is due in"), "{why}");
+
+    // Every worker is busy, the queue is at its limit, others come first.
+    send(http.patch(tickr.url("/v1/queues/narrow")), json!({"concurrency": 1})).await;
+    let runs = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}, "queue": "narrow"})).await;
+    tickr.until(runs, State::Executing).await;
+    assert_eq!(reasons(&tickr, runs).await, ["executing"]);
+    let ahead = tickr.enqueue(json!({"kind": "noop", "queue": "narrow"})).await;
+    let behind = tickr.enqueue(json!({"kind": "noop", "queue": "narrow"})).await;
+    assert_eq!(reasons(&tickr, ahead).await, ["queue_full"]);
+    assert_eq!(reasons(&tickr, behind).await, ["queue_full", "behind"]);
+    let other = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}})).await;
+    tickr.until(other, State::Executing).await;
+    // Once the runner has said how busy it is.
+    let waits = tickr.enqueue(json!({"kind": "noop"})).await;
+    tickr.sql("UPDATE runners SET busy = slots").await;
+    assert_eq!(reasons(&tickr, waits).await[0], "slots_full");
+    // Its runner died under it.
+    tickr.sql(format!("UPDATE owed SET losses = 1 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
+    assert_eq!(reasons(&tickr, waits).await[1], "runs_alone");
+    tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6)").await;
+    assert_eq!(reasons(&tickr, waits).await[0], "no_runner");
+    tickr.sql("UPDATE runners SET stopped_at = NULL, busy = 0").await;
+
+    tickr.post(&format!("/v1/jobs/{runs}/cancel"), json!({})).await;
+    tickr.post(&format!("/v1/jobs/{other}/cancel"), json!({})).await;
+    let ended = tickr.until(ahead, State::Completed).await;
+    assert_eq!(ended["state"], "completed");
+    assert_eq!(reasons(&tickr, ahead).await, ["ended"]);
+    assert!(summary(&tickr, ahead).await.contains("as completed"));
+    assert_eq!(tickr.get(&format!("/v1/jobs/{}/explain", JobId::new())).await.status, 404);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_forecast_counts_what_becomes_due_hour_by_hour() {
+    let tickr = TestApp::start().await;
+    let minutes = |minutes: i64| json!({"kind": "noop", "execute_at": Utc::now() + TimeDelta::minutes(minutes)});
+    tickr.enqueue_many([30, 40, 90, 90, 90, 60 * 24 + 30].map(minutes)).await;
+    let forecast = tickr.get("/v1/forecast").await.body;
+    let hours: Vec<u64> =
+        forecast["hours"].as_array().unwrap().iter().map(|hour| hour["jobs"].as_u64().unwrap()).collect();
+    assert_eq!((hours.len(), &hours[..3], hours.iter().sum::<u64>()), (24, &[2, 3, 0][..], 5));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
+    let tickr = TestApp::start().await;
+    let sleeps = (0..250).map(|_| json!({"kind": "sleep", "payload": {"ms": 1}, "delay_ms": 3_600_000}));
+    let ids = tickr.enqueue_many(sleeps).await;
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let run = async |args: &[&str]| {
+        let mut check = command(&program(), tickr.dir.path(), args);
+        check.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose()).env("TICKR_TEST_KINDS", "1");
+        outcome(check).await
+    };
+    let (code, out, err) = run(&["check", "--pending"]).await;
+    assert!(code == 0 && out.contains("sleep: 250 unfinished, all can be read"), "{out}{err}");
+
+    // As an older binary accepted them, whose type was another.
+    let hex = |id: &JobId| id.to_string().replace('-', "");
+    for id in &ids[..7] {
+        tickr.sql(format!("UPDATE jobs SET payload = '{{\"ms\":\"soon\"}}' WHERE id = UNHEX('{}')", hex(id))).await;
+    }
+    for table in ["jobs", "owed"] {
+        tickr.sql(format!("UPDATE {table} SET kind = 'retired' WHERE id = UNHEX('{}')", hex(&ids[9]))).await;
+    }
+    let (code, out, err) = run(&["check", "--pending"]).await;
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains("7 of 251 unfinished jobs would be rejected"), "{err}");
+    for part in
+        ["sleep: 249 unfinished, 7 would be rejected", "/ms: ", "(7 jobs)", "retired: 1 unfinished, not in this binary"]
+    {
+        assert!(out.contains(part), "{part} is not in\n{out}");
+    }
+    let (code, out, _) = run(&["check", "--pending", "--json"]).await;
+    let found: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (code, &found["kinds"]["sleep"]["failing"], &found["kinds"]["retired"]["known"]),
+        (1, &json!(7), &json!(false))
+    );
+    assert_eq!(found["kinds"]["sleep"]["problems"][0]["samples"].as_array().unwrap().len(), 5);
+    // Nothing was changed, and what this binary cannot run burns no attempt.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 0").await, 251);
+    assert_eq!(run(&["check"]).await.0, 2);
+    tickr.stop().await;
+}
