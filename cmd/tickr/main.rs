@@ -3,6 +3,7 @@
 mod bench;
 mod check;
 mod client;
+mod completions;
 mod config;
 mod dev;
 mod enqueue;
@@ -13,6 +14,7 @@ mod print;
 mod queues;
 mod rebuild;
 mod serve;
+mod top;
 mod verify;
 
 use std::process::ExitCode;
@@ -45,8 +47,10 @@ fn main() -> ExitCode {
             check::command(),
             bench::command(),
             config::command(),
+            top::command(),
+            completions::command(),
         ]);
-    let matches = command.get_matches();
+    let matches = command.clone().get_matches();
     let outcome = match matches.subcommand() {
         Some(("serve", matches)) => serve::run(matches),
         Some(("dev", matches)) => dev::run(matches),
@@ -60,6 +64,8 @@ fn main() -> ExitCode {
         Some(("check", matches)) => check::run(matches),
         Some(("bench", matches)) => bench::run(matches),
         Some(("config", matches)) => config::run(matches),
+        Some(("top", matches)) => top::run(matches),
+        Some(("completions", matches)) => completions::run(matches, command),
         // clap refuses every other word.
         _ => Ok(()),
     };
