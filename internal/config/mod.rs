@@ -20,7 +20,7 @@
 //! | `origin`, `error` | where a value came from, what is wrong with it |
 //! | `smtp`, `kinds` | what the sections of that name hold |
 //! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
-//! | `url`, `callback`, `duration`, `size`, `parse`, `suggest` | kinds of value |
+//! | `url`, `callback`, `duration`, `size`, `parse` | kinds of value |
 //! | `markdown` | the table of the README |
 
 mod callback;
@@ -42,7 +42,6 @@ mod settings;
 mod size;
 mod smtp;
 mod statement;
-mod suggest;
 mod url;
 
 use std::collections::BTreeMap;
@@ -51,6 +50,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
+
+use crate::job::suggest;
 
 pub use callback::CallbackSecret;
 pub use duration::parse as parse_duration;

@@ -6,6 +6,7 @@
 //! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
 //! - [`RetryPolicy`]: when a failed job runs again
+//! - [`Schedule`], [`plan`]: jobs that come by the clock
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
 
 mod actor;
@@ -14,8 +15,10 @@ mod name;
 mod record;
 mod retry;
 mod scope;
+mod schedule;
 mod spec;
 mod state;
+pub(crate) mod suggest;
 mod time;
 mod verdict;
 
@@ -25,6 +28,10 @@ pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
 pub use scope::Scope;
+pub use schedule::{
+    Cadence, CronExpression, Dst, Fate, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy,
+    Situation, SkipCause, Template, UnknownZone, WrongField, Zone, plan,
+};
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
 pub use state::{Event, Refused, State, next};
 pub use time::{Timestamp, ceil_ms, floor_ms};

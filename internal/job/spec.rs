@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{JobId, Name, RetryPolicy, Timestamp};
+use super::{JobId, Name, RetryPolicy, ScheduledBy, Timestamp};
 
 /// The limits on what one job may ask for; the API says which one was passed.
 pub mod limits {
@@ -102,6 +102,9 @@ pub struct JobOptions {
     /// Backoff of this job; the kind's own when absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
+    /// The schedule that it comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduledBy>,
 }
 
 impl JobOptions {

@@ -11,7 +11,8 @@ const LAYERS: &[&[&str]] = &[
     &["broker", "verify"],
     &["store", "index", "handlers"],
     &["event", "telemetry", "table"],
-    &["job", "config"],
+    &["config"],
+    &["job"],
 ];
 
 /// Stands apart: uses nothing of the rest, and only programs and tests use it.

@@ -1,7 +1,7 @@
 //! "Did you mean …": the known name nearest to a misspelt one.
 
 /// The candidate with the fewest edits, when it is near enough to be a likely slip.
-pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A third of the letters may be wrong; more than that is another word.
     let limit = (word.chars().count() / 3).max(1);
     candidates

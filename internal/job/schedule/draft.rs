@@ -1,0 +1,227 @@
+//! A schedule as somebody words it, before it is checked.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use super::{Cadence, CronExpression, Dst, Misfire, Overlap, Schedule, Template, Zone};
+use crate::job::{Name, Priority, RetryPolicy, Timestamp, ceil_ms, limits};
+
+/// What somebody asks for. Everything but the kind and one of `cron` and `every_ms` may be left open.
+#[derive(Clone, Debug)]
+pub struct ScheduleDraft {
+    /// A cron expression; or else `every_ms`.
+    pub cron: Option<String>,
+    /// An interval; or else `cron`.
+    pub every_ms: Option<u64>,
+    /// Where the interval begins; now when left open.
+    pub anchor: Option<Timestamp>,
+    /// A time zone's name; UTC when left open.
+    pub zone: Option<String>,
+    /// What happens when clocks are turned.
+    pub dst: Option<Dst>,
+    /// What becomes of ticks that nobody was there for.
+    pub misfire: Option<Misfire>,
+    /// How late a tick may be without counting as missed.
+    pub misfire_grace_ms: Option<u64>,
+    /// What happens when the previous job has not ended.
+    pub overlap: Option<Overlap>,
+    /// The kind's name.
+    pub kind: String,
+    /// The handler's input.
+    pub payload: Box<RawValue>,
+    /// The queue's name; `default` when left open.
+    pub queue: Option<String>,
+    /// 0 (first) to 9 (last).
+    pub priority: Option<u8>,
+    /// 1 to 100; the kind's own when left open.
+    pub max_attempts: Option<u32>,
+    /// Time limit of one attempt; the kind's own when left open.
+    pub timeout_ms: Option<u64>,
+    /// Backoff; the kind's own when left open.
+    pub retry: Option<RetryPolicy>,
+}
+
+/// One thing that is wrong with a draft.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WrongField {
+    /// The field, as it is called everywhere; `retry/cap_ms` for one inside another.
+    pub field: String,
+    /// What is wrong, and what would be right.
+    pub detail: String,
+}
+
+/// How late a tick may be without counting as missed, when nobody says: a runner that is restarted takes less.
+const USUAL_GRACE: Duration = Duration::from_secs(15);
+/// The longest such time.
+const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl ScheduleDraft {
+    /// A draft that leaves everything open.
+    #[must_use]
+    pub fn new(kind: impl Into<String>, payload: Box<RawValue>) -> Self {
+        Self {
+            cron: None,
+            every_ms: None,
+            anchor: None,
+            zone: None,
+            dst: None,
+            misfire: None,
+            misfire_grace_ms: None,
+            overlap: None,
+            kind: kind.into(),
+            payload,
+            queue: None,
+            priority: None,
+            max_attempts: None,
+            timeout_ms: None,
+            retry: None,
+        }
+    }
+
+    /// Check everything but what only the kind knows. `now` is where an interval begins that does not say, and from where
+    /// on a cron expression must tick at all.
+    ///
+    /// # Errors
+    /// Everything that is wrong.
+    pub fn check(self, now: Timestamp) -> Result<Schedule, Vec<WrongField>> {
+        let mut wrong = Vec::new();
+        let cadence = self.cadence(now, &mut wrong);
+        let mut says = |field: &str, detail: String| wrong.push(WrongField { field: field.to_owned(), detail });
+        let mut name =
+            |field: &str, text: &str| text.parse::<Name>().map_err(|invalid| says(field, invalid.to_string())).ok();
+        let kind = name("kind", &self.kind);
+        let queue = name("queue", self.queue.as_deref().unwrap_or("default"));
+        let priority = self.priority.map_or(Ok(Priority::NORMAL), Priority::try_from);
+        let priority = priority.map_err(|why| says("priority", why.to_owned())).ok();
+        if self.max_attempts.is_some_and(|most| !(1..=limits::MAX_ATTEMPTS).contains(&most)) {
+            says("max_attempts", format!("must be 1 to {}", limits::MAX_ATTEMPTS));
+        }
+        let most_ms = millis(limits::MAX_TIMEOUT);
+        if self.timeout_ms.is_some_and(|ms| ms == 0 || ms > most_ms) {
+            says("timeout_ms", format!("must be 1 to {most_ms}"));
+        }
+        if let Some((field, why)) = self.retry.as_ref().and_then(RetryPolicy::problem) {
+            says(&format!("retry/{field}"), why.to_owned());
+        }
+        let grace = self.misfire_grace_ms.map_or(USUAL_GRACE, Duration::from_millis);
+        if grace > MAX_GRACE {
+            says("misfire_grace_ms", format!("must be at most {}", millis(MAX_GRACE)));
+        }
+        match (cadence, kind, queue, priority, wrong.is_empty()) {
+            (Some((cadence, zone)), Some(kind), Some(queue), Some(priority), true) => Ok(Schedule {
+                cadence,
+                zone,
+                misfire: self.misfire.unwrap_or_default(),
+                grace,
+                overlap: self.overlap.unwrap_or_default(),
+                template: Template {
+                    kind,
+                    payload: self.payload,
+                    queue,
+                    priority,
+                    max_attempts: self.max_attempts,
+                    timeout_ms: self.timeout_ms,
+                    retry: self.retry,
+                },
+            }),
+            _ => Err(wrong),
+        }
+    }
+
+    fn cadence(&self, now: Timestamp, wrong: &mut Vec<WrongField>) -> Option<(Cadence, Zone)> {
+        let mut says = |field: &str, detail: String| wrong.push(WrongField { field: field.to_owned(), detail });
+        let zone = match self.zone.as_deref().map_or(Ok(Zone::UTC), Zone::named) {
+            Ok(zone) => Some(zone),
+            Err(unknown) => {
+                says("zone", unknown.to_string());
+                None
+            }
+        };
+        match (&self.cron, self.every_ms) {
+            (Some(_), Some(_)) => says("every_ms", "give cron or every_ms, not both".to_owned()),
+            (None, None) => says("cron", "give cron or every_ms".to_owned()),
+            (Some(text), None) => {
+                if self.anchor.is_some() {
+                    says("anchor", "means something only together with every_ms".to_owned());
+                }
+                let cron = CronExpression::parse(text).map_err(|why| says("cron", why)).ok()?;
+                let zone = zone?;
+                let cadence = Cadence::Cron { cron, zone, dst: self.dst.unwrap_or_default() };
+                if cadence.next_after(now).is_none() {
+                    says("cron", "asks for a time that never comes".to_owned());
+                    return None;
+                }
+                return Some((cadence, zone));
+            }
+            (None, Some(ms)) => {
+                if self.dst.is_some() {
+                    says(
+                        "dst",
+                        "means something only together with cron: an interval goes by no wall clock".to_owned(),
+                    );
+                }
+                let (least, most) = (millis(Cadence::MIN_EVERY), millis(Cadence::MAX_EVERY));
+                if !(least..=most).contains(&ms) {
+                    says("every_ms", format!("must be {least} to {most}"));
+                }
+                let anchor = self.anchor.unwrap_or(now);
+                // Beyond this nothing can be counted in milliseconds and columns.
+                if (anchor - now).abs() > chrono::TimeDelta::days(366 * 100) {
+                    says("anchor", "must lie within a century of now".to_owned());
+                    return None;
+                }
+                let anchor = ceil_ms(anchor);
+                let cadence = Cadence::Every { every: Duration::from_millis(ms), anchor };
+                return zone.map(|zone| (cadence, zone));
+            }
+        }
+        None
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draft() -> ScheduleDraft {
+        ScheduleDraft::new("noop", RawValue::from_string("{}".into()).unwrap())
+    }
+
+    fn fields(draft: ScheduleDraft) -> Vec<String> {
+        let now = "2026-11-21T00:00:00Z".parse().unwrap();
+        draft.check(now).err().map(|wrong| wrong.into_iter().map(|wrong| wrong.field).collect()).unwrap_or_default()
+    }
+
+    #[test]
+    fn everything_that_is_wrong_is_said_at_once() {
+        let cron = |text: &str| ScheduleDraft { cron: Some(text.to_owned()), ..draft() };
+        assert_eq!(fields(cron("0 3 * * *")), [""; 0]);
+        assert_eq!(fields(draft()), ["cron"]);
+        assert_eq!(fields(cron("0 3 30 2 *")), ["cron"]);
+        let all = ScheduleDraft {
+            zone: Some("Europe/Warsow".to_owned()),
+            every_ms: Some(1),
+            kind: "No Kind".to_owned(),
+            queue: Some(String::new()),
+            priority: Some(10),
+            max_attempts: Some(0),
+            timeout_ms: Some(0),
+            misfire_grace_ms: Some(u64::MAX),
+            ..cron("0 3 * * *")
+        };
+        let names = ["zone", "every_ms", "kind", "queue", "priority", "max_attempts", "timeout_ms", "misfire_grace_ms"];
+        assert_eq!(fields(all), names);
+        for ms in [0, 999, u64::MAX] {
+            assert_eq!(fields(ScheduleDraft { every_ms: Some(ms), ..draft() }), ["every_ms"], "{ms}");
+        }
+        let every = ScheduleDraft { every_ms: Some(1_000), dst: Some(Dst::Both), ..draft() };
+        assert_eq!(fields(every), ["dst"]);
+        let far = ScheduleDraft { every_ms: Some(1_000), anchor: Some(Timestamp::MAX_UTC), ..draft() };
+        assert_eq!(fields(far), ["anchor"]);
+    }
+}
