@@ -118,6 +118,7 @@ impl Need {
         match parts[..] {
             ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
+            ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
             // By its id, which a producer was given.
             ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] | ["v1", "kinds" | "whoami"] if reads => {
                 Self::Any
@@ -276,6 +277,9 @@ mod tests {
             (Method::GET, "/metrics", "yny"),
             (Method::GET, "/v1/audit", "yny"),
             (Method::GET, "/v1/keys", "nny"),
+            (Method::POST, "/v1/schedules/preview", "yny"),
+            (Method::GET, "/v1/schedules/nightly/ticks", "yny"),
+            (Method::PUT, "/v1/schedules/nightly", "nny"),
             (Method::GET, "/v1/reports/x.csv", "yny"),
             (Method::POST, "/v1/jobs", "nyy"),
             (Method::POST, "/v1/jobs/batch", "nyy"),

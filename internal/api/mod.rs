@@ -17,6 +17,7 @@ mod problem;
 mod queues;
 mod reports;
 mod results;
+mod schedules;
 mod stats;
 mod version;
 mod view;
@@ -25,6 +26,7 @@ pub use auth::Tokens;
 pub use keys::new_key;
 pub use problem::{Code, Problem};
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +62,8 @@ pub struct ApiParts {
     pub loopback: bool,
     /// Largest request body, in bytes.
     pub body_limit_bytes: usize,
+    /// Names of the schedules that this runner's own configuration declares.
+    pub declared_schedules: Arc<BTreeSet<String>>,
     /// Where finished reports lie.
     pub reports_dir: PathBuf,
     /// True once the process has begun to stop.
@@ -78,6 +82,7 @@ type Api = Arc<ApiParts>;
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
         (name = "queues", description = "Pause, priorities and limits"),
+        (name = "schedules", description = "Jobs that come by the clock"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -107,6 +112,13 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(keys::list))
         .routes(routes!(keys::make, keys::revoke))
         .routes(routes!(auth::whoami))
+        .routes(routes!(schedules::list))
+        .routes(routes!(schedules::show, schedules::put, schedules::delete))
+        .routes(routes!(schedules::preview))
+        .routes(routes!(schedules::pause))
+        .routes(routes!(schedules::resume))
+        .routes(routes!(schedules::trigger))
+        .routes(routes!(schedules::ticks))
         .routes(routes!(reports::download))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))

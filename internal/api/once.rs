@@ -116,9 +116,14 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
     }
 }
 
-/// Every POST takes the header, and answers accordingly.
+/// POSTs that take no key, because repeating them changes nothing.
+const REPEATABLE: [&str; 3] = ["pause_schedule", "resume_schedule", "preview_schedule"];
+
+/// Every other POST takes the header, and answers accordingly.
 pub(super) fn describe(document: &mut OpenApi) {
-    for operation in document.paths.paths.values_mut().filter_map(|item| item.post.as_mut()) {
+    let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
+    let posts = document.paths.paths.values_mut().filter_map(|item| item.post.as_mut());
+    for operation in posts.filter(|operation| takes_key(&operation.operation_id)) {
         let key = ObjectBuilder::new()
             .schema_type(Type::String)
             .min_length(Some(1))

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::broker::Invalid;
 use crate::handlers;
-use crate::job::State;
+use crate::job::{JobId, State};
 use crate::store::{Holder, StoreError};
 
 /// The catalogue of things that can be wrong.
@@ -37,7 +37,11 @@ pub enum Code {
     NameTaken,
     /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
     IdempotencyInProgress,
-    /// 412: what is to be changed has another ETag by now; nothing was changed.
+    /// 409: the schedule is declared in a configuration file, which alone says what it asks for.
+    DeclaredInConfig,
+    /// 409: the schedule's previous job has not ended, and its overlap policy lets none run beside it.
+    PreviousUnfinished,
+    /// 412: what is there is not what the request's If-Match or If-None-Match expects.
     PreconditionFailed,
     /// 413: the body is larger than the limit.
     TooLarge,
@@ -74,7 +78,12 @@ impl Code {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
             Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::WrongState | Self::KeyTaken | Self::NameTaken | Self::IdempotencyInProgress => StatusCode::CONFLICT,
+            Self::WrongState
+            | Self::KeyTaken
+            | Self::NameTaken
+            | Self::IdempotencyInProgress
+            | Self::DeclaredInConfig
+            | Self::PreviousUnfinished => StatusCode::CONFLICT,
             Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -104,7 +113,9 @@ impl Code {
             Self::KeyTaken => "An unfinished job has this unique key",
             Self::NameTaken => "The name is taken",
             Self::IdempotencyInProgress => "A request with this key is under way",
-            Self::PreconditionFailed => "It was changed meanwhile",
+            Self::DeclaredInConfig => "A configuration file owns the schedule",
+            Self::PreviousUnfinished => "The previous job has not ended",
+            Self::PreconditionFailed => "It is not what the request expects",
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body must be application/json",
             Self::InvalidRequest => "The request is not what this call takes",
@@ -152,11 +163,12 @@ pub struct Problem {
     /// What exactly is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
-    /// The state the job is in: with `wrong_state` the one that was asked about, with `key_taken` the one in the way.
+    /// The state the job is in: with `wrong_state` the one that was asked about, with `key_taken` and
+    /// `previous_unfinished` the one in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<super::view::StateWord>)]
     pub current_state: Option<State>,
-    /// The job that has the unique key, with `key_taken` of a single job.
+    /// The job in the way: with `key_taken` of a single job, and with `previous_unfinished`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
@@ -191,9 +203,14 @@ impl Problem {
     }
 
     /// This job is in the way.
-    pub(super) fn held_by(mut self, holder: &Holder) -> Self {
-        self.holder = Some(holder.id.to_string());
-        self.in_state(holder.state)
+    pub(super) fn held_by(self, holder: &Holder) -> Self {
+        self.held_by_job(holder.id, holder.state)
+    }
+
+    /// This job is in the way.
+    pub(super) fn held_by_job(mut self, id: JobId, state: State) -> Self {
+        self.holder = Some(id.to_string());
+        self.in_state(state)
     }
 
     /// A draft was refused; `prefix` points at it in the body.

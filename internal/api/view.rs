@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::job::{Attempt, Job, NewJob, Progress, RetryPolicy, State, Timestamp, Verdict};
+use crate::job::{Attempt, Job, NewJob, Progress, RetryPolicy, ScheduledBy, State, Timestamp, Verdict};
 use crate::store::Accepted;
 
 /// RFC 3339 in UTC with milliseconds.
@@ -86,6 +86,9 @@ pub(super) struct JobView {
     /// Backoff, if the job has its own.
     pub(super) retry: Option<RetryView>,
     pub(super) unique_key: Option<String>,
+    /// The schedule that it comes from, if it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) schedule: Option<ScheduledByView>,
     #[schema(value_type = String, format = DateTime)]
     pub(super) created_at: Moment,
     /// When it is, or last was, due.
@@ -112,6 +115,22 @@ pub(super) struct JobView {
     /// Every attempt in order, the open one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<Vec<AttemptView>>,
+}
+
+/// The tick of a schedule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ScheduledByView {
+    /// The schedule's name.
+    pub(super) name: String,
+    /// When it was due, or when somebody pulled the trigger.
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) tick_at: Moment,
+}
+
+impl From<ScheduledBy> for ScheduledByView {
+    fn from(by: ScheduledBy) -> Self {
+        Self { name: by.name.to_string(), tick_at: Moment(by.tick_at) }
+    }
 }
 
 /// How far a running attempt says it is.
@@ -190,6 +209,7 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key.clone(),
+            schedule: job.options.schedule.clone().map(Into::into),
             created_at: Moment(accepted.created_at),
             execute_at: Moment(accepted.execute_at),
             started_at: None,
@@ -216,6 +236,7 @@ impl JobView {
             timeout_ms: job.options.timeout_ms,
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key,
+            schedule: job.options.schedule.map(Into::into),
             created_at: Moment(job.created_at),
             execute_at: Moment(job.execute_at),
             started_at: job.started_at.map(Moment),

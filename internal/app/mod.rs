@@ -13,6 +13,7 @@ mod check;
 mod door;
 mod kinds;
 mod run;
+mod schedules;
 mod signals;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
@@ -151,6 +152,7 @@ impl App {
             return Err(StartError::Open(addr));
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
+        let declared = schedules::declare(config, &broker).await?;
         let settings = EngineSettings {
             workers: config.workers,
             queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
@@ -158,6 +160,7 @@ impl App {
             retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
             keep_answers: config.retention_idempotency,
             keep_audit: config.retention_audit,
+            keep_ticks: config.retention_ticks,
         };
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
@@ -169,6 +172,7 @@ impl App {
             tokens: Tokens::of(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,
+            declared_schedules: declared,
             reports_dir: config.reports_dir.clone(),
             draining: drains,
         });

@@ -29,11 +29,17 @@ struct WakeInner {
     /// Until when the scheduler sleeps, unix milliseconds.
     asleep_until_ms: AtomicI64,
     fetcher: Notify,
+    ticker: Notify,
 }
 
 impl Default for WakeInner {
     fn default() -> Self {
-        Self { scheduler: Notify::new(), asleep_until_ms: AtomicI64::new(i64::MAX), fetcher: Notify::new() }
+        Self {
+            scheduler: Notify::new(),
+            asleep_until_ms: AtomicI64::new(i64::MAX),
+            fetcher: Notify::new(),
+            ticker: Notify::new(),
+        }
     }
 }
 
@@ -57,6 +63,15 @@ impl Wake {
     /// What a fetcher that does without the index may take has changed.
     pub fn fetcher_may_look(&self) {
         self.inner.fetcher.notify_one();
+    }
+
+    /// Resolves when a schedule was changed through this process.
+    pub async fn ticker(&self) {
+        self.inner.ticker.notified().await;
+    }
+
+    pub(super) fn schedules_changed(&self) {
+        self.inner.ticker.notify_one();
     }
 
     fn earlier(&self, due_ms: i64) {

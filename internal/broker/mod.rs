@@ -8,11 +8,13 @@ mod controls;
 mod draft;
 mod hints;
 mod idempotency;
+mod schedules;
 
 pub use controls::{Controls, Settings};
 pub use draft::{Draft, Invalid};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
+pub use schedules::TriggerError;
 
 use std::sync::Arc;
 

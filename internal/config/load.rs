@@ -32,10 +32,11 @@ pub(super) fn load(
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
-    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "reports"]);
+    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "reports", "schedules"]);
     config.smtp = loading.smtp(&root);
     config.kinds = loading.kinds(&root);
     config.reports = loading.reports(&root);
+    config.schedules = loading.schedules(&root);
     if !loading.broken_file {
         loading.require();
         loading.cross_checks(&config);

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::kinds::KINDS;
 use super::param_draft::PARAM;
 use super::reports::{QUERY, REPORTS};
+use super::schedules::SCHEDULES;
 use super::setting::{Secrecy, Setting, Shape};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
@@ -28,6 +29,7 @@ pub fn markdown_table() -> String {
     section(&mut out, "reports", "[reports]", REPORTS);
     section(&mut out, "", "[reports.queries.<name>]", QUERY);
     section(&mut out, "", "[[reports.queries.<name>.params]]", PARAM);
+    section(&mut out, "", "[schedules.<name>]", SCHEDULES);
     out
 }
 

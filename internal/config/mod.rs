@@ -18,7 +18,7 @@
 //! | `load`, `sections` | the layers and the checks across settings; the sections of the file |
 //! | `file`, `flags` | the sources that need reading; the environment is a map |
 //! | `origin`, `error` | where a value came from, what is wrong with it |
-//! | `smtp`, `kinds` | what the sections of that name hold |
+//! | `smtp`, `kinds`, `schedules` | what the sections of that name hold |
 //! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
 //! | `url`, `callback`, `duration`, `size`, `parse` | kinds of value |
 //! | `markdown` | the table of the README |
@@ -36,6 +36,7 @@ mod param;
 mod param_draft;
 mod parse;
 mod reports;
+mod schedules;
 mod sections;
 mod setting;
 mod settings;
@@ -51,7 +52,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::job::suggest;
+use crate::job::{Name, suggest};
 
 pub use callback::CallbackSecret;
 pub use duration::parse as parse_duration;
@@ -62,6 +63,7 @@ pub use markdown::markdown_table;
 pub use origin::{Effective, Origin, Origins};
 pub use param::{ParamError, ParamType, ParamValue, ReportParam};
 pub use reports::{ReportQuery, Reports};
+pub use schedules::ScheduleConfig;
 pub use setting::{Reach, Secrecy, Setting, Shape};
 pub use settings::SETTINGS;
 pub use smtp::{Smtp, SmtpTls};
@@ -109,6 +111,8 @@ pub struct Config {
     pub retention_idempotency: Duration,
     /// How long it is known what operators did.
     pub retention_audit: Duration,
+    /// How long it is known what became of the ticks of schedules.
+    pub retention_ticks: Duration,
     /// The largest request body in bytes.
     pub body_limit_bytes: usize,
     /// The log filter, known to parse.
@@ -131,6 +135,8 @@ pub struct Config {
     pub kinds: BTreeMap<String, KindConfig>,
     /// The reports.
     pub reports: Reports,
+    /// The schedules that are declared here, by name. Whether their kinds exist and take the payloads is not known here.
+    pub schedules: BTreeMap<Name, ScheduleConfig>,
 }
 
 /// How log lines look.
@@ -237,6 +243,7 @@ impl Config {
             retention_failed: Duration::ZERO,
             retention_idempotency: Duration::ZERO,
             retention_audit: Duration::ZERO,
+            retention_ticks: Duration::ZERO,
             body_limit_bytes: 0,
             log: String::new(),
             log_format: LogFormat::Text,
@@ -248,6 +255,7 @@ impl Config {
             smtp: None,
             kinds: BTreeMap::new(),
             reports: Reports::blank(),
+            schedules: BTreeMap::new(),
         }
     }
 }

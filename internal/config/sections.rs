@@ -10,7 +10,9 @@ use super::param::ReportParam;
 use super::param_draft::{PARAM, ParamDraft};
 use super::parse;
 use super::reports::{QUERY, QueryDraft, REPORTS, Reports};
+use super::schedules::{SCHEDULES, ScheduleConfig, ScheduleKeys};
 use super::smtp::{SMTP, Smtp, SmtpTls};
+use crate::job::Name;
 
 impl Loading<'_> {
     pub(super) fn smtp(&mut self, root: &Table) -> Option<Smtp> {
@@ -79,6 +81,35 @@ impl Loading<'_> {
             }
         }
         reports
+    }
+
+    pub(super) fn schedules(&mut self, root: &Table) -> BTreeMap<Name, ScheduleConfig> {
+        let mut schedules = BTreeMap::new();
+        let Some((_, table)) = self.section("schedules", root.entries.get("schedules")) else { return schedules };
+        // This host's clock only tells whether a cron expression ever comes; the store's decides when.
+        let now = chrono::Utc::now();
+        for (name, line, table) in self.named_sections("schedules", table) {
+            let section = full_name("schedules", name);
+            let (mut keys, errors_before) = (ScheduleKeys::default(), self.errors.len());
+            self.settings(&section, SCHEDULES, table, &mut keys);
+            self.unknown_keys(&section, table, SCHEDULES, &[]);
+            if name == "preview" {
+                let wrong = Wrong::new("no name for a schedule: the API uses it", "write another name");
+                self.fail(&section, self.at(line), None, wrong);
+            }
+            if self.errors.len() > errors_before {
+                continue;
+            }
+            match (keys.finish(now), name.parse()) {
+                (Ok(schedule), Ok(name)) => {
+                    schedules.insert(name, ScheduleConfig { schedule, origin: self.at(line) });
+                }
+                (Err(wrongs), _) => self.fail_keys(&section, line, table, wrongs),
+                // The name has been read before.
+                (Ok(_), Err(_)) => {}
+            }
+        }
+        schedules
     }
 
     /// The parameters of a query, and whether all of them could be read.

@@ -102,6 +102,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.retention_audit, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("365d"),
+    Row::new("retention_ticks", "DURATION", "How long it is known what became of the ticks of schedules", |c, t| {
+        parse::put(&mut c.retention_ticks, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("30d"),
     Row::new("body_limit", "SIZE", "Largest request body, at most 1MiB", |c, t| {
         parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
     })

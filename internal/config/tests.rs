@@ -48,6 +48,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "retention_completed"
         | "retention_failed"
         | "retention_audit"
+        | "retention_ticks"
         | "retention_idempotency" => ["11s", "12s", "13s"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
         "workers" | "mysql_connections" => ["11", "12", "13"],
@@ -81,6 +82,7 @@ fn typed(config: &Config, name: &str) -> String {
         "retention_failed" => duration::show(config.retention_failed),
         "retention_idempotency" => duration::show(config.retention_idempotency),
         "retention_audit" => duration::show(config.retention_audit),
+        "retention_ticks" => duration::show(config.retention_ticks),
         "body_limit" => size::show(config.body_limit_bytes as u64),
         "workers" => config.workers.to_string(),
         "mysql_connections" => config.mysql_connections.to_string(),
@@ -380,6 +382,42 @@ fn report_mistakes_are_named_with_their_key() {
     ] {
         assert_eq!(at_fault(load_file(&format!("[reports.queries.q]\n{text}\n"))), expected, "{text}");
     }
+}
+
+#[test]
+fn schedules_are_read_and_every_mistake_in_them_is_named_with_its_key() {
+    let loaded = load_file(
+        "[schedules.nightly]\ncron = \"30 2 * * *\"\nzone = \"Europe/Warsaw\"\ndst = \"skip\"\nkind = \"sleep\"\n\
+         payload = '{\"canary\": 1}'\nmisfire_grace = \"1m\"\nretry_base = \"2s\"\n\
+         [schedules.often]\nevery = \"90s\"\nkind = \"noop\"\n",
+    )
+    .unwrap();
+    let schedules = &loaded.config.schedules;
+    let nightly = &schedules.get("nightly").unwrap().schedule;
+    assert_eq!(nightly.cadence.describe(), "At 02:30 (Europe/Warsaw)");
+    assert_eq!((nightly.grace, nightly.template.payload.get()), (Duration::from_secs(60), "{\"canary\": 1}"));
+    assert_eq!(nightly.template.retry.map(|retry| retry.base_ms), Some(2_000));
+    assert!(schedules.get("often").unwrap().schedule.unanchored);
+    assert_no_canary(&format!("{} {:?}", loaded.origins, loaded.config));
+
+    let mistakes = load_file(
+        "[schedules.a]\nkind = \"noop\"\n[schedules.b]\ncron = \"0 0 30 2 *\"\nzone = \"Warsaw\"\nkind = \"noop\"\n\
+         [schedules.c]\nevery = \"1ms\"\ncrom = \"x\"\n[schedules.d]\nevery = \"1m\"\ndst = \"skip\"\nkind = \"noop\"\n\
+         [schedules.e]\nevery = \"1m\"\npayload = 'canary'\n[schedules.preview]\nevery = \"1m\"\nkind = \"noop\"\n\
+         [schedules.f]\ncron = \"0 0 30 2 *\"\nkind = \"noop\"\n",
+    );
+    assert_no_canary(&mistakes.as_ref().unwrap_err().to_string());
+    let named = [
+        "schedules.a.cron",
+        "schedules.b.zone",
+        "schedules.c.every",
+        "schedules.c.crom",
+        "schedules.d.dst",
+        "schedules.e.payload",
+        "schedules.f.cron",
+        "schedules.preview",
+    ];
+    assert_eq!(at_fault(mistakes), named);
 }
 
 #[test]

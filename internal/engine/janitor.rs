@@ -17,6 +17,7 @@ const BREATH: Duration = Duration::from_millis(20);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let mut place = None;
+    let mut schedule = String::new();
     loop {
         let pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
         tokio::select! {
@@ -38,6 +39,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         }
         if let Err(error) = forget_acts(&shared).await {
             tracing::warn!(%error, "cannot purge the audit");
+        }
+        if let Err(error) = forget_ticks(&shared, &mut schedule).await {
+            tracing::warn!(%error, "cannot purge the ticks of schedules");
         }
     }
 }
@@ -79,6 +83,22 @@ async fn forget_acts(shared: &Shared) -> Result<(), StoreError> {
             break;
         }
         tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
+}
+
+/// Ticks stand in the order of their schedules, so a round goes on with the schedule where the last one stopped.
+async fn forget_ticks(shared: &Shared, after: &mut String) -> Result<(), StoreError> {
+    for _ in 0..PAGES {
+        let (forgotten, next) = shared.store.purge_ticks(after.clone(), shared.settings.keep_ticks).await?;
+        metrics::counter!("tickr_ticks_purged_total").increment(forgotten);
+        *after = next.unwrap_or_default();
+        if after.is_empty() || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        if forgotten > 0 {
+            tokio::time::sleep(BREATH).await;
+        }
     }
     Ok(())
 }

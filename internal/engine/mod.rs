@@ -6,6 +6,7 @@
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
 //! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
 //! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
+//! ticker: fires the ticks of schedules
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ```
 //!
@@ -24,6 +25,7 @@ mod reconciler;
 mod rhythm;
 mod scheduler;
 mod service;
+mod ticker;
 mod ward;
 mod worker;
 
@@ -71,6 +73,8 @@ pub struct EngineSettings {
     pub keep_answers: Duration,
     /// How long it is known what operators did.
     pub keep_audit: Duration,
+    /// How long it is known what became of the ticks of schedules.
+    pub keep_ticks: Duration,
 }
 
 /// What all loops share.
@@ -159,6 +163,7 @@ impl Engine {
         let events = broker.events().clone();
         let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
         let alarm = Arc::new(Alarm::start()?);
+        let tick_alarm = Arc::new(Alarm::start()?);
         let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
         let (ward, suspects) = Ward::new();
         let gauges = Gauges::of(&registry.names());
@@ -200,6 +205,9 @@ impl Engine {
         fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(slots, entrance));
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
+        });
+        keep_running(&looping, &shared, "ticker", move |shared| {
+            ticker::run_until_stopped(shared, Arc::clone(&tick_alarm))
         });
         keep_running(&looping, &shared, "reconciler", reconciler::run_until_stopped);
         keep_running(&looping, &shared, "permits", permits::keep_until_stopped);

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::RunnerId;
+
 /// Who asked, as it stands in the audit table and beside pauses: `key:deploy`, `token:1`, `anyone`, `config`, `tickr`,
 /// followed by whom the caller says it acts for, as in `key:deploy (ada@build-7)`. That part nobody has checked.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -40,6 +42,12 @@ impl Actor {
     #[must_use]
     pub fn command() -> Self {
         Self("command".into())
+    }
+
+    /// A runner, by a rule and not because somebody asked.
+    #[must_use]
+    pub fn runner(runner: &RunnerId) -> Self {
+        Self(format!("runner:{runner}").into())
     }
 
     /// tickr itself, by a rule and not because somebody asked.

@@ -14,8 +14,8 @@ mod id;
 mod name;
 mod record;
 mod retry;
-mod scope;
 mod schedule;
+mod scope;
 mod spec;
 mod state;
 pub(crate) mod suggest;
@@ -27,11 +27,11 @@ pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
-pub use scope::Scope;
 pub use schedule::{
     Cadence, CronExpression, Dst, Fate, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy,
     Situation, SkipCause, Template, UnknownZone, WrongField, Zone, plan,
 };
+pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
 pub use state::{Event, Refused, State, next};
 pub use time::{Timestamp, ceil_ms, floor_ms};

@@ -8,6 +8,7 @@
 //!   `script.rs`: statements in few round trips
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
+//! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
@@ -40,10 +41,12 @@ mod purge;
 mod queues;
 mod read;
 mod report_query;
+mod schedules;
 mod script;
 mod settle;
 mod shape;
 mod stats;
+mod ticks;
 
 pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
@@ -70,8 +73,10 @@ pub use purge::{Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::{Filter, JobPage};
 pub use report_query::{InvalidUrl, ReportQueries};
+pub use schedules::{Condition, Deleted, DueSchedules, Origin, Put, Scheduled, VersionTag};
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use stats::{StateCount, Stats};
+pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
 
 use std::str::FromStr;
 use std::sync::Arc;

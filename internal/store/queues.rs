@@ -31,7 +31,7 @@ pub struct QueueSetting {
     pub version: u32,
 }
 
-/// Why a queue stands still.
+/// Why a queue or a schedule stands still.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
     /// Since when.

@@ -32,6 +32,7 @@ mod recovery;
 mod redis_faults;
 mod report;
 mod retries;
+mod schedules;
 mod services;
 mod shutdown;
 mod store;

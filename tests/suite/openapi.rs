@@ -77,6 +77,10 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
         for (status, response) in operation["responses"].as_object().unwrap() {
             assert!(status.parse::<u16>().is_ok_and(|status| (200..600).contains(&status)), "{here} {status}");
             assert!(!response["description"].as_str().unwrap().is_empty(), "{here} {status} has no description");
+            if status == "204" {
+                assert!(response.get("content").is_none(), "{here} {status}");
+                continue;
+            }
             let content = response["content"].as_object().unwrap();
             assert!(content.values().all(Value::is_object), "{here} {status}");
             if status.starts_with('4') {

@@ -111,6 +111,7 @@ impl ScheduleDraft {
         match (cadence, kind, queue, priority, wrong.is_empty()) {
             (Some((cadence, zone)), Some(kind), Some(queue), Some(priority), true) => Ok(Schedule {
                 cadence,
+                unanchored: self.anchor.is_none(),
                 zone,
                 misfire: self.misfire.unwrap_or_default(),
                 grace,

@@ -14,6 +14,8 @@ use crate::job::{Name, Priority, RetryPolicy, Timestamp};
 pub struct Schedule {
     /// When it ticks.
     pub cadence: Cadence,
+    /// The anchor of the interval is the moment of asking, because nobody named one.
+    pub unanchored: bool,
     /// Whose clock people read its times by. A cron expression's own zone.
     pub zone: Zone,
     /// What becomes of ticks that nobody was there for.
@@ -27,7 +29,7 @@ pub struct Schedule {
 }
 
 /// The jobs that a schedule makes. What is left open is the kind's own when the tick fires.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Template {
     /// Picks the handler.
     pub kind: Name,
@@ -45,8 +47,15 @@ pub struct Template {
     pub retry: Option<RetryPolicy>,
 }
 
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The payload is nobody's business but the handler's.
+        f.debug_struct("Template").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
 impl Schedule {
-    /// Do both ask for the same? The anchor of an interval says where it began, which is no part of that.
+    /// Does this ask for what is there already?
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.template, &other.template);
@@ -58,11 +67,13 @@ impl Schedule {
                 == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts, theirs.timeout_ms, theirs.retry)
     }
 
-    /// Do both tick at the same times, but for where an interval began?
+    /// Does this ask for the times that are there already? An interval that does not say where it begins goes on as it is.
     #[must_use]
     pub fn ticks_the_same(&self, other: &Self) -> bool {
         match (&self.cadence, &other.cadence) {
-            (Cadence::Every { every: mine, .. }, Cadence::Every { every: theirs, .. }) => mine == theirs,
+            (Cadence::Every { every: mine, .. }, Cadence::Every { every: theirs, .. }) if self.unanchored => {
+                mine == theirs
+            }
             (mine, theirs) => mine == theirs,
         }
     }

@@ -1,0 +1,880 @@
+//! `/v1/schedules`: jobs that come by the clock.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use super::auth::Who;
+use super::body::{Asked, Body, NamePath, Object};
+use super::cursor::Listing;
+use super::once::{Key, conclude, recall};
+use super::problem::{Code, Problem};
+use super::view::{JobView, Moment, RetryView};
+use super::{Api, json};
+use crate::broker::TriggerError;
+use crate::handlers;
+use crate::job::{
+    Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
+};
+use crate::store::{
+    Accepted, Answer, Condition, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, VersionTag, Wording,
+};
+
+/// Runs that are told of a schedule.
+const NEXT_RUNS: usize = 5;
+/// Longest reason for a pause, in characters.
+const MAX_REASON: usize = 1_000;
+
+/// What a schedule asks for.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ScheduleBody {
+    /// A cron expression of five fields, or of six with seconds first. Not together with `every_ms`.
+    #[schema(example = "0 3 * * *", max_length = 255)]
+    cron: Option<String>,
+    /// An interval, counted from `anchor`, so that it does not drift. Not together with `cron`.
+    #[schema(minimum = 1_000, maximum = 31_622_400_000_u64)]
+    every_ms: Option<u64>,
+    /// Where the interval begins: a tick, from which all others are counted. When left out, the moment in which the
+    /// schedule was made. Only with `every_ms`.
+    anchor: Option<DateTime<Utc>>,
+    /// An IANA time zone; `UTC` when left out.
+    #[schema(example = "Europe/Warsaw", max_length = 64)]
+    zone: Option<String>,
+    /// When clocks are turned: `once` runs a time that does not exist right after the gap, and one that exists twice the
+    /// first time; `skip` runs neither; `both` runs it each time. `once` when left out. An expression that runs in every
+    /// hour names no hour and goes by the passing of time. Only with `cron`.
+    #[schema(value_type = Option<DstWord>)]
+    dst: Option<Dst>,
+    /// Ticks that no runner was there for: `skip` fires none of them, `one` the latest, `all` each, at most the latest
+    /// thousand. `one` when left out.
+    #[schema(value_type = Option<MisfireWord>)]
+    misfire: Option<Misfire>,
+    /// How late a tick may fire without counting as missed; 15 s when left out.
+    #[schema(maximum = 86_400_000)]
+    misfire_grace_ms: Option<u64>,
+    /// While the schedule's previous job has not ended: `allow` fires beside it, `skip` does not fire, `replace` cancels it
+    /// if it waits, asks it to stop if it executes, and fires. `allow` when left out.
+    #[schema(value_type = Option<OverlapWord>)]
+    overlap: Option<Overlap>,
+    /// The kind of its jobs: one of `/v1/kinds`.
+    #[schema(example = "http", max_length = 64)]
+    kind: String,
+    /// The handler's input, as the kind's schema says; `{}` when left out.
+    #[serde(default = "empty_object")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Box<RawValue>,
+    /// The line to wait in; `default` when left out.
+    #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    queue: Option<String>,
+    /// 0 runs first, 9 last; 5 when left out.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+    /// Attempts before a job fails, 1 to 100; the kind's own when left out.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<u32>,
+    /// Time limit of one attempt; the kind's own when left out.
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    timeout_ms: Option<u64>,
+    /// Backoff; the kind's own when left out.
+    #[schema(value_type = Option<RetryView>)]
+    retry: Option<Object<RetryView>>,
+}
+
+fn empty_object() -> Box<RawValue> {
+    RawValue::from_string("{}".into()).unwrap_or_default()
+}
+
+impl From<ScheduleBody> for ScheduleDraft {
+    fn from(body: ScheduleBody) -> Self {
+        Self {
+            cron: body.cron,
+            every_ms: body.every_ms,
+            anchor: body.anchor,
+            zone: body.zone,
+            dst: body.dst,
+            misfire: body.misfire,
+            misfire_grace_ms: body.misfire_grace_ms,
+            overlap: body.overlap,
+            kind: body.kind,
+            payload: body.payload,
+            queue: body.queue,
+            priority: body.priority,
+            max_attempts: body.max_attempts,
+            timeout_ms: body.timeout_ms,
+            retry: body.retry.map(|Object(retry)| retry.into()),
+        }
+    }
+}
+
+macro_rules! words {
+    ($($(#[$doc:meta])* $name:ident { $($variant:ident),+ })+) => {$(
+        $(#[$doc])*
+        #[derive(ToSchema)]
+        #[schema(rename_all = "snake_case")]
+        #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+        pub(super) enum $name { $($variant),+ }
+    )+};
+}
+
+words! {
+    /// What happens when clocks are turned.
+    DstWord { Once, Skip, Both }
+    /// What becomes of ticks that no runner was there for.
+    MisfireWord { Skip, One, All }
+    /// What happens while the previous job has not ended.
+    OverlapWord { Allow, Skip, Replace }
+    /// Who owns a schedule: whoever calls the API, or a configuration file.
+    OriginWord { Api, Config }
+    /// What became of a tick.
+    OutcomeWord { Fired, Skipped }
+    /// Why a tick was skipped: nobody was there in time; the schedule was paused; its previous job had not ended; its kind
+    /// does not take the payload any more; it was changed before anybody saw to the tick.
+    CauseWord { Missed, Paused, Overlap, Invalid, Changed }
+}
+
+/// A schedule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ScheduleView {
+    name: String,
+    /// When it ticks, in words.
+    description: String,
+    cron: Option<String>,
+    every_ms: Option<u64>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    anchor: Option<Moment>,
+    zone: String,
+    /// Null for an interval, which goes by no wall clock.
+    #[schema(value_type = Option<DstWord>)]
+    dst: Option<Dst>,
+    #[schema(value_type = MisfireWord)]
+    misfire: Misfire,
+    misfire_grace_ms: u64,
+    #[schema(value_type = OverlapWord)]
+    overlap: Overlap,
+    kind: String,
+    /// Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+    queue: String,
+    priority: u8,
+    /// Null for the kind's own.
+    max_attempts: Option<u32>,
+    /// Null for the kind's own.
+    timeout_ms: Option<u64>,
+    /// Null for the kind's own.
+    retry: Option<RetryView>,
+    #[schema(value_type = OriginWord)]
+    origin: &'static str,
+    /// Null unless it is paused.
+    paused: Option<SchedulePauseView>,
+    /// The first tick that nobody has seen to; null when there will be none.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_at: Option<Moment>,
+    /// Its next ticks, at most five. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_runs: Option<Vec<RunView>>,
+    /// The newest line of its ledger. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_tick: Option<TickView>,
+    /// Its last job.
+    last_job: Option<Uuid>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Moment,
+    created_by: String,
+    /// When what it asks for was last changed.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Moment,
+    updated_by: String,
+}
+
+/// A pause.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SchedulePauseView {
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// Who asked.
+    by: String,
+    reason: Option<String>,
+}
+
+/// A tick to come.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RunView {
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// The same moment as people in the schedule's zone write it.
+    #[schema(value_type = String, format = DateTime)]
+    local: String,
+}
+
+/// What became of a tick.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TickView {
+    /// When it was due; the first of several that share the line.
+    #[schema(value_type = String, format = DateTime)]
+    due_at: Moment,
+    /// Somebody pulled the trigger; it is no tick of the schedule's own.
+    manual: bool,
+    #[schema(value_type = OutcomeWord)]
+    outcome: &'static str,
+    /// Null when it fired.
+    #[schema(value_type = Option<CauseWord>)]
+    cause: Option<&'static str>,
+    /// The cause in words.
+    reason: Option<String>,
+    /// How many ticks share the line, counted to ten thousand: after an outage not each gets its own.
+    ticks: u32,
+    /// The job, if it fired.
+    job_id: Option<Uuid>,
+    #[schema(value_type = String, format = DateTime)]
+    recorded_at: Moment,
+    /// Who saw to it: a runner, or whoever pulled the trigger or made the change.
+    recorded_by: String,
+}
+
+impl From<Pause> for SchedulePauseView {
+    fn from(pause: Pause) -> Self {
+        Self { at: Moment(pause.at), by: pause.by.to_string(), reason: pause.reason }
+    }
+}
+
+impl From<TickLine> for TickView {
+    fn from(line: TickLine) -> Self {
+        Self {
+            outcome: line.outcome(),
+            due_at: Moment(line.due_at),
+            manual: line.number > 0,
+            cause: line.cause.map(SkipCause::as_str),
+            reason: line.reason,
+            ticks: line.ticks,
+            job_id: line.job.map(crate::job::JobId::uuid),
+            recorded_at: Moment(line.recorded_at),
+            recorded_by: line.recorded_by.to_string(),
+        }
+    }
+}
+
+impl ScheduleView {
+    /// One of many.
+    fn listed(row: Scheduled) -> Self {
+        let Schedule { cadence, zone, misfire, grace, overlap, template, .. } = row.schedule;
+        let ms = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let description = cadence.describe();
+        let (cron, every_ms, anchor, dst) = match cadence {
+            Cadence::Cron { cron, dst, .. } => (Some(cron.as_str().to_owned()), None, None, Some(dst)),
+            Cadence::Every { every, anchor } => (None, Some(ms(every)), Some(Moment(anchor)), None),
+        };
+        Self {
+            name: row.name.to_string(),
+            description,
+            cron,
+            every_ms,
+            anchor,
+            zone: zone.to_string(),
+            dst,
+            misfire,
+            misfire_grace_ms: ms(grace),
+            overlap,
+            kind: template.kind.to_string(),
+            payload: None,
+            queue: template.queue.to_string(),
+            priority: template.priority.level(),
+            max_attempts: template.max_attempts,
+            timeout_ms: template.timeout_ms,
+            retry: template.retry.map(Into::into),
+            origin: row.origin.as_str(),
+            paused: row.paused.map(Into::into),
+            next_at: row.next_at.map(Moment),
+            next_runs: None,
+            last_tick: None,
+            last_job: row.last_job.map(crate::job::JobId::uuid),
+            created_at: Moment(row.created.0),
+            created_by: row.created.1.to_string(),
+            updated_at: Moment(row.updated.0),
+            updated_by: row.updated.1.to_string(),
+        }
+    }
+
+    /// In full, with its version in the header.
+    async fn shown(api: &Api, status: StatusCode, row: Scheduled) -> Result<Response, Problem> {
+        let last = api.broker.store().ticks(row.name.clone(), None, None, 1).await?.lines.pop();
+        let now = api.broker.store().clock().now();
+        let runs = runs(&row.schedule.cadence, row.schedule.zone, row.next_at, now, NEXT_RUNS);
+        let payload = row.schedule.template.payload.clone();
+        let tag = tag_text(row.tag());
+        let view = Self {
+            payload: Some(payload),
+            next_runs: Some(runs),
+            last_tick: last.map(Into::into),
+            ..Self::listed(row)
+        };
+        let mut response = json(status, view);
+        if let Ok(tag) = HeaderValue::try_from(tag) {
+            response.headers_mut().insert(header::ETAG, tag);
+        }
+        Ok(response)
+    }
+}
+
+/// The ticks to come, beginning with `next_at` unless it is late.
+fn runs(cadence: &Cadence, zone: Zone, next_at: Option<Timestamp>, now: Timestamp, count: usize) -> Vec<RunView> {
+    let first = next_at.filter(|next| *next > now).or_else(|| cadence.next_after(now).filter(|_| next_at.is_some()));
+    let run = |at: Timestamp| RunView { at: Moment(at), local: zone.local(at) };
+    std::iter::successors(first, |tick| cadence.next_after(*tick)).take(count).map(run).collect()
+}
+
+fn tag_text(tag: VersionTag) -> String {
+    format!("\"{:x}-{}\"", tag.created_us, tag.version)
+}
+
+fn read_tag(text: &str) -> Option<VersionTag> {
+    let (created, version) = text.strip_prefix('"')?.strip_suffix('"')?.split_once('-')?;
+    Some(VersionTag { created_us: i64::from_str_radix(created, 16).ok()?, version: version.parse().ok()? })
+}
+
+/// What the headers of a change say must be there.
+pub(super) struct Expected(Condition);
+
+impl<S: Send + Sync> FromRequestParts<S> for Expected {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        let wrong = |name: &HeaderName, detail: &str| {
+            let here = handlers::Problem::at(name.as_str(), detail);
+            Problem::new(Code::InvalidRequest, format!("the header {name} is not usable")).at("", vec![here])
+        };
+        let all = |headers: &HeaderMap, name: HeaderName| -> Option<String> {
+            let texts: Vec<&str> = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect();
+            headers.contains_key(&name).then(|| texts.join(","))
+        };
+        let condition = match (all(&parts.headers, header::IF_MATCH), all(&parts.headers, header::IF_NONE_MATCH)) {
+            (None, None) => Condition::Any,
+            (Some(_), Some(_)) => return Err(wrong(&header::IF_NONE_MATCH, "is there together with If-Match")),
+            (None, Some(text)) if text.trim() == "*" => Condition::Absent,
+            (None, Some(_)) => return Err(wrong(&header::IF_NONE_MATCH, "can only be *, for a schedule that is new")),
+            (Some(text), None) if text.trim() == "*" => Condition::Present,
+            // A tag of another making belongs to nothing that is there.
+            (Some(text), None) => Condition::OneOf(text.split(',').filter_map(|tag| read_tag(tag.trim())).collect()),
+        };
+        Ok(Self(condition))
+    }
+}
+
+fn missing(name: &Name) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no schedule {name}"))
+}
+
+fn unexpected(name: &Name) -> Problem {
+    let detail = format!("the schedule {name} is not what the request expects; nothing was changed");
+    Problem::new(Code::PreconditionFailed, detail)
+}
+
+fn declared(name: &Name) -> Problem {
+    let detail = format!(
+        "the schedule {name} is declared in a configuration file, which alone says what it asks for; it can be paused, \
+         resumed and triggered here"
+    );
+    Problem::new(Code::DeclaredInConfig, detail)
+}
+
+/// Make a schedule, or make it say this
+///
+/// A schedule whose times do not change goes on where it is. With If-Match only if it has not been changed since it was
+/// read, with `If-None-Match: *` only if it is new.
+#[utoipa::path(
+    put, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "put_schedule", request_body = ScheduleBody,
+    params(
+        ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only if there is none"),
+    ),
+    responses(
+        (status = 201, description = "Made", body = ScheduleView, headers(("ETag" = String))),
+        (status = 200, description = "It says this now", body = ScheduleView, headers(("ETag" = String))),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "declared_in_config", body = Problem),
+        (status = 412, description = "precondition_failed", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn put(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Expected(condition): Expected,
+    Body(body, _): Body<ScheduleBody>,
+) -> Result<Response, Problem> {
+    let schedule = api.broker.prepare_schedule(body.into()).map_err(|invalid| Problem::invalid("", invalid))?;
+    let (status, row) = match api.broker.put_schedule(name.clone(), schedule, Origin::Api, condition, &who).await? {
+        Put::Created(row) => (StatusCode::CREATED, row),
+        Put::Changed(row) | Put::Unchanged(row) => (StatusCode::OK, row),
+        Put::Unexpected => return Err(unexpected(&name)),
+        Put::OwnedByConfig => return Err(declared(&name)),
+    };
+    ScheduleView::shown(&api, status, row).await
+}
+
+/// Show a schedule with its next runs
+#[utoipa::path(
+    get, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "show_schedule",
+    params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The schedule", body = ScheduleView, headers(("ETag" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
+    let row = api.broker.store().schedule(name.clone()).await?.ok_or_else(|| missing(&name))?;
+    ScheduleView::shown(&api, StatusCode::OK, row).await
+}
+
+/// How to delete.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeleteQuery {
+    /// Also a schedule that a configuration file declared, as long as this runner's own does not: for what is left over
+    /// when no configuration declares it any more. A runner whose file still does makes it anew when it starts.
+    #[serde(default)]
+    undeclared: bool,
+}
+
+/// Delete a schedule
+///
+/// Its jobs stay, and what became of its ticks stays known until its retention ends.
+#[utoipa::path(
+    delete, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "delete_schedule",
+    params(
+        DeleteQuery,
+        ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these"),
+    ),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "declared_in_config", body = Problem),
+        (status = 412, description = "precondition_failed", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn delete(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Asked(asked): Asked<DeleteQuery>,
+    Expected(condition): Expected,
+) -> Result<Response, Problem> {
+    let undeclared = asked.undeclared && !api.declared_schedules.contains(name.as_str());
+    match api.broker.delete_schedule(name.clone(), condition, undeclared, &who).await? {
+        Deleted::Done => Ok(StatusCode::NO_CONTENT.into_response()),
+        Deleted::Missing => Err(missing(&name)),
+        Deleted::Unexpected => Err(unexpected(&name)),
+        Deleted::OwnedByConfig => Err(declared(&name)),
+    }
+}
+
+/// Which schedules to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Schedules in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// Where to go on, as the last page said.
+    cursor: Option<String>,
+}
+
+/// A page of schedules.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SchedulesAnswer {
+    /// In the order of their names.
+    data: Vec<ScheduleView>,
+    /// Where to go on; null at the end.
+    next_cursor: Option<String>,
+}
+
+fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
+    let limit = asked.unwrap_or(50);
+    if (1..=200).contains(&limit) {
+        return Ok(limit);
+    }
+    let here = handlers::Problem::at("limit", "must be 1 to 200");
+    Err(Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", vec![here]))
+}
+
+/// List schedules by name
+#[utoipa::path(
+    get, path = "/v1/schedules", tag = "schedules", operation_id = "list_schedules", params(ListQuery),
+    responses(
+        (status = 200, description = "A page of schedules, without payloads, next runs and last ticks", body = SchedulesAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>) -> Result<Response, Problem> {
+    let limit = page_limit(asked.limit)?;
+    let listing = Listing::new("schedules", &());
+    let after = listing.place(asked.cursor.as_deref())?.map(|place| String::from_utf8_lossy(&place).into_owned());
+    // One more than the page holds tells whether there is another page.
+    let mut rows = api.broker.store().schedules(after, limit + 1).await?;
+    let more = rows.len() > limit as usize;
+    rows.truncate(limit as usize);
+    let next_cursor = rows.last().filter(|_| more).map(|last| listing.cursor(last.name.as_str().as_bytes()));
+    let data = rows.into_iter().map(ScheduleView::listed).collect();
+    Ok(json(StatusCode::OK, SchedulesAnswer { data, next_cursor }))
+}
+
+/// Why a schedule is paused.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SchedulePauseBody {
+    /// For whoever wonders later.
+    #[schema(max_length = 1000)]
+    reason: Option<String>,
+}
+
+/// Pause a schedule
+///
+/// Its ticks pass without firing, each with a line in its ledger, until it is resumed. A pause that is there already
+/// stays as it is. Jobs that are there run on.
+#[utoipa::path(
+    post, path = "/v1/schedules/{name}/pause", tag = "schedules", operation_id = "pause_schedule",
+    request_body = SchedulePauseBody,
+    params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "Paused", body = ScheduleView, headers(("ETag" = String))),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn pause(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Body(body, _): Body<SchedulePauseBody>,
+) -> Result<Response, Problem> {
+    if body.reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
+        let here = handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
+        return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
+    }
+    let reason = body.reason.filter(|reason| !reason.trim().is_empty());
+    let row = api.broker.pause_schedule(name.clone(), reason, &who).await?.ok_or_else(|| missing(&name))?;
+    ScheduleView::shown(&api, StatusCode::OK, row).await
+}
+
+/// Resume a schedule
+///
+/// It ticks again. What was due while it was paused does not fire.
+#[utoipa::path(
+    post, path = "/v1/schedules/{name}/resume", tag = "schedules", operation_id = "resume_schedule",
+    params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "Not paused", body = ScheduleView, headers(("ETag" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn resume(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+) -> Result<Response, Problem> {
+    let row = api.broker.resume_schedule(name.clone(), &who).await?.ok_or_else(|| missing(&name))?;
+    ScheduleView::shown(&api, StatusCode::OK, row).await
+}
+
+/// How to trigger.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TriggerQuery {
+    /// The overlap policy for this once, instead of the schedule's own.
+    #[param(value_type = Option<OverlapWord>, inline)]
+    overlap: Option<String>,
+}
+
+/// Fire a schedule now
+///
+/// Makes a job at once, also while the schedule is paused; its own ticks come as they would. With an overlap policy of
+/// `skip`, 409 while its previous job has not ended.
+#[utoipa::path(
+    post, path = "/v1/schedules/{name}/trigger", tag = "schedules", operation_id = "trigger_schedule",
+    params(
+        TriggerQuery,
+        ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+    ),
+    responses(
+        (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "previous_unfinished: `holder` has not ended; nothing was written", body = Problem),
+        (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn trigger(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Asked(asked): Asked<TriggerQuery>,
+    key: Key,
+) -> Result<Response, Problem> {
+    let overlap = match asked.overlap.as_deref().map(|word| Overlap::from_word(word).ok_or(word)) {
+        Some(Err(word)) => {
+            let here = handlers::Problem::at("overlap", format!("{word:?} is not one of allow, skip, replace"));
+            return Err(Problem::new(Code::InvalidRequest, "there is no such policy").at("", vec![here]));
+        }
+        Some(Ok(overlap)) => Some(overlap),
+        None => None,
+    };
+    let word = overlap.map_or("", Overlap::as_str);
+    let once = key.once(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
+    let word = |job: &NewJob| -> Wording<Accepted> {
+        let job = job.clone();
+        Arc::new(move |accepted: &Accepted| {
+            let mut job = job.clone();
+            if let Some(by) = &mut job.options.schedule {
+                by.tick_at = floor_ms(accepted.created_at);
+            }
+            let body = serde_json::to_string(&JobView::accepted(&job, accepted)).unwrap_or_default();
+            Answer { status: StatusCode::CREATED.as_u16(), body }
+        })
+    };
+    match api.broker.trigger_schedule(&name, overlap, &who, once.clone(), word).await {
+        Ok(outcome) => conclude(outcome, |refused| {
+            Err(match refused {
+                Triggered::Busy(id, state) => Problem::new(
+                    Code::PreviousUnfinished,
+                    format!("the schedule's previous job {id} is {state}; `overlap=allow` fires beside it"),
+                )
+                .held_by_job(id, state),
+                Triggered::Missing | Triggered::Fired(_) => missing(&name),
+                Triggered::Changed => {
+                    let detail = "the schedule is being changed at this moment; try again";
+                    Problem::new(Code::StoreUnavailable, detail)
+                }
+            })
+        }),
+        Err(TriggerError::Invalid(invalid)) => recall(&api, once, Problem::invalid("", invalid)).await,
+        Err(TriggerError::Store(error)) => Err(error.into()),
+    }
+}
+
+/// Which ticks to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TicksQuery {
+    /// Only ticks with this outcome.
+    #[param(value_type = Option<OutcomeWord>, inline)]
+    outcome: Option<String>,
+    /// Lines in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// Where to go on, as the last page said. Belongs to its filter.
+    cursor: Option<String>,
+}
+
+/// A page of ticks.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TicksAnswer {
+    /// Newest first.
+    data: Vec<TickView>,
+    /// Where to go on; null at the end. A page may be short, or empty, and still have one: a page looks at a bounded
+    /// number of lines.
+    next_cursor: Option<String>,
+}
+
+/// List what became of a schedule's ticks, newest first
+///
+/// Also those of a schedule that was deleted, until their retention ends.
+#[utoipa::path(
+    get, path = "/v1/schedules/{name}/ticks", tag = "schedules", operation_id = "list_ticks",
+    params(
+        TicksQuery,
+        ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
+    ),
+    responses(
+        (status = 200, description = "A page of ticks", body = TicksAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found: there is no such schedule, nor any tick of one", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn ticks(
+    State(api): State<Api>,
+    NamePath(name): NamePath,
+    Asked(asked): Asked<TicksQuery>,
+) -> Result<Response, Problem> {
+    let limit = page_limit(asked.limit)?;
+    let fired = match asked.outcome.as_deref() {
+        None => None,
+        Some("fired") => Some(true),
+        Some("skipped") => Some(false),
+        Some(word) => {
+            let here = handlers::Problem::at("outcome", format!("{word:?} is not one of fired, skipped"));
+            let detail = "the listing asks for something it cannot have";
+            return Err(Problem::new(Code::InvalidRequest, detail).at("", vec![here]));
+        }
+    };
+    let listing = Listing::new("ticks", &(&name, fired));
+    let before = match listing.place(asked.cursor.as_deref())? {
+        None => None,
+        Some(place) => Some(read_place(&place).ok_or_else(|| {
+            Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged")
+        })?),
+    };
+    let page = api.broker.store().ticks(name.clone(), fired, before, limit).await?;
+    if page.lines.is_empty() && page.next.is_none() && api.broker.store().schedule(name.clone()).await?.is_none() {
+        return Err(missing(&name));
+    }
+    let next_cursor = page.next.map(|next| listing.cursor(&place_of(next)));
+    let data = page.lines.into_iter().map(TickView::from).collect();
+    Ok(json(StatusCode::OK, TicksAnswer { data, next_cursor }))
+}
+
+fn place_of((due_at, number): (Timestamp, u16)) -> Vec<u8> {
+    [&due_at.timestamp_millis().to_be_bytes()[..], &number.to_be_bytes()].concat()
+}
+
+fn read_place(place: &[u8]) -> Option<(Timestamp, u16)> {
+    let (due_at, number) = place.split_at_checked(8)?;
+    let due_at = DateTime::from_timestamp_millis(i64::from_be_bytes(due_at.try_into().ok()?))?;
+    Some((due_at, u16::from_be_bytes(number.try_into().ok()?)))
+}
+
+/// When a schedule would tick.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PreviewBody {
+    /// As in a schedule.
+    #[schema(example = "30 2 * * *", max_length = 255)]
+    cron: Option<String>,
+    /// As in a schedule.
+    #[schema(minimum = 1_000, maximum = 31_622_400_000_u64)]
+    every_ms: Option<u64>,
+    /// As in a schedule.
+    anchor: Option<DateTime<Utc>>,
+    /// As in a schedule.
+    #[schema(example = "Europe/Warsaw", max_length = 64)]
+    zone: Option<String>,
+    /// As in a schedule.
+    #[schema(value_type = Option<DstWord>)]
+    dst: Option<Dst>,
+    /// From when on; now when left out. What comes when clocks are turned is seen best from the day before.
+    from: Option<DateTime<Utc>>,
+    /// How many, 1 to 100; 5 when left out.
+    #[schema(minimum = 1, maximum = 100)]
+    count: Option<usize>,
+}
+
+/// When a schedule would tick.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PreviewAnswer {
+    /// In words.
+    description: String,
+    next_runs: Vec<RunView>,
+}
+
+/// Show when a schedule would tick, without making it
+#[utoipa::path(
+    post, path = "/v1/schedules/preview", tag = "schedules", operation_id = "preview_schedule", request_body = PreviewBody,
+    responses(
+        (status = 200, description = "Its next runs", body = PreviewAnswer),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+    )
+)]
+pub(super) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewBody>) -> Result<Response, Problem> {
+    let now = api.broker.store().clock().now();
+    let from = body.from.unwrap_or(now);
+    let count = body.count.unwrap_or(NEXT_RUNS);
+    let draft = ScheduleDraft {
+        cron: body.cron,
+        every_ms: body.every_ms,
+        anchor: body.anchor,
+        zone: body.zone,
+        dst: body.dst,
+        ..ScheduleDraft::new("preview", empty_object())
+    };
+    let mut problems = Vec::new();
+    if !(1..=100).contains(&count) {
+        problems.push(handlers::Problem::at("/count", "must be 1 to 100"));
+    }
+    if (from - now).abs() > chrono::TimeDelta::days(366 * 100) {
+        problems.push(handlers::Problem::at("/from", "must lie within a century of now"));
+    }
+    let checked = draft.check(now).map_err(|wrong| {
+        wrong.into_iter().map(|wrong| handlers::Problem::at(format!("/{}", wrong.field), wrong.detail)).collect()
+    });
+    match checked {
+        Ok(schedule) if problems.is_empty() => {
+            let cadence = schedule.cadence;
+            let next_runs = runs(&cadence, schedule.zone, Some(from), from, count);
+            Ok(json(StatusCode::OK, PreviewAnswer { description: cadence.describe(), next_runs }))
+        }
+        Ok(_) => Err(problems),
+        Err(wrong) => {
+            let mut all: Vec<handlers::Problem> = wrong;
+            all.extend(problems);
+            Err(all)
+        }
+    }
+    .map_err(|problems| {
+        Problem::new(Code::InvalidRequest, "the schedule asks for something it cannot have").at("", problems)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_and_places_read_back() {
+        let tag = VersionTag { created_us: 1_795_000_000_123_456, version: 7 };
+        assert_eq!(read_tag(&tag_text(tag)), Some(tag));
+        for other in ["", "\"\"", "7", "\"x-1\"", "W/\"1-1\"", "\"1-x\""] {
+            assert_eq!(read_tag(other), None, "{other}");
+        }
+        let place = (DateTime::from_timestamp_millis(1_795_000_000_123).unwrap(), 3);
+        assert_eq!(read_place(&place_of(place)), Some(place));
+        for other in [&b""[..], b"12345678", b"12345678901", &[0xff; 10]] {
+            let _ = read_place(other);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! The schedules of the configuration, written to the store at the start.
+//!
+//! What is there already and says the same is not touched, so a restart moves no tick. While a new configuration is rolled
+//! out, old and new runners start side by side, and the last one to start has the word. For the same reason a schedule
+//! that a runner does not declare any more is not deleted: another may declare it still, and would only make it anew. It
+//! goes on, the start warns of it, and somebody deletes it when the roll-out is over.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{StartError, of_the_store};
+use crate::broker::{Broker, Invalid};
+use crate::config::{Config, ConfigError, ConfigErrors};
+use crate::job::Actor;
+use crate::store::{Condition, Origin, Put};
+
+/// Check all of them, then write what is new or says something else. The names that are declared.
+pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTreeSet<String>>, StartError> {
+    let mut errors = Vec::new();
+    for (name, declared) in &config.schedules {
+        let Err(invalid) = broker.check_schedule(&declared.schedule) else { continue };
+        let mut says = |key: &str, wrong: String, right: &str| {
+            errors.push(ConfigError {
+                setting: format!("schedules.{name}.{key}"),
+                origin: declared.origin.clone(),
+                value: None,
+                wrong,
+                right: right.to_owned(),
+            });
+        };
+        match invalid {
+            Invalid::UnknownKind { known, .. } => {
+                says("kind", "this runner does not have the kind".to_owned(), &format!("write one of {known}"));
+            }
+            Invalid::Payload { problems, kind } => {
+                // Only where: what is wrong would quote the payload.
+                let places: BTreeSet<&str> = problems.iter().map(|problem| problem.pointer.as_str()).collect();
+                let places: Vec<&str> =
+                    places.into_iter().map(|at| if at.is_empty() { "its top" } else { at }).collect();
+                let right = format!("write what the kind {kind} takes, as GET /v1/kinds shows it");
+                says("payload", format!("does not fit the kind at {}", places.join(", ")), &right);
+            }
+            Invalid::Job { problems } => {
+                for problem in problems {
+                    let key = problem.pointer.trim_start_matches('/');
+                    says(key, problem.detail, "see [schedules] in the README");
+                }
+            }
+        }
+    }
+    if !errors.is_empty() {
+        return Err(ConfigErrors(errors).into());
+    }
+    let (failed, by) = (|error| of_the_store(error, config), Actor::config());
+    for (name, declared) in &config.schedules {
+        let schedule = declared.schedule.clone();
+        let put = broker.put_schedule(name.clone(), schedule, Origin::Config, Condition::Any, &by);
+        match put.await.map_err(failed)? {
+            Put::Created(_) => tracing::info!(schedule = %name, "declared a schedule"),
+            Put::Changed(_) => tracing::info!(schedule = %name, "changed a schedule as the configuration says"),
+            Put::Unchanged(_) | Put::Unexpected | Put::OwnedByConfig => {}
+        }
+    }
+    let names: BTreeSet<String> = config.schedules.keys().map(ToString::to_string).collect();
+    for name in broker.store().declared_schedules().await.map_err(failed)? {
+        if !names.contains(&name) {
+            tracing::warn!(
+                schedule = name,
+                "a schedule that another configuration declared goes on ticking; if none declares it any more, \
+                 `tickr schedules delete --undeclared` removes it"
+            );
+        }
+    }
+    Ok(Arc::new(names))
+}

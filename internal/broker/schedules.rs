@@ -1,0 +1,271 @@
+//! Schedules: declared and steered by people, ticked by the engine.
+
+use chrono::TimeDelta;
+
+use super::{Broker, Draft, Invalid};
+use crate::event::Event;
+use crate::handlers::Problem;
+use crate::job::{
+    Actor, Due, Fate, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
+    Timestamp, plan,
+};
+use crate::store::{
+    Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, TickPlan, Ticked,
+    Triggered, Wording,
+};
+
+/// Most lines of the ledger that one transaction writes, about.
+const MOST_LINES: usize = 400;
+
+/// Why a trigger came to nothing.
+#[derive(Debug)]
+pub enum TriggerError {
+    /// What the schedule asks for is not possible any more.
+    Invalid(Invalid),
+    /// The store could not be asked.
+    Store(StoreError),
+}
+
+impl From<StoreError> for TriggerError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Broker {
+    /// Check a draft, also against its kind. Pointers are relative to the draft.
+    ///
+    /// # Errors
+    /// [`Invalid`] with everything that is wrong.
+    pub fn prepare_schedule(&self, draft: ScheduleDraft) -> Result<Schedule, Invalid> {
+        let schedule = draft.check(self.store.clock().now()).map_err(|wrong| Invalid::Job {
+            problems: wrong.into_iter().map(|wrong| Problem::at(format!("/{}", wrong.field), wrong.detail)).collect(),
+        })?;
+        self.check_schedule(&schedule)?;
+        Ok(schedule)
+    }
+
+    /// Check what a schedule asks for against its kind.
+    ///
+    /// # Errors
+    /// [`Invalid`] with everything that is wrong.
+    pub fn check_schedule(&self, schedule: &Schedule) -> Result<(), Invalid> {
+        self.prepare(draft_of(schedule)).map(drop)
+    }
+
+    /// Declare a schedule.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn put_schedule(
+        &self,
+        name: Name,
+        schedule: Schedule,
+        origin: Origin,
+        condition: Condition,
+        by: &Actor,
+    ) -> Result<Put, StoreError> {
+        let put = self.store.put_schedule(name, schedule, origin, condition, by).await?;
+        self.wake().schedules_changed();
+        Ok(put)
+    }
+
+    /// Delete a schedule. What the configuration owns goes only if `undeclared`.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn delete_schedule(
+        &self,
+        name: Name,
+        condition: Condition,
+        undeclared: bool,
+        by: &Actor,
+    ) -> Result<Deleted, StoreError> {
+        self.store.delete_schedule(name, condition, undeclared, by).await
+    }
+
+    /// Let a schedule's ticks pass without firing.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn pause_schedule(
+        &self,
+        name: Name,
+        reason: Option<String>,
+        by: &Actor,
+    ) -> Result<Option<Scheduled>, StoreError> {
+        self.store.pause_schedule(name, reason, by).await
+    }
+
+    /// Let a schedule's ticks fire again.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Scheduled>, StoreError> {
+        let resumed = self.store.resume_schedule(name, by).await?;
+        self.wake().schedules_changed();
+        Ok(resumed)
+    }
+
+    /// Fire a schedule now, at most once for the key of `once`, if it has one. `word` words the receipt of the job as the
+    /// answer.
+    ///
+    /// # Errors
+    /// When the schedule asks for what is not possible any more, or the store cannot be reached or refuses.
+    pub async fn trigger_schedule(
+        &self,
+        name: &Name,
+        overlap: Option<Overlap>,
+        by: &Actor,
+        once: Option<Once>,
+        word: impl Fn(&NewJob) -> Wording<Accepted>,
+    ) -> Result<Outcome<Triggered>, TriggerError> {
+        // Read again when a change came in between; somebody who changes it all the time gets the better of us.
+        for _ in 0..4 {
+            let Some(row) = self.store.schedule(name.clone()).await? else {
+                return Ok(Outcome::Refused(Triggered::Missing));
+            };
+            let job = self.job_of(&row, self.store.clock().now()).map_err(TriggerError::Invalid)?;
+            let word = word(&job);
+            let outcome = match &once {
+                Some(once) => self.store.trigger_schedule_once(&row, job, overlap, by, once.clone(), word).await?,
+                None => match self.store.trigger_schedule(&row, job, overlap, by).await? {
+                    Triggered::Fired(ticked) => {
+                        let accepted = ticked.accepted.first().ok_or_else(|| StoreError::Corrupt {
+                            attempted: "trigger a schedule",
+                            cause: "the store gave no receipt".into(),
+                        })?;
+                        let answer = word(accepted);
+                        Outcome::First { done: Some(Triggered::Fired(ticked)), answer }
+                    }
+                    refused => Outcome::Refused(refused),
+                },
+            };
+            if let Outcome::First { done: Some(Triggered::Fired(ticked)), .. } = &outcome {
+                self.announce_ticks(ticked);
+            }
+            if !matches!(outcome, Outcome::Refused(Triggered::Changed)) {
+                return Ok(outcome);
+            }
+        }
+        Ok(Outcome::Refused(Triggered::Changed))
+    }
+
+    /// See to the ticks of these schedules that are due at `now`, by the store's clock, as far as one transaction should.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses; nobody has seen to them then, or everything was done.
+    pub async fn tick(&self, rows: Vec<Scheduled>, now: Timestamp, runner: &Actor) -> Result<Ticked, StoreError> {
+        let (mut plans, mut lines) = (Vec::new(), 0);
+        for row in rows {
+            let Some(from) = row.next_at.filter(|from| *from <= now && lines < MOST_LINES) else { continue };
+            let plan = self.plan_of(row, from, now);
+            lines += plan.lines.len();
+            plans.push(plan);
+        }
+        if plans.is_empty() {
+            return Ok(Ticked::default());
+        }
+        let ticked = self.store.tick(plans, runner).await?;
+        self.announce_ticks(&ticked);
+        Ok(ticked)
+    }
+
+    fn plan_of(&self, row: Scheduled, from: Timestamp, now: Timestamp) -> TickPlan {
+        let schedule = &row.schedule;
+        let withheld = row.paused.as_ref().map(|_| SkipCause::Paused);
+        let plan = plan(&schedule.cadence, schedule.misfire, schedule.grace, Situation { from, now, withheld });
+        let mut invalid: Option<String> = None;
+        let line = |mut planned: Planned| {
+            let mut job = None;
+            if planned.fate == Fate::Fire && invalid.is_none() {
+                match self.job_of(&row, planned.due_at) {
+                    Ok(made) => job = Some(made),
+                    Err(wrong) => {
+                        let why = in_words(&wrong);
+                        // The ledger says why. The log would quote the payload.
+                        tracing::error!(schedule = %row.name, error = %wrong, "a schedule asks for what its kind does not take");
+                        invalid = Some(why);
+                    }
+                }
+            }
+            if planned.fate == Fate::Fire && job.is_none() {
+                planned.fate = Fate::Skip(SkipCause::Invalid);
+            }
+            let reason = match planned.fate {
+                Fate::Fire => None,
+                Fate::Skip(SkipCause::Invalid) => invalid.clone(),
+                Fate::Skip(cause) => Some(why_not(&row, &planned, cause, now)),
+            };
+            PlannedLine { planned, job, reason }
+        };
+        let lines = plan.lines.into_iter().map(line).collect();
+        TickPlan { row, lines, next: plan.next }
+    }
+
+    /// The job of a tick.
+    fn job_of(&self, row: &Scheduled, tick_at: Timestamp) -> Result<NewJob, Invalid> {
+        let mut job = self.prepare(draft_of(&row.schedule))?;
+        job.options.schedule = Some(ScheduledBy { name: row.name.clone(), tick_at });
+        Ok(job)
+    }
+
+    fn announce_ticks(&self, ticked: &Ticked) {
+        for id in &ticked.cancelled {
+            self.events.emit(Event::Cancelled { id: *id });
+        }
+        for id in &ticked.asked {
+            self.events.emit(Event::CancelRequested { id: *id });
+        }
+        for line in &ticked.lines {
+            let cause = line.cause.map_or("", SkipCause::as_str);
+            metrics::counter!("tickr_schedule_ticks_total", "outcome" => line.outcome(), "cause" => cause)
+                .increment(line.ticks.into());
+            // A trigger is never late.
+            if line.cause.is_none() && line.number == 0 {
+                let late = (line.recorded_at - line.due_at).max(TimeDelta::zero()).to_std().unwrap_or_default();
+                metrics::histogram!("tickr_schedule_lateness_seconds").record(late.as_secs_f64());
+            }
+        }
+        self.announce(&ticked.accepted);
+    }
+}
+
+fn draft_of(schedule: &Schedule) -> Draft {
+    let template = &schedule.template;
+    Draft {
+        queue: Some(template.queue.to_string()),
+        due: Due::Now,
+        priority: Some(template.priority.level()),
+        max_attempts: template.max_attempts,
+        timeout_ms: template.timeout_ms,
+        retry: template.retry,
+        ..Draft::new(template.kind.to_string(), template.payload.clone())
+    }
+}
+
+/// Why ticks do not fire, as people read it in the ledger.
+fn why_not(row: &Scheduled, planned: &Planned, cause: SkipCause, now: Timestamp) -> String {
+    let why = match (cause, &row.paused) {
+        (SkipCause::Paused, Some(pause)) => pause.in_words(),
+        _ => {
+            let late = (now - planned.due_at).num_seconds();
+            format!("nobody was there in time: seen to {late} s late, misfire policy {}", row.schedule.misfire)
+        }
+    };
+    match planned.count {
+        1 => why,
+        count if planned.counts_no_further() => format!("{why}; this line stands for {count} ticks or more"),
+        count => format!("{why}; this line stands for {count} ticks"),
+    }
+}
+
+fn in_words(invalid: &Invalid) -> String {
+    let problems = match invalid {
+        Invalid::UnknownKind { .. } => &[][..],
+        Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems,
+    };
+    let problems: Vec<String> =
+        problems.iter().map(|problem| format!("{} {}", problem.pointer, problem.detail)).collect();
+    if problems.is_empty() { invalid.to_string() } else { format!("{invalid}: {}", problems.join("; ")) }
+}

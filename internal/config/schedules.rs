@@ -1,0 +1,188 @@
+//! `[schedules.<name>]`: schedules that are declared with the configuration, and owned by it.
+
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+
+use super::error::Wrong;
+use super::origin::Origin;
+use super::setting::{Secrecy, Setting};
+use super::{duration, parse};
+use crate::job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
+
+/// A schedule as the file declares it.
+#[derive(Debug, Clone)]
+pub struct ScheduleConfig {
+    /// What it asks for, checked but for what only the kind knows.
+    pub schedule: Schedule,
+    /// Where it is declared, for what is found wrong with it later.
+    pub origin: Origin,
+}
+
+/// A schedule as the file spells it, before its parts are seen together.
+#[derive(Default)]
+pub(super) struct ScheduleKeys {
+    cron: Option<String>,
+    every: Option<Duration>,
+    anchor: Option<Timestamp>,
+    zone: Option<String>,
+    dst: Option<Dst>,
+    misfire: Option<Misfire>,
+    misfire_grace: Option<Duration>,
+    overlap: Option<Overlap>,
+    kind: String,
+    payload: Option<Box<RawValue>>,
+    queue: Option<String>,
+    priority: Option<u8>,
+    max_attempts: Option<u32>,
+    timeout: Option<Duration>,
+    retry_base: Option<Duration>,
+    retry_cap: Option<Duration>,
+    retry_factor: Option<f64>,
+}
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
+
+type Row = Setting<ScheduleKeys>;
+
+/// The settings of `[schedules.<name>]`.
+pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
+    Row::new("cron", "CRON", "Five fields, or six with seconds first; or else every", |s, t| {
+        parse::some(&mut s.cron, parse::line(t))
+    })
+    .file_only(),
+    Row::new("every", "DURATION", "An interval; or else cron", |s, t| {
+        parse::some(&mut s.every, duration::between(t, SECOND, 366 * DAY))
+    })
+    .file_only(),
+    Row::new(
+        "anchor",
+        "MOMENT",
+        "Where the interval begins; when it is first declared unless said otherwise",
+        |s, t| parse::some(&mut s.anchor, moment(t)),
+    )
+    .file_only(),
+    Row::new("zone", "ZONE", "Whose wall clock; UTC unless said otherwise", |s, t| {
+        parse::some(&mut s.zone, parse::line(t))
+    })
+    .file_only(),
+    Row::new("dst", "POLICY", "When clocks are turned: once, skip or both", |s, t| {
+        parse::some(&mut s.dst, word(t, Dst::ALL, Dst::as_str))
+    })
+    .file_only(),
+    Row::new("misfire", "POLICY", "Ticks that nobody was there for: skip, one or all", |s, t| {
+        parse::some(&mut s.misfire, word(t, Misfire::ALL, Misfire::as_str))
+    })
+    .file_only(),
+    Row::new("misfire_grace", "DURATION", "How late a tick may be without counting as missed", |s, t| {
+        parse::some(&mut s.misfire_grace, duration::between(t, Duration::ZERO, DAY))
+    })
+    .file_only(),
+    Row::new("overlap", "POLICY", "While the previous job has not ended: allow, skip or replace", |s, t| {
+        parse::some(&mut s.overlap, word(t, Overlap::ALL, Overlap::as_str))
+    })
+    .file_only(),
+    Row::new("kind", "KIND", "The kind of its jobs; required", |s, t| parse::put(&mut s.kind, parse::name(t)))
+        .file_only(),
+    // Payloads are nobody's business but the handler's.
+    Row::new("payload", "JSON", "The handler's input", |s, t| parse::some(&mut s.payload, json(t)))
+        .secrecy(Secrecy::Secret)
+        .file_only(),
+    Row::new("queue", "QUEUE", "The queue of its jobs", |s, t| parse::some(&mut s.queue, parse::name(t))).file_only(),
+    Row::new("priority", "N", "0 runs first, 9 last", |s, t| parse::some(&mut s.priority, parse::number(t, 0..=9)))
+        .file_only(),
+    Row::new("max_attempts", "N", "Attempts a job gets", |s, t| {
+        parse::some(&mut s.max_attempts, parse::number(t, 1..=100))
+    })
+    .file_only(),
+    Row::new("timeout", "DURATION", "How long one attempt may take", |s, t| {
+        parse::some(&mut s.timeout, duration::between(t, MS, DAY))
+    })
+    .file_only(),
+    Row::new("retry_base", "DURATION", "The delay before the first retry", |s, t| {
+        parse::some(&mut s.retry_base, duration::between(t, MS, DAY))
+    })
+    .file_only(),
+    Row::new("retry_cap", "DURATION", "The longest delay between retries", |s, t| {
+        parse::some(&mut s.retry_cap, duration::between(t, MS, 7 * DAY))
+    })
+    .file_only(),
+    Row::new("retry_factor", "NUMBER", "How much each delay is longer than the one before", |s, t| {
+        parse::some(&mut s.retry_factor, parse::number(t, 1.0..=100.0))
+    })
+    .file_only(),
+];
+
+fn moment(text: &str) -> Result<Timestamp, Wrong> {
+    text.trim().parse().map_err(|_| Wrong::new("not a moment", "write one like 2026-01-31T06:00:00Z"))
+}
+
+fn word<T: Copy>(text: &str, all: &[T], as_str: impl Fn(T) -> &'static str) -> Result<T, Wrong> {
+    let words: Vec<(&str, T)> = all.iter().map(|one| (as_str(*one), *one)).collect();
+    parse::one_of(text, &words)
+}
+
+fn json(text: &str) -> Result<Box<RawValue>, Wrong> {
+    serde_json::from_str(text.trim()).map_err(|error| {
+        Wrong::new(format!("not JSON: {error}"), "write JSON text in single quotes, like '{\"to\": 1}'")
+    })
+}
+
+impl ScheduleKeys {
+    /// Sees the keys together. Each problem comes with the key it is about.
+    pub(super) fn finish(self, now: Timestamp) -> Result<Schedule, Vec<(&'static str, Wrong)>> {
+        if self.kind.is_empty() {
+            return Err(vec![("kind", Wrong::new("required but not set", "write kind = \"…\""))]);
+        }
+        let payload = self.payload.unwrap_or_else(|| RawValue::from_string("{}".to_owned()).unwrap_or_default());
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let usual = RetryPolicy::default();
+        let says_retry = self.retry_base.is_some() || self.retry_cap.is_some() || self.retry_factor.is_some();
+        let retry = says_retry.then(|| RetryPolicy {
+            base_ms: self.retry_base.map_or(usual.base_ms, ms),
+            cap_ms: self.retry_cap.map_or(usual.cap_ms, ms),
+            factor: self.retry_factor.unwrap_or(usual.factor),
+            ..usual
+        });
+        let draft = ScheduleDraft {
+            cron: self.cron,
+            every_ms: self.every.map(ms),
+            anchor: self.anchor,
+            zone: self.zone,
+            dst: self.dst,
+            misfire: self.misfire,
+            misfire_grace_ms: self.misfire_grace.map(ms),
+            overlap: self.overlap,
+            queue: self.queue,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout.map(ms),
+            retry,
+            ..ScheduleDraft::new(self.kind, payload)
+        };
+        draft.check(now).map_err(|wrong| {
+            let of_key = |wrong: crate::job::WrongField| {
+                (
+                    key_of(&wrong.field),
+                    Wrong::new(wrong.detail.replace("every_ms", "every"), "see [schedules] in the README"),
+                )
+            };
+            wrong.into_iter().map(of_key).collect()
+        })
+    }
+}
+
+/// What a field of the API is called in the file.
+fn key_of(field: &str) -> &'static str {
+    match field {
+        "every_ms" => "every",
+        "misfire_grace_ms" => "misfire_grace",
+        "timeout_ms" => "timeout",
+        "retry/base_ms" => "retry_base",
+        "retry/cap_ms" => "retry_cap",
+        "retry/factor" => "retry_factor",
+        field => SCHEDULES.iter().map(|setting| setting.name).find(|name| *name == field).unwrap_or("cron"),
+    }
+}

@@ -1,0 +1,733 @@
+//! Schedules: every tick is seen to exactly once, by any number of runners, whatever happens to them; what does not fire
+//! says why.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tickr::app::App;
+use tickr::config::ServerUrl;
+use tickr::event::Event;
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Answer, Proxy, Runner, TestApp, answer, eventually, http};
+
+/// A schedule that ticks with every second.
+fn every_second() -> Value {
+    json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000})
+}
+
+/// A schedule that does not tick while a test runs.
+fn yearly() -> Value {
+    json!({"cron": "0 0 1 1 *", "kind": "noop"})
+}
+
+fn with(mut schedule: Value, more: Value) -> Value {
+    if let (Value::Object(schedule), Value::Object(more)) = (&mut schedule, more) {
+        schedule.extend(more);
+    }
+    schedule
+}
+
+async fn put_with(app: &App, name: &str, headers: &[(&'static str, &str)], schedule: &Value) -> Answer {
+    let mut request = http().put(format!("http://{}/v1/schedules/{name}", app.addr())).json(schedule);
+    for (header, value) in headers {
+        request = request.header(*header, *value);
+    }
+    answer(request).await
+}
+
+async fn put(tickr: &TestApp, name: &str, schedule: &Value) -> Value {
+    let put = put_with(&tickr.app, name, &[], schedule).await;
+    assert!(matches!(put.status, 200 | 201), "{:#}", put.body);
+    put.body
+}
+
+async fn delete(tickr: &TestApp, path: &str) -> Answer {
+    answer(http().delete(tickr.url(path))).await
+}
+
+async fn ticks(tickr: &TestApp, name: &str) -> Vec<Value> {
+    let answer = tickr.get(&format!("/v1/schedules/{name}/ticks?limit=200")).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    let mut ticks = answer.body["data"].as_array().unwrap().clone();
+    ticks.reverse();
+    ticks
+}
+
+/// Wait for the first line of the ledger.
+async fn first_tick(tickr: &TestApp, name: &str) -> Value {
+    eventually(&format!("{name} ticks"), || async { ticks(tickr, name).await.into_iter().next() }).await
+}
+
+/// Make a schedule's next tick lie so many seconds in the past, as if nobody had been there since.
+async fn set_back(tickr: &TestApp, name: &str, seconds: u32) {
+    tickr
+        .sql(format!(
+            "UPDATE schedules SET next_at = TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL {seconds} SECOND, \
+             '%Y-%m-%d %H:%i:%s')) WHERE name = '{name}'"
+        ))
+        .await;
+}
+
+fn id(value: &Value) -> JobId {
+    value.as_str().unwrap().parse().unwrap()
+}
+
+/// No second of any schedule is missing between its first and its last tick, each fired, and each has its own job.
+async fn assert_seamless(tickr: &TestApp) {
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome <> 'fired' OR number <> 0 OR ticks <> 1").await,
+        0
+    );
+    let torn = "SELECT COUNT(*) FROM (SELECT schedule, CAST(TIMESTAMPDIFF(SECOND, MIN(due_at), MAX(due_at)) + 1 AS SIGNED) \
+         AS seconds, COUNT(*) AS ticks FROM ticks GROUP BY schedule) t WHERE seconds <> ticks";
+    assert_eq!(tickr.count(torn).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) - COUNT(DISTINCT job_id) FROM ticks").await, 0);
+    // Jobs come from nowhere else in these tests.
+    assert_eq!(tickr.count("SELECT (SELECT COUNT(*) FROM ticks) - (SELECT COUNT(*) FROM jobs)").await, 0);
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM ticks t LEFT JOIN jobs j ON j.id = t.job_id WHERE j.id IS NULL").await,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_runners_fire_two_hundred_ticks_of_a_second_exactly_once_each() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let names: Vec<String> = (0..40).map(|n| format!("second-{n}")).collect();
+    let put = |(n, name): (usize, &String)| {
+        let (name, app) = (name.clone(), if n.is_multiple_of(2) { &tickr.app } else { &other });
+        async move { assert_eq!(put_with(app, &name, &[], &every_second()).await.status, 201) }
+    };
+    join_all(names.iter().enumerate().map(put)).await;
+    tickr.until_count("SELECT COUNT(*) >= 200 FROM ticks", 1).await;
+    // As many as there are by now, each of them once.
+    let stopped = join_all(names.iter().map(|name| delete_of(&tickr, name))).await;
+    assert!(stopped.iter().all(|answer| answer.status == 204));
+    assert_seamless(&tickr).await;
+    let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    assert!(jobs >= 200, "{jobs}");
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(jobs).await;
+    let late = "SELECT CAST(ROUND(1000 * MAX(TIMESTAMPDIFF(MICROSECOND, due_at, recorded_at))) AS SIGNED) FROM ticks";
+    let mean = "SELECT CAST(ROUND(1000 * AVG(TIMESTAMPDIFF(MICROSECOND, due_at, recorded_at))) AS SIGNED) FROM ticks";
+    let ms = |ns: i64| ns as f64 / 1e6;
+    println!(
+        "{jobs} ticks, {:.1} ms late on average, {:.1} at most",
+        ms(tickr.count(mean).await),
+        ms(tickr.count(late).await)
+    );
+    let runners = "SELECT COUNT(DISTINCT recorded_by) FROM ticks WHERE recorded_by NOT LIKE 'runner:%'";
+    assert_eq!(tickr.count(runners).await, 0);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+async fn delete_of(tickr: &TestApp, name: &str) -> Answer {
+    delete(tickr, &format!("/v1/schedules/{name}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_killed_in_the_middle_neither_loses_nor_doubles_a_tick() {
+    let tickr = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
+    // The runner of this process does not have the kind, so the others do all of it.
+    let mut doomed = Runner::start(&tickr, &[]);
+    let base = doomed.base().await;
+    let heir = Runner::start(&tickr, &[]);
+    heir.base().await;
+    for n in 0..10 {
+        let request = http().put(format!("{base}/v1/schedules/second-{n}")).json(&every_second());
+        assert_eq!(answer(request).await.status, 201);
+    }
+    tickr.until_count("SELECT COUNT(*) >= 20 FROM ticks", 1).await;
+    doomed.kill9();
+    let before = tickr.count("SELECT COUNT(*) FROM ticks").await;
+    eventually("the heir goes on", || async {
+        (tickr.count("SELECT COUNT(*) FROM ticks").await >= before + 40).then_some(())
+    })
+    .await;
+    for n in 0..10 {
+        assert_eq!(delete_of(&tickr, &format!("second-{n}")).await.status, 204);
+    }
+    assert_seamless(&tickr).await;
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    drop(heir);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_whose_commit_is_not_answered_fires_once() {
+    let behind = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = behind
+        .another_with(
+            |config| {
+                config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+                config.test_kinds = true;
+            },
+            Registry::new(),
+        )
+        .await;
+    for n in 0..5 {
+        let slow =
+            json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000, "queue": "nobody-serves-it"});
+        assert_eq!(put_with(&through, &format!("second-{n}"), &[], &slow).await.status, 201);
+    }
+    // The last write of a tick, after which only its COMMIT follows; and the COMMIT itself.
+    for text in ["UPDATE schedules SET next_at", "COMMIT", "UPDATE schedules SET next_at", "COMMIT", "COMMIT"] {
+        let cuts = proxy.cuts();
+        proxy.cut_after(text);
+        eventually("an answer is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
+    }
+    let before = behind.count("SELECT COUNT(*) FROM ticks").await;
+    eventually("ticks go on", || async {
+        (behind.count("SELECT COUNT(*) FROM ticks").await >= before + 10).then_some(())
+    })
+    .await;
+    for n in 0..5 {
+        assert_eq!(delete_of(&behind, &format!("second-{n}")).await.status, 204);
+    }
+    assert_seamless(&behind).await;
+    through.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_says_which_tick_it_comes_from_and_a_tick_which_job_it_made() {
+    let tickr = TestApp::start().await;
+    let wishes = json!({"queue": "default", "priority": 3, "max_attempts": 2, "timeout_ms": 5_000,
+        "retry": {"base_ms": 7}, "payload": {"n": 1}});
+    put(&tickr, "nightly", &with(every_second(), wishes)).await;
+    let tick = first_tick(&tickr, "nightly").await;
+    assert_eq!((&tick["outcome"], &tick["cause"], &tick["manual"]), (&json!("fired"), &Value::Null, &json!(false)));
+    let job = tickr.until(id(&tick["job_id"]), State::Completed).await;
+    assert_eq!(job["schedule"], json!({"name": "nightly", "tick_at": tick["due_at"]}));
+    assert_eq!((&job["priority"], &job["max_attempts"], &job["timeout_ms"]), (&json!(3), &json!(2), &json!(5_000)));
+    assert_eq!((&job["retry"]["base_ms"], &job["payload"]), (&json!(7), &json!({"n": 1})));
+    // Never early, by the database's clock.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE recorded_at < due_at").await, 0);
+    let metrics = tickr.get("/metrics").await.body;
+    let metrics = metrics.as_str().unwrap();
+    assert!(metrics.contains("tickr_schedule_ticks_total{outcome=\"fired\""), "{metrics}");
+    assert!(metrics.contains("tickr_schedule_lateness_seconds_bucket"), "{metrics}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
+    let tickr = TestApp::start().await;
+    let made = put_with(&tickr.app, "nightly", &[("If-None-Match", "*")], &yearly()).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let tag = made.header("etag").to_owned();
+    assert!(!made.body["description"].as_str().unwrap().is_empty());
+    assert_eq!(made.body["next_runs"].as_array().unwrap().len(), 5);
+    assert_eq!(made.body["created_by"], "anyone");
+
+    assert_eq!(put_with(&tickr.app, "nightly", &[("If-None-Match", "*")], &yearly()).await.status, 412);
+    // What it says already changes nothing, not even the tag.
+    let same = put_with(&tickr.app, "nightly", &[], &yearly()).await;
+    assert_eq!((same.status, same.header("etag")), (200, tag.as_str()));
+    let other = with(yearly(), json!({"overlap": "skip"}));
+    let stale = put_with(&tickr.app, "nightly", &[("If-Match", "\"1-1\"")], &other).await;
+    assert_eq!((stale.status, stale.code()), (412, "precondition_failed"));
+    let changed = put_with(&tickr.app, "nightly", &[("If-Match", &tag)], &other).await;
+    assert_eq!((changed.status, &changed.body["overlap"]), (200, &json!("skip")));
+    assert_ne!(changed.header("etag"), tag);
+    assert_eq!(changed.body["next_at"], made.body["next_at"]);
+    assert_eq!(put_with(&tickr.app, "nightly", &[("If-Match", &tag)], &yearly()).await.status, 412);
+    assert_eq!(put_with(&tickr.app, "other", &[("If-Match", "*")], &yearly()).await.status, 412);
+    assert_eq!(tickr.get("/v1/schedules/nightly").await.header("etag"), changed.header("etag"));
+    assert_eq!(tickr.get("/v1/schedules/other").await.status, 404);
+
+    let request = http().delete(tickr.url("/v1/schedules/nightly")).header("If-Match", tag);
+    assert_eq!(answer(request).await.status, 412);
+    assert_eq!(delete_of(&tickr, "nightly").await.status, 204);
+    assert_eq!(delete_of(&tickr, "nightly").await.status, 404);
+    let audit = tickr.get("/v1/audit?target=nightly").await.body;
+    let actions: Vec<&str> =
+        audit["data"].as_array().unwrap().iter().map(|act| act["action"].as_str().unwrap()).collect();
+    assert_eq!(actions, ["schedule.delete", "schedule.put", "schedule.put"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_schedule_is_said_all_at_once_and_where() {
+    let tickr = TestApp::start().await;
+    let bad = |schedule: Value| {
+        let app = &tickr.app;
+        async move {
+            let put = put_with(app, "bad", &[], &schedule).await;
+            assert_eq!(put.status, 422, "{schedule} {:#}", put.body);
+            put
+        }
+    };
+    for (more, pointers) in [
+        (json!({"cron": "0 0 30 2 *"}), vec!["/cron"]),
+        (json!({"cron": "nonsense"}), vec!["/cron"]),
+        (json!({"cron": null}), vec!["/cron"]),
+        (json!({"every_ms": 60_000}), vec!["/every_ms"]),
+        (json!({"cron": null, "every_ms": 999}), vec!["/every_ms"]),
+        (json!({"cron": null, "every_ms": 60_000, "dst": "skip"}), vec!["/dst"]),
+        (json!({"zone": "Europe/Warsow", "queue": "No", "priority": 10}), vec!["/zone", "/queue", "/priority"]),
+        (json!({"dst": "sometimes"}), vec!["/dst"]),
+        (json!({"unknown": 1}), vec!["/unknown"]),
+        (json!({"retry": {"base_ms": 5, "cap_ms": 1}}), vec!["/retry/cap_ms"]),
+        (json!({"kind": "sleep", "payload": {"ms": "long"}}), vec!["/payload/ms"]),
+    ] {
+        let put = bad(with(yearly(), more.clone())).await;
+        assert_eq!(put.pointers(), pointers, "{more}");
+    }
+    let unknown = bad(with(yearly(), json!({"kind": "nobody-has-it"}))).await;
+    assert_eq!((unknown.code(), unknown.pointers()), ("unknown_kind", vec!["/kind"]));
+    let zone = bad(with(yearly(), json!({"zone": "Europe/Warsow"}))).await;
+    assert!(zone.body["errors"][0]["detail"].as_str().unwrap().contains("Europe/Warsaw"), "{:#}", zone.body);
+    for name in ["Nightly", "-x", &"x".repeat(65)] {
+        assert_eq!(put_with(&tickr.app, name, &[], &yearly()).await.status, 422, "{name}");
+    }
+    for (path, status) in [
+        ("/v1/schedules?limit=0", 422),
+        ("/v1/schedules?cursor=AAAA", 422),
+        ("/v1/schedules/none", 404),
+        ("/v1/schedules/none/ticks", 404),
+        ("/v1/schedules/none/ticks?outcome=lost", 422),
+    ] {
+        assert_eq!(tickr.get(path).await.status, status, "{path}");
+    }
+    for (path, status) in [("pause", 404), ("resume", 404), ("trigger", 404), ("trigger?overlap=maybe", 422)] {
+        assert_eq!(tickr.post(&format!("/v1/schedules/none/{path}"), json!({})).await.status, status, "{path}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preview_shows_what_happens_when_clocks_are_turned() {
+    let tickr = TestApp::start().await;
+    let preview = async |body: Value| tickr.post("/v1/schedules/preview", body).await;
+    let runs = async |dst: &str, from: &str| -> Vec<String> {
+        let body = json!({"cron": "30 2 * * *", "zone": "Europe/Warsaw", "dst": dst, "from": from, "count": 3});
+        let answer = preview(body).await;
+        assert_eq!(answer.status, 200, "{:#}", answer.body);
+        let runs = answer.body["next_runs"].as_array().unwrap();
+        runs.iter().map(|run| run["local"].as_str().unwrap().replace(":00.000", "")).collect()
+    };
+    let spring = "2027-03-27T12:00:00Z";
+    let after = ["2027-03-29T02:30+02:00", "2027-03-30T02:30+02:00", "2027-03-31T02:30+02:00"];
+    assert_eq!(runs("once", spring).await, ["2027-03-28T03:00+02:00", after[0], after[1]]);
+    assert_eq!(runs("skip", spring).await, after);
+    assert_eq!(runs("both", spring).await, ["2027-03-28T03:00+02:00", after[0], after[1]]);
+    let autumn = "2027-10-30T12:00:00Z";
+    let (first, second) = ("2027-10-31T02:30+02:00", "2027-10-31T02:30+01:00");
+    let after = ["2027-11-01T02:30+01:00", "2027-11-02T02:30+01:00", "2027-11-03T02:30+01:00"];
+    assert_eq!(runs("once", autumn).await, [first, after[0], after[1]]);
+    assert_eq!(runs("skip", autumn).await, after);
+    assert_eq!(runs("both", autumn).await, [first, second, after[0]]);
+    let every = preview(
+        json!({"every_ms": 90_000, "anchor": "2026-01-01T00:00:00Z", "from": "2026-01-01T00:01:00Z", "count": 2}),
+    );
+    let every = every.await.body;
+    assert_eq!(every["next_runs"][1]["at"], "2026-01-01T00:03:00.000Z", "{every:#}");
+    assert_eq!(preview(json!({"cron": "* * * * *", "count": 101})).await.pointers(), ["/count"]);
+    assert_eq!(preview(json!({})).await.pointers(), ["/cron"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_is_paused_its_ticks_pass_and_say_so() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "nightly", &with(every_second(), json!({"misfire": "all"}))).await;
+    first_tick(&tickr, "nightly").await;
+    let pause = async |reason: &str| tickr.post("/v1/schedules/nightly/pause", json!({"reason": reason})).await;
+    let paused = pause("the disk is full").await;
+    assert_eq!((paused.status, &paused.body["paused"]["reason"]), (200, &json!("the disk is full")));
+    // Who paused it first stays.
+    assert_eq!(pause("another reason").await.body["paused"]["reason"], "the disk is full");
+    let fired = tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome = 'fired'").await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE cause = 'paused'", 1).await;
+    // What nobody has seen to when it is resumed counts as paused as well, whatever the misfire policy.
+    tickr.sql("UPDATE schedules SET paused_at = paused_at - INTERVAL 1 HOUR").await;
+    let resumed = tickr.post("/v1/schedules/nightly/resume", json!({})).await;
+    assert_eq!((resumed.status, &resumed.body["paused"]), (200, &Value::Null));
+    tickr.until_count(
+        "SELECT COUNT(*) >= 1 FROM ticks WHERE outcome = 'fired' AND due_at > (SELECT MAX(due_at) FROM ticks WHERE cause = 'paused')",
+        1,
+    )
+    .await;
+    let all = ticks(&tickr, "nightly").await;
+    let is = |tick: &&Value, cause: &str| tick["cause"] == cause;
+    let skipped: Vec<&Value> = all.iter().filter(|tick| is(tick, "paused")).collect();
+    assert!(skipped.iter().all(|tick| tick["reason"] == "paused by anyone: the disk is full"), "{skipped:#?}");
+    let before = all.iter().take_while(|tick| tick["outcome"] == "fired").count();
+    assert!(i64::try_from(before).unwrap() == fired, "{fired} {all:#?}");
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM audit WHERE target = 'nightly' AND action LIKE 'schedule.%e'").await,
+        2
+    );
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trigger_fires_now_once_for_its_key_and_also_while_paused() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "nightly", &yearly()).await;
+    tickr.post("/v1/schedules/nightly/pause", json!({})).await;
+    let fired = tickr.post("/v1/schedules/nightly/trigger", json!({})).await;
+    assert_eq!(fired.status, 201, "{:#}", fired.body);
+    assert_eq!(fired.header("location"), format!("/v1/jobs/{}", fired.body["id"].as_str().unwrap()));
+    let job = tickr.until(id(&fired.body["id"]), State::Completed).await;
+    assert_eq!(job["schedule"], fired.body["schedule"]);
+    let keyed = async || {
+        let request = http().post(tickr.url("/v1/schedules/nightly/trigger")).header("Idempotency-Key", "k");
+        answer(request).await
+    };
+    let (first, second) = tokio::join!(keyed(), keyed());
+    assert_eq!((first.status, second.status, &first.body["id"]), (201, 201, &second.body["id"]));
+    let lines = ticks(&tickr, "nightly").await;
+    assert_eq!(lines.len(), 2);
+    assert!(lines.iter().all(|tick| tick["manual"] == true && tick["recorded_by"] == "anyone"), "{lines:#?}");
+    assert_eq!(lines[0]["due_at"], job["schedule"]["tick_at"]);
+    let shown = tickr.get("/v1/schedules/nightly").await.body;
+    assert_eq!((&shown["last_job"], &shown["last_tick"]["job_id"]), (&first.body["id"], &first.body["id"]));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_skip() {
+    let tickr = TestApp::start().await;
+    let slow = json!({"kind": "sleep", "payload": {"ms": 600_000}, "overlap": "skip"});
+    put(&tickr, "slow", &with(every_second(), slow)).await;
+    let first = id(&first_tick(&tickr, "slow").await["job_id"]);
+    tickr.until(first, State::Executing).await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE cause = 'overlap'", 1).await;
+    let lines = ticks(&tickr, "slow").await;
+    let why = lines.last().unwrap()["reason"].as_str().unwrap();
+    assert!(why.contains(&first.to_string()), "{why}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    // Nor does a trigger, unless it insists.
+    let refused = tickr.post("/v1/schedules/slow/trigger", json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "previous_unfinished"));
+    assert_eq!((&refused.body["holder"], &refused.body["current_state"]), (&json!(first), &json!("executing")));
+    assert_eq!(tickr.post("/v1/schedules/slow/pause", json!({})).await.status, 200);
+    assert_eq!(tickr.post("/v1/schedules/slow/trigger?overlap=allow", json!({})).await.status, 201);
+    // When the job has ended, the next tick fires.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 2);
+    for id in all_jobs(&tickr).await {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    assert_eq!(tickr.post("/v1/schedules/slow/resume", json!({})).await.status, 200);
+    tickr.until_count("SELECT COUNT(*) FROM jobs", 3).await;
+    tickr.stop().await;
+}
+
+async fn all_jobs(tickr: &TestApp) -> Vec<String> {
+    let jobs = tickr.get("/v1/jobs?limit=200").await.body;
+    jobs["data"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tick_takes_the_place_of_the_previous_job_if_it_says_replace() {
+    let tickr = TestApp::start().await;
+    // One that waits is cancelled.
+    let waiting = json!({"queue": "nobody-serves-it", "overlap": "replace"});
+    put(&tickr, "waiting", &with(every_second(), waiting)).await;
+    let first = id(&first_tick(&tickr, "waiting").await["job_id"]);
+    let job = tickr.until(first, State::Cancelled).await;
+    assert!(job["last_error"].as_str().unwrap().starts_with("replaced by job "), "{job:#}");
+    assert_eq!(delete_of(&tickr, "waiting").await.status, 204);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 1);
+    // One that executes is asked to stop.
+    let running = json!({"kind": "sleep", "payload": {"ms": 600_000}, "overlap": "replace"});
+    put(&tickr, "running", &with(every_second(), running)).await;
+    let first = id(&first_tick(&tickr, "running").await["job_id"]);
+    let job = tickr.until(first, State::Cancelled).await;
+    assert!(job["attempts"].as_array().map_or(0, Vec::len) <= 1, "{job:#}");
+    assert_eq!(delete_of(&tickr, "running").await.status, 204);
+    for id in all_jobs(&tickr).await {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
+    let tickr = TestApp::start().await;
+    // Twenty ticks of a minute ago and before, nothing since.
+    let missed = |policy: &str| {
+        with(
+            yearly(),
+            json!({"cron": "*/3 * * * * *", "misfire": policy, "misfire_grace_ms": 0, "queue": "nobody-serves-it"}),
+        )
+    };
+    for policy in ["skip", "one", "all"] {
+        put(&tickr, policy, &missed(policy)).await;
+    }
+    put(&tickr, "long", &with(missed("skip"), json!({"cron": "* * * * * *", "misfire": "skip"}))).await;
+    put(&tickr, "many", &with(missed("all"), json!({"cron": "* * * * * *"}))).await;
+    // With the tickers held up by nobody, what matters is what one look finds.
+    let names = ["skip", "one", "all", "long", "many"];
+    join_all(names.iter().map(|name| tickr.post_pause(name))).await;
+    tickr.sql("DELETE FROM ticks").await;
+    for (name, seconds) in [("skip", 60), ("one", 60), ("all", 60), ("long", 30 * 86_400), ("many", 86_400)] {
+        tickr
+            .sql(format!(
+                "UPDATE schedules SET paused_at = NULL, paused_by = NULL, pause_reason = NULL, last_at = NULL, next_at = \
+                 TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP() - INTERVAL {seconds} SECOND, '%Y-%m-%d %H:%i:00')) WHERE name = '{name}'"
+            ))
+            .await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM schedules WHERE next_at > UTC_TIMESTAMP() - INTERVAL 5 SECOND", 5).await;
+    for name in names {
+        assert_eq!(delete_of(&tickr, name).await.status, 204);
+    }
+    // The ticks of the outage; those since the tickers caught up are on time or missed by milliseconds.
+    let fired = "SELECT COUNT(*) FROM ticks WHERE outcome = 'fired' AND due_at < recorded_at - INTERVAL 5 SECOND AND schedule = ";
+    let late = async |name: &str| {
+        let sql = format!("{fired}'{name}'");
+        tickr.count(sql.leak()).await
+    };
+    assert_eq!(late("skip").await, 0);
+    assert!(late("all").await >= 18, "{}", late("all").await);
+    let ones = ticks(&tickr, "one").await;
+    let first_fired = ones.iter().position(|tick| tick["outcome"] == "fired").unwrap();
+    assert!(first_fired >= 18 && ones[..first_fired].iter().all(|tick| tick["cause"] == "missed"), "{ones:#?}");
+    assert_eq!(late("long").await, 0);
+    let lines = tickr.count("SELECT COUNT(*) FROM ticks WHERE schedule = 'long'").await;
+    assert!(lines < 150, "{lines}");
+    assert_eq!(tickr.count("SELECT CAST(MAX(ticks) AS SIGNED) FROM ticks WHERE schedule = 'long'").await, 10_000);
+    let many = late("many").await;
+    assert!((950..=1_000).contains(&many), "{many}");
+    tickr.stop().await;
+}
+
+impl TestApp {
+    async fn post_pause(&self, name: &&str) {
+        assert_eq!(self.post(&format!("/v1/schedules/{name}/pause"), json!({})).await.status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payload_that_its_kind_does_not_take_any_more_is_skipped_and_told_without_end_of_the_runner() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "old", &with(every_second(), json!({"kind": "sleep", "payload": {"ms": 0}}))).await;
+    // As if an older binary, whose kind took it, had accepted it.
+    tickr.sql("UPDATE schedules SET payload = '{\"ms\": \"long\"}'").await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE cause = 'invalid'", 1).await;
+    let lines = ticks(&tickr, "old").await;
+    let why = lines.last().unwrap()["reason"].as_str().unwrap();
+    assert!(why.contains("/ms"), "{why}");
+    let refused = tickr.post("/v1/schedules/old/trigger", json!({})).await;
+    assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_payload", vec!["/payload/ms"]));
+    // One that nobody can read holds up nobody.
+    tickr.sql("UPDATE schedules SET zone = 'Atlantis/Capital', next_at = '2020-01-01'").await;
+    put(&tickr, "new", &every_second()).await;
+    assert_eq!(first_tick(&tickr, "new").await["outcome"], "fired");
+    assert_eq!(delete_of(&tickr, "old").await.status, 204);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_of_a_foreign_kind_is_left_to_a_runner_that_has_it() {
+    let tickr = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
+    let other = tickr.another_with(|config| config.test_kinds = true, Registry::new()).await;
+    let (runner, name) = (other.runner().to_string(), "foreign");
+    assert_eq!(put_with(&other, name, &[], &every_second()).await.status, 201);
+    put(
+        &tickr,
+        "own",
+        &json!({"cron": "* * * * * *", "kind": "http", "payload": {"url": "http://127.0.0.1:1/"}, "queue": "nobody-serves-it"}),
+    )
+    .await;
+    let tick = first_tick(&tickr, name).await;
+    assert_eq!(tick["recorded_by"], format!("runner:{runner}"));
+    other.stop(CancellationToken::new()).await;
+    let before = tickr.count("SELECT COUNT(*) FROM ticks WHERE schedule = 'foreign'").await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE schedule = 'own'", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE schedule = 'foreign'").await, before);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "nightly", &yearly()).await;
+    put(&tickr, "nightly", &every_second()).await;
+    first_tick(&tickr, "nightly").await;
+    let other = tickr.another().await;
+    assert_eq!(put_with(&other, "nightly", &[], &yearly()).await.status, 200);
+    other.stop(CancellationToken::new()).await;
+    assert_seamless(&tickr).await;
+    // Nobody was there for these, and they will not come any more.
+    let paused = tickr.post("/v1/schedules/nightly/pause", json!({})).await;
+    assert_eq!(paused.status, 200);
+    tickr.sql("UPDATE schedules SET kind = 'nobody-has-it', paused_at = NULL, paused_by = NULL").await;
+    set_back(&tickr, "nightly", 600).await;
+    put(&tickr, "nightly", &with(yearly(), json!({"cron": "0 0 2 1 *"}))).await;
+    let passed: Vec<Value> =
+        ticks(&tickr, "nightly").await.into_iter().filter(|tick| !tick["cause"].is_null()).collect();
+    assert_eq!(passed.len(), 1, "{passed:#?}");
+    assert_eq!((&passed[0]["cause"], &passed[0]["reason"]), (&json!("changed"), &json!("changed by anyone")));
+    // A name that is used again goes on behind what is known of its ticks, wherever the clock is.
+    assert_eq!(delete_of(&tickr, "nightly").await.status, 204);
+    tickr.sql("UPDATE ticks SET due_at = '2049-06-01' WHERE cause = 'changed'").await;
+    let again = put(&tickr, "nightly", &yearly()).await;
+    assert_eq!(again["next_at"], "2050-01-01T00:00:00.000Z");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interval_ticks_from_its_anchor_and_a_change_of_its_job_does_not_move_it() {
+    let tickr = TestApp::start().await;
+    let every = json!({"every_ms": 3_600_000, "kind": "noop"});
+    let made = put(&tickr, "hourly", &every).await;
+    let moment = |value: &Value| value.as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+    assert_eq!(moment(&made["next_at"]) - moment(&made["anchor"]), chrono::TimeDelta::hours(1));
+    let changed = put(&tickr, "hourly", &with(every.clone(), json!({"priority": 1}))).await;
+    assert_eq!((&changed["next_at"], &changed["anchor"]), (&made["next_at"], &made["anchor"]));
+    let moved = put(&tickr, "hourly", &with(every.clone(), json!({"anchor": "2026-01-01T00:17:00Z"}))).await;
+    assert!(moved["next_at"].as_str().unwrap().ends_with(":17:00.000Z"), "{moved:#}");
+    let quick = put(&tickr, "hourly", &with(every, json!({"every_ms": 1_000}))).await;
+    first_tick(&tickr, "hourly").await;
+    tickr.until_count("SELECT COUNT(*) >= 3 FROM ticks", 1).await;
+    let ms = moment(&quick["anchor"]).timestamp_subsec_millis();
+    for tick in ticks(&tickr, "hourly").await {
+        assert_eq!(moment(&tick["due_at"]).timestamp_subsec_millis(), ms);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn listings_go_on_where_they_stopped() {
+    let tickr = TestApp::start().await;
+    for n in 0..5 {
+        put(&tickr, &format!("s{n}"), &yearly()).await;
+    }
+    let mut names = Vec::new();
+    let mut path = "/v1/schedules?limit=2".to_owned();
+    loop {
+        let page = tickr.get(&path).await.body;
+        names.extend(page["data"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap().to_owned()));
+        let Some(cursor) = page["next_cursor"].as_str() else { break };
+        path = format!("/v1/schedules?limit=2&cursor={cursor}");
+    }
+    assert_eq!(names, ["s0", "s1", "s2", "s3", "s4"]);
+    for n in 0..6 {
+        let cause =
+            if n % 2 == 0 { "NULL, x'00000000000000000000000000000001', 'fired'" } else { "'missed', NULL, 'skipped'" };
+        tickr
+            .sql(format!(
+                "INSERT INTO ticks (schedule, due_at, number, cause, job_id, outcome, recorded_at, recorded_by) VALUES \
+                 ('s0', '2026-01-01 00:00:0{}', {}, {cause}, UTC_TIMESTAMP(6), 'test')",
+                n / 2,
+                n % 2
+            ))
+            .await;
+    }
+    for (filter, wanted) in [("", 6), ("&outcome=fired", 3), ("&outcome=skipped", 3)] {
+        let (mut seen, mut path) = (BTreeSet::new(), format!("/v1/schedules/s0/ticks?limit=2{filter}"));
+        loop {
+            let page = tickr.get(&path).await.body;
+            for tick in page["data"].as_array().unwrap() {
+                assert!(seen.insert((tick["due_at"].to_string(), tick["manual"].to_string())));
+            }
+            let Some(cursor) = page["next_cursor"].as_str() else { break };
+            path = format!("/v1/schedules/s0/ticks?limit=2{filter}&cursor={cursor}");
+        }
+        assert_eq!(seen.len(), wanted, "{filter}");
+    }
+    // Retention forgets by age, schedule by schedule.
+    let store = tickr.app.broker().store();
+    tickr.sql("UPDATE ticks SET recorded_at = '2026-01-01' WHERE number = 0").await;
+    let (gone, next) = store.purge_ticks(String::new(), Duration::from_secs(86_400)).await.unwrap();
+    assert_eq!((gone, next.as_deref()), (3, Some("s0")));
+    assert_eq!(store.purge_ticks("s0".into(), Duration::ZERO).await.unwrap(), (0, None));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks").await, 3);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_configuration_changes_it() {
+    let declared = |toml: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tickr.toml");
+        std::fs::write(&path, toml).unwrap();
+        let loaded = tickr::config::Config::load(&tickr::config::Flags::default(), std::iter::empty(), Some(path));
+        loaded.unwrap().config.schedules
+    };
+    let file = "[schedules.nightly]\ncron = \"0 3 * * *\"\nzone = \"Europe/Warsaw\"\nkind = \"sleep\"\n\
+        payload = '{\"ms\": 1}'\noverlap = \"skip\"\n[schedules.often]\nevery = \"1h\"\nkind = \"noop\"\n";
+    let schedules = declared(file);
+    let tickr = TestApp::start_with(|config| config.schedules = schedules, Registry::new()).await;
+    let shown = tickr.get("/v1/schedules/nightly").await.body;
+    assert_eq!(
+        (&shown["origin"], &shown["zone"], &shown["overlap"]),
+        (&json!("config"), &json!("Europe/Warsaw"), &json!("skip"))
+    );
+    let often = tickr.get("/v1/schedules/often").await;
+    let refused = put_with(&tickr.app, "nightly", &[], &yearly()).await;
+    assert_eq!((refused.status, refused.code()), (409, "declared_in_config"));
+    assert_eq!(delete_of(&tickr, "nightly").await.code(), "declared_in_config");
+    assert_eq!(delete(&tickr, "/v1/schedules/nightly?undeclared=true").await.code(), "declared_in_config");
+    assert_eq!(tickr.post("/v1/schedules/nightly/trigger", json!({})).await.status, 201);
+    assert_eq!(tickr.post("/v1/schedules/nightly/pause", json!({})).await.status, 200);
+
+    // A restart touches nothing that says the same: neither its ticks nor its pause nor its tag.
+    let tickr = tickr.restart().await;
+    let again = tickr.get("/v1/schedules/often").await;
+    assert_eq!((&again.body["next_at"], again.header("etag")), (&often.body["next_at"], often.header("etag")));
+    assert!(!tickr.get("/v1/schedules/nightly").await.body["paused"].is_null());
+
+    // While a new configuration is rolled out, what it leaves out goes on; afterwards it can be deleted.
+    let schedules = declared("[schedules.nightly]\ncron = \"0 4 * * *\"\nkind = \"noop\"\n");
+    let new = tickr.another_with(|config| config.schedules = schedules, Registry::new()).await;
+    let shown = tickr.get("/v1/schedules/nightly").await.body;
+    assert_eq!((&shown["cron"], &shown["updated_by"]), (&json!("0 4 * * *"), &json!("config")));
+    assert_eq!(tickr.get("/v1/schedules/often").await.status, 200);
+    let gone = answer(http().delete(format!("http://{}/v1/schedules/often", new.addr()))).await;
+    assert_eq!(gone.status, 409);
+    let gone = answer(http().delete(format!("http://{}/v1/schedules/often?undeclared=true", new.addr()))).await;
+    assert_eq!(gone.status, 204);
+    new.stop(CancellationToken::new()).await;
+
+    // What only the registry knows is told with the line as well.
+    let schedules = declared(
+        "\n[schedules.nightly]\ncron = \"0 4 * * *\"\nkind = \"sleep\"\npayload = '{}'\n[schedules.x]\nevery = \"1h\"\nkind = \"none\"\n",
+    );
+    let mut config = tickr.config.clone();
+    config.schedules = schedules;
+    let error = App::start(&config, Registry::new()).await.unwrap_err().to_string();
+    for part in ["schedules.nightly.payload (", "line 2)", "schedules.x.kind (", "line 6)"] {
+        assert!(error.contains(part), "{error}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_by_replacement_reaches_a_handler_of_the_same_process_at_once() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "slow", &with(yearly(), json!({"kind": "sleep", "payload": {"ms": 600_000}, "overlap": "replace"})))
+        .await;
+    let first = id(&tickr.post("/v1/schedules/slow/trigger", json!({})).await.body["id"]);
+    tickr.until(first, State::Executing).await;
+    tickr
+        .event(
+            "the stop of the first",
+            async { assert_eq!(tickr.post("/v1/schedules/slow/trigger", json!({})).await.status, 201) },
+            |event| matches!(event, Event::CancelRequested { id } if *id == first).then_some(()),
+        )
+        .await;
+    tickr.until(first, State::Cancelled).await;
+    for id in all_jobs(&tickr).await {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
