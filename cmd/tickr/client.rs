@@ -89,6 +89,9 @@ impl Client {
             )
         })?;
         let status = response.status();
+        if status == reqwest::StatusCode::NO_CONTENT {
+            return Ok(Value::Null);
+        }
         let body: Value = response.json().await.map_err(|e| anyhow!("{}: not a tickr: {e}", self.url))?;
         if status.is_success() {
             return Ok(body);

@@ -78,7 +78,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-fn payload(text: &str) -> anyhow::Result<Value> {
+/// JSON as it is given: in words, with `@` from a file, with `-` from standard input.
+pub(crate) fn payload(text: &str) -> anyhow::Result<Value> {
     let read = match text.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).with_context(|| format!("read {file}"))?,
         None if text == "-" => std::io::read_to_string(std::io::stdin()).context("read standard input")?,

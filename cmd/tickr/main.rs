@@ -13,6 +13,7 @@ mod migrate;
 mod print;
 mod queues;
 mod rebuild;
+mod schedules;
 mod serve;
 mod top;
 mod verify;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
             migrate::command(),
             enqueue::command(),
             jobs::command(),
+            schedules::command(),
             keys::command(),
             queues::command(),
             rebuild::command(),
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
+        Some(("schedules", matches)) => schedules::run(matches),
         Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),

@@ -307,6 +307,26 @@ impl Evidence {
         Ok(found.into_iter().map(JobId::from_uuid).collect())
     }
 
+    /// Ticks of schedules, recorded at `since` or later, that say that they made a job which is not there.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn ticks_without_jobs(
+        &mut self,
+        since: Timestamp,
+    ) -> Result<Vec<(JobId, String, Timestamp)>, StoreError> {
+        let found: Result<Vec<(Uuid, String, Timestamp)>, sqlx::Error> = sqlx::query_as(
+            "SELECT t.job_id, t.schedule, t.due_at FROM ticks t LEFT JOIN jobs j ON j.id = t.job_id \
+             WHERE t.outcome = 'fired' AND t.recorded_at >= ? AND j.id IS NULL LIMIT ?",
+        )
+        .bind(since)
+        .bind(MOST_READ)
+        .fetch_all(&mut self.conn)
+        .await;
+        let found = found.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))?;
+        Ok(found.into_iter().map(|(id, name, due_at)| (JobId::from_uuid(id), name, due_at)).collect())
+    }
+
     /// How many jobs ended, ever, as they were counted when they ended.
     ///
     /// # Errors

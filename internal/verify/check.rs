@@ -32,6 +32,8 @@ pub enum Check {
     UniqueKey,
     /// Jobs that were accepted together are all there.
     Batch,
+    /// A tick of a schedule that fired has its job.
+    Tick,
     /// Jobs that ended were counted when they ended.
     Counted,
     /// No lease ran out long ago without anybody ending its attempt.
@@ -48,7 +50,7 @@ pub enum Check {
 
 impl Check {
     /// Every check, in the order of a report.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -62,6 +64,7 @@ impl Check {
         Self::Final,
         Self::UniqueKey,
         Self::Batch,
+        Self::Tick,
         Self::Counted,
         Self::Abandoned,
         Self::Overdue,
@@ -87,6 +90,7 @@ impl Check {
             Self::Final => "final",
             Self::UniqueKey => "unique_key",
             Self::Batch => "batch",
+            Self::Tick => "tick",
             Self::Counted => "counted",
             Self::Abandoned => "abandoned",
             Self::Overdue => "overdue",
@@ -100,7 +104,7 @@ impl Check {
     #[must_use]
     pub const fn guarantee(self) -> &'static str {
         match self {
-            Self::Lost | Self::Strange | Self::Counted => "G2",
+            Self::Lost | Self::Strange | Self::Tick | Self::Counted => "G2",
             Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
             Self::OpenAttempt | Self::Overlap => "G4",
             Self::Contiguous | Self::Bounded | Self::Failed => "G5",
@@ -128,6 +132,7 @@ impl Check {
             Self::Final => "an end is followed only by an operator's retry",
             Self::UniqueKey => "one unfinished job for each unique key",
             Self::Batch => "batches are whole",
+            Self::Tick => "a tick that fired has its job",
             Self::Counted => "jobs that ended were counted",
             Self::Abandoned => "no lease ran out without consequences",
             Self::Overdue => "nothing is overdue that nobody will start",

@@ -70,6 +70,8 @@ pub async fn verify(
         patience: lease.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
     };
     let mut batches = Batches::new(evidence.at(), settings);
+    // What is younger than that cannot have been purged.
+    let kept_since = batches.kept_since;
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
     while let Some(jobs) = evidence.next_page().await? {
         for job in &jobs {
@@ -89,6 +91,9 @@ pub async fn verify(
     }
     for id in evidence.stray_keys().await? {
         report.found(Check::UniqueKey, id, "its key is not held as it should be".into());
+    }
+    for (id, name, due_at) in evidence.ticks_without_jobs(kept_since).await? {
+        report.found(Check::Tick, id, format!("the tick of {name} at {due_at} made it, and it is not there"));
     }
     // Purged jobs stay counted, so the tallies may say more than the tables, never less.
     let tallies = evidence.tallies().await?;

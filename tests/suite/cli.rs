@@ -309,3 +309,32 @@ async fn the_command_line_brings_its_token_and_config_masks_every_secret() {
     assert!(code == 0 && reference.contains("TICKR_SHUTDOWN_GRACE"), "{reference}");
     app.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn schedules_are_declared_shown_and_steered() {
+    let app = TestApp::start().await;
+    let put = ["schedules", "put", "nightly", "--cron", "30 2 1 1 *", "--zone", "Europe/Warsaw", "--kind", "sleep"];
+    let more = ["--payload", r#"{"ms": 1}"#, "--overlap", "skip", "--timeout", "5s", "--priority", "2"];
+    let made = ok(client(&app, &[&put[..], &more[..]].concat())).await;
+    for part in ["nightly", "Europe/Warsaw", "overlap      skip", r#"payload      {"ms":1}"#, "02:30:00.000+01:00"] {
+        assert!(made.contains(part), "{part:?} is missing in {made}");
+    }
+    let schedules = async |args: &[&str]| ok(client(&app, &[&["schedules"], args].concat())).await;
+    let listed = schedules(&["list"]).await;
+    assert!(listed.contains("nightly") && listed.contains("active"), "{listed}");
+    assert!(schedules(&["pause", "nightly", "--reason", "disk full"]).await.contains("disk full"));
+    assert!(schedules(&["resume", "nightly"]).await.contains("active"));
+    let fired = schedules(&["trigger", "nightly"]).await;
+    let id = fired.split(' ').next().unwrap();
+    app.until(id.parse().unwrap(), State::Completed).await;
+    let ticks = schedules(&["ticks", "nightly", "--outcome", "fired"]).await;
+    assert!(ticks.contains(id) && ticks.contains("triggered by anyone"), "{ticks}");
+    let json: Value = serde_json::from_str(&schedules(&["show", "nightly", "--json"]).await).unwrap();
+    assert_eq!((&json["timeout_ms"], &json["last_job"]), (&json!(5_000), &json!(id)));
+    let preview = ["preview", "--cron", "30 2 * * *", "--zone", "Europe/Warsaw", "--from", "2027-03-27T12:00:00Z"];
+    assert!(schedules(&preview).await.contains("2027-03-28T03:00:00.000+02:00"));
+    assert_eq!(schedules(&["delete", "nightly"]).await, "deleted nightly\n");
+    let (code, _, err) = outcome(client(&app, &["schedules", "show", "nightly"])).await;
+    assert!(code == 1 && err.contains("not_found"), "{err}");
+    app.stop().await;
+}

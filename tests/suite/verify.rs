@@ -157,6 +157,9 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::UniqueKey, waiting(), "UPDATE unique_keys SET unique_key = 'another' WHERE job_id = ID");
     seed(Check::UniqueKey, done(), "INSERT INTO unique_keys VALUES ('noop', 'left behind', ID)");
     seed(Check::Batch, done(), "UPDATE jobs SET batch_id = ID, batch_size = 2 WHERE id = ID");
+    let tick = "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) VALUES \
+         ('seeded', UTC_TIMESTAMP(3), 'fired', ID, UTC_TIMESTAMP(6), 'test')";
+    seed(Check::Tick, JobId::new(), tick);
     seed(Check::Counted, done(), "UPDATE tallies SET n = n - 100 WHERE kind = 'noop' AND state = 'completed' LIMIT 1");
     seed(Check::Abandoned, waiting(), &open.replace("+ INTERVAL 1 HOUR", "- INTERVAL 3601 SECOND"));
     seed(Check::Overdue, waiting(), "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 10 SECOND WHERE id = ID");
@@ -195,7 +198,9 @@ async fn a_seeded_fault_lights_its_check() {
         assert!(faults.is_empty(), "{check:?} {faults:?}\n{}", serde_json::to_string_pretty(&report).unwrap());
         lit.insert(check);
         // Out of the way of the next one.
-        for (table, column) in [("owed", "id"), ("jobs", "id"), ("attempts", "job_id"), ("unique_keys", "job_id")] {
+        for (table, column) in
+            [("owed", "id"), ("jobs", "id"), ("attempts", "job_id"), ("unique_keys", "job_id"), ("ticks", "job_id")]
+        {
             rest.sql(format!("DELETE FROM {table} WHERE {column} = UNHEX('{}')", id.uuid().simple())).await;
         }
         redis.zrem(&scheduled, &member).await.unwrap();

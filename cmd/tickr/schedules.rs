@@ -1,0 +1,273 @@
+//! `tickr schedules list|show|put|delete|pause|resume|trigger|ticks|preview`: jobs that come by the clock.
+
+use anyhow::anyhow;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::{Map, Value, json};
+use tickr::config::parse_duration;
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::enqueue::payload;
+use crate::print::{encoded, number, printable, table, text};
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let name = || Arg::new("name").required(true).value_name("NAME").help("The schedule's name");
+    let limit =
+        || Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("How many");
+    let one =
+        |verb: &'static str, about: &'static str| client::args(Command::new(verb).about(about).arg(name()).arg(json()));
+    let policies = ["allow", "skip", "replace"];
+    let overlap = |help: &'static str| Arg::new("overlap").long("overlap").value_parser(policies).help(help);
+    let undeclared = Arg::new("undeclared")
+        .long("undeclared")
+        .action(ArgAction::SetTrue)
+        .help("Also one that a configuration file declared, if the runner that is asked does not declare it any more");
+    Command::new("schedules")
+        .about("Declare and steer schedules through the API")
+        .subcommand_required(true)
+        .subcommand(client::args(Command::new("list").about("List schedules by name").arg(limit()).arg(json())))
+        .subcommand(one("show", "Show a schedule with its next runs"))
+        .subcommand(
+            put(one("put", "Make a schedule, or make it say this"))
+                .arg(overlap("While the previous job has not ended: allow, skip or replace [default: allow]")),
+        )
+        .subcommand(one("delete", "Delete a schedule; its jobs stay").arg(undeclared))
+        .subcommand(one("pause", "Let its ticks pass without firing").arg(text_arg("reason", "TEXT", "What for")))
+        .subcommand(one("resume", "Let its ticks fire again"))
+        .subcommand(
+            one("trigger", "Fire it now")
+                .arg(overlap("The policy for this once, instead of the schedule's own"))
+                .arg(client::idempotency_key()),
+        )
+        .subcommand(
+            one("ticks", "List what became of its ticks, newest first")
+                .arg(text_arg("outcome", "WORD", "Only these: fired or skipped"))
+                .arg(limit()),
+        )
+        .subcommand(client::args(
+            cadence(Command::new("preview").about("Show when a schedule would tick"))
+                .arg(text_arg("from", "TIME", "From when on, RFC 3339 [default: now]"))
+                .arg(text_arg("count", "N", "How many").value_parser(value_parser!(u32)).default_value("5"))
+                .arg(json()),
+        ))
+}
+
+fn text_arg(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value).help(help)
+}
+
+/// What says when a schedule ticks.
+fn cadence(command: Command) -> Command {
+    command
+        .arg(text_arg("cron", "CRON", "Five fields, or six with seconds first").required_unless_present("every"))
+        .arg(text_arg("every", "DURATION", "An interval, such as 30s").conflicts_with("cron"))
+        .arg(text_arg("anchor", "TIME", "Where the interval begins, RFC 3339").requires("every"))
+        .arg(text_arg("zone", "ZONE", "An IANA time zone [default: UTC]"))
+        .arg(
+            text_arg("dst", "POLICY", "When clocks are turned: once, skip or both [default: once]")
+                .value_parser(["once", "skip", "both"]),
+        )
+}
+
+fn put(command: Command) -> Command {
+    cadence(command)
+        .arg(text_arg("kind", "KIND", "The kind of its jobs").required(true))
+        .arg(text_arg("payload", "JSON", "The payload; @FILE reads it, - takes standard input").default_value("{}"))
+        .arg(
+            text_arg("misfire", "POLICY", "Ticks that nobody was there for: skip, one or all [default: one]")
+                .value_parser(["skip", "one", "all"]),
+        )
+        .arg(text_arg("misfire-grace", "DURATION", "How late a tick may be without counting as missed [default: 15s]"))
+        .arg(text_arg("queue", "NAME", "The queue of its jobs [default: default]"))
+        .arg(text_arg("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
+        .arg(text_arg("max-attempts", "N", "Attempts before a job fails").value_parser(value_parser!(u32)))
+        .arg(text_arg("timeout", "DURATION", "Time limit of one attempt"))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let said = |name: &str| matches.get_one::<String>(name).cloned();
+    let client = Client::from_matches(matches)?;
+    let as_json = matches.get_flag("json");
+    if verb == "preview" {
+        let mut body = cadence_of(matches)?;
+        body.insert("count".into(), matches.get_one::<u32>("count").copied().into());
+        if let Some(from) = said("from") {
+            body.insert("from".into(), from.into());
+        }
+        let answer = crate::runtime()?.block_on(client.post("/v1/schedules/preview", &Value::Object(body), None))?;
+        return print(as_json, &answer, |answer| {
+            println!("{}", printable(&text(answer, "description")));
+            next_runs(answer);
+        });
+    }
+    if verb == "list" {
+        let rows = crate::runtime()?.block_on(pages(&client, "/v1/schedules?", matches))?;
+        return print(as_json, &rows, list);
+    }
+    let path = format!("/v1/schedules/{}", encoded(&said("name").unwrap_or_default()));
+    crate::runtime()?.block_on(async {
+        match verb {
+            "ticks" => {
+                let only = said("outcome").map(|word| format!("outcome={}&", encoded(&word))).unwrap_or_default();
+                let rows = pages(&client, &format!("{path}/ticks?{only}"), matches).await?;
+                print(as_json, &rows, ticks)
+            }
+            "put" => print(as_json, &client.put(&path, &Value::Object(body_of(matches)?)).await?, show),
+            "delete" => {
+                let how = if matches.get_flag("undeclared") { "?undeclared=true" } else { "" };
+                client.delete(&format!("{path}{how}")).await?;
+                print(as_json, &json!({"deleted": said("name")}), |gone| println!("deleted {}", text(gone, "deleted")))
+            }
+            "pause" => {
+                let body = json!({"reason": said("reason")});
+                print(as_json, &client.post(&format!("{path}/pause"), &body, None).await?, show)
+            }
+            "resume" => print(as_json, &client.post(&format!("{path}/resume"), &json!({}), None).await?, show),
+            "trigger" => {
+                let how = said("overlap").map(|word| format!("?overlap={word}")).unwrap_or_default();
+                let key = said("idempotency-key");
+                let job = client.post(&format!("{path}/trigger{how}"), &json!({}), key.as_ref()).await?;
+                print(as_json, &job, |job| println!("{} {}", text(job, "id"), text(job, "state")))
+            }
+            _ => print(as_json, &client.get(&path).await?, show),
+        }
+    })
+}
+
+fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> Done {
+    if as_json {
+        println!("{answer:#}");
+    } else {
+        for_people(answer);
+    }
+    Ok(())
+}
+
+/// As many rows as are asked for, page by page.
+async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+    let mut rows: Vec<Value> = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page = client.get(&format!("{path}limit={}{cursor}", wanted.clamp(1, 200))).await?;
+        rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        match page.get("next_cursor").and_then(Value::as_str) {
+            Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
+            _ => break,
+        }
+    }
+    rows.truncate(wanted);
+    Ok(Value::Array(rows))
+}
+
+fn millis(flag: &str, said: &str) -> anyhow::Result<u64> {
+    let duration = parse_duration(said).map_err(|why| anyhow!("--{flag} {said}: {why}"))?;
+    Ok(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn cadence_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
+    let mut body = Map::new();
+    for field in ["cron", "anchor", "zone", "dst"] {
+        if let Some(value) = matches.get_one::<String>(field) {
+            body.insert(field.into(), value.clone().into());
+        }
+    }
+    if let Some(every) = matches.get_one::<String>("every") {
+        body.insert("every_ms".into(), millis("every", every)?.into());
+    }
+    Ok(body)
+}
+
+fn body_of(matches: &ArgMatches) -> anyhow::Result<Map<String, Value>> {
+    let mut body = cadence_of(matches)?;
+    let said = |name: &str| matches.get_one::<String>(name);
+    for field in ["kind", "misfire", "overlap", "queue"] {
+        if let Some(value) = said(field) {
+            body.insert(field.into(), value.clone().into());
+        }
+    }
+    body.insert("payload".into(), payload(said("payload").map_or("{}", String::as_str))?);
+    for (flag, field) in [("misfire-grace", "misfire_grace_ms"), ("timeout", "timeout_ms")] {
+        if let Some(value) = said(flag) {
+            body.insert(field.into(), millis(flag, value)?.into());
+        }
+    }
+    if let Some(value) = matches.get_one::<u8>("priority") {
+        body.insert("priority".into(), (*value).into());
+    }
+    if let Some(value) = matches.get_one::<u32>("max-attempts") {
+        body.insert("max_attempts".into(), (*value).into());
+    }
+    Ok(body)
+}
+
+fn list(rows: &Value) {
+    let mut table = table(["NAME", "WHEN", "KIND", "QUEUE", "NEXT", "STATE", "OWNER"]);
+    for row in rows.as_array().into_iter().flatten() {
+        table.add_row([
+            text(row, "name"),
+            printable(&text(row, "description")),
+            text(row, "kind"),
+            text(row, "queue"),
+            text(row, "next_at"),
+            state_of(row).to_owned(),
+            text(row, "origin"),
+        ]);
+    }
+    println!("{table}");
+}
+
+fn state_of(row: &Value) -> &'static str {
+    if row.get("paused").is_some_and(|paused| !paused.is_null()) { "paused" } else { "active" }
+}
+
+fn show(row: &Value) {
+    let line = |field: &str, value: &str| {
+        if !value.is_empty() {
+            println!("{field:<12} {}", printable(value));
+        }
+    };
+    line("name", &text(row, "name"));
+    line("when", &text(row, "description"));
+    for field in ["cron", "zone", "dst", "misfire", "overlap", "kind", "queue", "origin"] {
+        line(field, &text(row, field));
+    }
+    if let Some(payload) = row.get("payload").filter(|payload| !payload.is_null()) {
+        line("payload", &payload.to_string());
+    }
+    line("state", state_of(row));
+    if let Some(pause) = row.get("paused").filter(|pause| !pause.is_null()) {
+        line("paused", &format!("{} by {} {}", text(pause, "at"), text(pause, "by"), text(pause, "reason")));
+    }
+    if let Some(tick) = row.get("last_tick") {
+        let job = text(tick, "job_id");
+        let what = if job.is_empty() { text(tick, "reason") } else { format!("job {job}") };
+        line("last tick", &format!("{} {} {what}", text(tick, "due_at"), text(tick, "outcome")));
+    }
+    next_runs(row);
+}
+
+fn next_runs(answer: &Value) {
+    for run in answer.get("next_runs").and_then(Value::as_array).into_iter().flatten() {
+        println!("{:<12} {}  {}", "next", text(run, "at"), text(run, "local"));
+    }
+}
+
+fn ticks(rows: &Value) {
+    let mut table = table(["DUE", "OUTCOME", "TICKS", "JOB", "WHY"]);
+    for row in rows.as_array().into_iter().flatten() {
+        let manual = row.get("manual").and_then(Value::as_bool).unwrap_or_default();
+        let why = if manual { format!("triggered by {}", text(row, "recorded_by")) } else { text(row, "reason") };
+        let short: String = why.chars().take(80).collect();
+        table.add_row([
+            text(row, "due_at"),
+            text(row, "outcome"),
+            number(row, "ticks").to_string(),
+            text(row, "job_id"),
+            printable(&short),
+        ]);
+    }
+    println!("{table}");
+}
