@@ -6,13 +6,14 @@
 //! [`store`] and only then hints it to the [`index`]; the answer goes out after the commit. The scheduler of the
 //! [`engine`] moves its id to a ready list when it is due, the fetcher takes it when a worker is free, the worker claims
 //! it in the store by compare and set, the executor runs its [handler](handlers), and the verdict is settled in the store
-//! by whoever holds the attempt's token.
+//! by whoever holds the attempt's token. Jobs of [schedules](job::Schedule) are committed by the engine's ticker, and go
+//! the same way from there.
 //!
 //! # The modules, from the bottom up
 //!
 //! | module | owns | leaves to others |
 //! |---|---|---|
-//! | [`job`] | the domain, pure: ids, the state machine, verdicts, retry policy | all I/O |
+//! | [`job`] | the domain, pure: ids, the state machine, verdicts, retry policy, schedules | all I/O |
 //! | [`config`] | settings from flags, environment and file; all mistakes at once | what they are used for |
 //! | [`table`] | rows in motion between a store and a writer | SQL, file formats |
 //! | [`event`], [`telemetry`] | what happened, told inside the process and outside | reacting to it |
@@ -21,7 +22,7 @@
 //! | [`handlers`] | kinds: payload types, their schemas, the work | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`verify`] | proving from the tables that promises were kept | mending anything but the index |
-//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor | HTTP |
+//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything behind the broker |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
 //! | [`bench`](mod@bench) | how fast all of it is, beside the bare store on the same servers | being fast |

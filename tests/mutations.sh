@@ -134,6 +134,15 @@ mutants() {
     mutant 'revoked keys' internal/api/auth.rs \
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
         keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
+    mutant 'previous job in the way of a tick' internal/store/ticks.rs \
+        'last_job.filter(|id| self.held.contains_key(id))' 'last_job.filter(|_| false)' \
+        schedules::a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_skip
+    mutant 'pause in the plan of ticks' internal/broker/schedules.rs \
+        'row.paused.as_ref().map(|_| SkipCause::Paused)' 'None' \
+        schedules::while_it_is_paused_its_ticks_pass_and_say_so
+    mutant 'ledger behind a name that is used again' internal/store/schedules.rs \
+        'last_tick_of(conn, name).await?.map_or(now, |last| last.max(now))' 'last_tick_of(conn, name).await?.map_or(now, |_| now)' \
+        schedules::a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line
 }
 
 # mutant NAME FILES OLD NEW TEST
