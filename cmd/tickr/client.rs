@@ -33,6 +33,42 @@ pub(crate) fn idempotency_key() -> Arg {
         .help("Do it at most once: the same command with the same key gets the first answer")
 }
 
+/// The parameters of a filter, as flags; `q` takes all of them as words.
+const FILTER: [(&str, &str, &str, &str); 13] = [
+    ("state", "state", "STATE", "Only jobs in this state"),
+    ("kind", "kind", "NAME", "Only jobs of this kind"),
+    ("queue", "queue", "NAME", "Only jobs of this queue"),
+    (
+        "created_after",
+        "created-after",
+        "MOMENT",
+        "Accepted at this moment or later, such as 2026-11-01 or 2026-11-01T10:00:00Z",
+    ),
+    ("created_before", "created-before", "MOMENT", "Accepted before this moment"),
+    ("due_after", "due-after", "MOMENT", "Due at this moment or later"),
+    ("due_before", "due-before", "MOMENT", "Due before this moment"),
+    ("finished_after", "finished-after", "MOMENT", "Ended at this moment or later"),
+    ("finished_before", "finished-before", "MOMENT", "Ended before this moment"),
+    ("unique_key", "unique-key", "KEY", "With this unique key"),
+    ("tag", "tag", "TAG", "With this tag"),
+    ("error", "error", "TEXT", "Whose last unsuccessful attempt said this"),
+    ("q", "query", "WORDS", "In the words of a filter bar: 'state:failed kind:email created:<2h payload.user.id:42'"),
+];
+
+/// The arguments of commands that take a filter.
+pub(crate) fn filter() -> impl Iterator<Item = Arg> {
+    FILTER.iter().map(|(name, flag, value, help)| {
+        let arg = Arg::new(*name).long(*flag).value_name(*value).help(*help);
+        if *name == "q" { arg.short('q') } else { arg }
+    })
+}
+
+/// The filter that was given, by the names that the API has for its parameters.
+pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> {
+    let given = |name: &'static str| matches.get_one::<String>(name).map(|value| (name, value.clone()));
+    FILTER.iter().filter_map(|(name, ..)| given(name)).collect()
+}
+
 /// One running tickr.
 pub(crate) struct Client {
     url: String,

@@ -10,7 +10,6 @@ use crate::print::{encoded, number, printable, table, text};
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let id = || Arg::new("id").required(true).value_name("ID").help("The job's id");
-    let filter = |name: &'static str, help: &'static str| Arg::new(name).long(name).value_name("NAME").help(help);
     let one =
         |name: &'static str, about: &'static str| client::args(Command::new(name).about(about).arg(id()).arg(json()));
     Command::new("jobs")
@@ -19,9 +18,7 @@ pub(crate) fn command() -> Command {
         .subcommand(client::args(
             Command::new("list")
                 .about("List jobs, newest first")
-                .arg(filter("state", "Only jobs in this state"))
-                .arg(filter("kind", "Only jobs of this kind"))
-                .arg(filter("queue", "Only jobs of this queue"))
+                .args(client::filter())
                 .arg(
                     Arg::new("limit")
                         .long("limit")
@@ -65,11 +62,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
     let mut path = format!("/v1/jobs?limit={}", wanted.clamp(1, 200));
-    for name in ["state", "kind", "queue"] {
-        if let Some(value) = matches.get_one::<String>(name) {
-            let value = encoded(value);
-            path.push_str(&format!("&{name}={value}"));
-        }
+    for (name, value) in client::filter_given(matches) {
+        path.push_str(&format!("&{name}={}", encoded(&value)));
     }
     let mut jobs: Vec<Value> = Vec::new();
     let mut cursor: Option<String> = None;

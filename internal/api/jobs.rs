@@ -10,19 +10,20 @@ use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use utoipa::{IntoParams, ToSchema};
+use utoipa::ToSchema;
 
 use super::auth::Who;
 use super::body::{Asked, Body, IdPath, Object};
 use super::cursor::Listing;
+use super::filter::{filter_query, refused};
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
-use super::view::{JobView, RetryView, StateWord};
+use super::view::{JobView, RetryView};
 use super::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
-use crate::job::{self, Actor, Due, JobId, Name, NewJob, OnConflict, limits};
-use crate::store::{Answer, Filter, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
+use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, limits};
+use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
 
 /// A job to enqueue.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -62,6 +63,10 @@ pub(super) struct NewJobBody {
     /// Backoff; the kind's own when left out.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
+    /// Words to find it again, at most ten.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
+    tags: Vec<String>,
 }
 
 /// What happens to a job whose unique key an unfinished job has.
@@ -100,6 +105,7 @@ impl NewJobBody {
             retry: self.retry.map(|Object(retry)| retry.into()),
             unique_key: self.unique_key,
             on_conflict: self.on_conflict,
+            tags: self.tags,
         })
     }
 }
@@ -300,25 +306,20 @@ fn prepare_all(api: &Api, body: BatchBody) -> Result<Vec<NewJob>, Problem> {
     first.map_or(Ok(jobs), Err)
 }
 
-/// Which jobs to list.
-#[derive(Debug, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(super) struct ListQuery {
-    /// Only jobs in this state.
-    #[param(value_type = Option<StateWord>, inline)]
-    state: Option<String>,
-    /// Only jobs of this kind.
-    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
-    kind: Option<String>,
-    /// Only jobs of this queue.
-    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
-    queue: Option<String>,
-    /// Jobs in one page, 1 to 200.
-    #[param(minimum = 1, maximum = 200, default = 50)]
-    limit: Option<u32>,
-    /// Where to go on, as the last page said. Belongs to its filter.
-    cursor: Option<String>,
+filter_query! {
+    /// Which jobs to list.
+    ListQuery {
+        /// Jobs in one page, 1 to 200.
+        #[param(minimum = 1, maximum = 200, default = 50)]
+        limit: Option<u32>,
+        /// Where to go on, as the last page said. Belongs to its filter.
+        cursor: Option<String>,
+    }
+}
+
+filter_query! {
+    /// Which jobs to count.
+    CountQuery {}
 }
 
 /// A page of jobs.
@@ -342,41 +343,51 @@ pub(super) struct ListAnswer {
     )
 )]
 pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>) -> Result<Response, Problem> {
+    let words = asked.words();
     let mut problems = Vec::new();
-    let mut wrong = |name: &str, detail: String| problems.push(handlers::Problem::at(name, detail));
-    let state = match asked.state.as_deref().map(|word| job::State::from_word(word).ok_or(word)) {
-        Some(Err(word)) => {
-            let words: Vec<&str> = job::State::ALL.iter().map(|state| state.as_str()).collect();
-            wrong("state", format!("{word:?} is not one of {}", words.join(", ")));
-            None
-        }
-        Some(Ok(state)) => Some(state),
-        None => None,
-    };
-    let mut name = |field: &str, text: Option<&str>| match text.map(str::parse::<job::Name>) {
-        Some(Err(e)) => {
-            wrong(field, e.to_string());
-            None
-        }
-        Some(Ok(name)) => Some(name),
-        None => None,
-    };
-    let filter =
-        Filter { state, kind: name("kind", asked.kind.as_deref()), queue: name("queue", asked.queue.as_deref()) };
+    let filter = words.read(api.broker.store().clock().now(), "").unwrap_or_else(|wrong| {
+        problems = wrong;
+        Filter::default()
+    });
     let limit = asked.limit.unwrap_or(50);
     if !(1..=200).contains(&limit) {
-        wrong("limit", "must be 1 to 200".into());
+        problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
     }
     if !problems.is_empty() {
-        return Err(
-            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems)
-        );
+        return Err(refused(problems));
     }
-    let listing = Listing::new("jobs", &filter);
+    let listing = Listing::new("jobs", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let page = api.broker.store().list(filter, before, limit).await?;
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
+}
+
+/// How many jobs there are.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct CountAnswer {
+    /// Jobs that were found.
+    count: u64,
+    /// True when there may be more: a count stops at ten thousand, or when it has looked at enough.
+    capped: bool,
+}
+
+/// Count jobs
+///
+/// Takes the filters of the listing. Counts up to ten thousand, and looks at a bounded number of rows.
+#[utoipa::path(
+    get, path = "/v1/jobs/count", tag = "jobs", operation_id = "count_jobs", params(CountQuery),
+    responses(
+        (status = 200, description = "How many", body = CountAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery>) -> Result<Response, Problem> {
+    let filter = asked.words().read(api.broker.store().clock().now(), "").map_err(refused)?;
+    let counted = api.broker.store().count(filter).await?;
+    Ok(json(StatusCode::OK, CountAnswer { count: counted.jobs, capped: counted.capped }))
 }
 
 /// Show a job with its attempts

@@ -8,6 +8,7 @@ mod auth;
 mod body;
 mod cursor;
 mod explain;
+mod filter;
 mod health;
 mod jobs;
 mod keys;
@@ -95,6 +96,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
     let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
+        .routes(routes!(jobs::count))
         .routes(routes!(jobs::show))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))

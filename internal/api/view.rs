@@ -89,6 +89,10 @@ pub(super) struct JobView {
     /// The schedule that it comes from, if it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) schedule: Option<ScheduledByView>,
+    /// Words to find it again. Left out when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(super) tags: Vec<String>,
     #[schema(value_type = String, format = DateTime)]
     pub(super) created_at: Moment,
     /// When it is, or last was, due.
@@ -210,6 +214,7 @@ impl JobView {
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key.clone(),
             schedule: job.options.schedule.clone().map(Into::into),
+            tags: job.options.tags.iter().map(ToString::to_string).collect(),
             created_at: Moment(accepted.created_at),
             execute_at: Moment(accepted.execute_at),
             started_at: None,
@@ -237,6 +242,7 @@ impl JobView {
             retry: job.options.retry.map(Into::into),
             unique_key: job.unique_key,
             schedule: job.options.schedule.map(Into::into),
+            tags: job.options.tags.iter().map(ToString::to_string).collect(),
             created_at: Moment(job.created_at),
             execute_at: Moment(job.execute_at),
             started_at: job.started_at.map(Moment),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::handlers::{Problem, Registry};
-use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, limits};
+use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, limits};
 
 /// What a caller asks for. Everything but kind and payload may be left open.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct Draft {
     pub unique_key: Option<String>,
     /// What happens when an unfinished job has the unique key; only together with one.
     pub on_conflict: Option<OnConflict>,
+    /// Words to find it again, at most ten.
+    pub tags: Vec<String>,
 }
 
 impl Draft {
@@ -47,6 +49,7 @@ impl Draft {
             retry: None,
             unique_key: None,
             on_conflict: None,
+            tags: Vec::new(),
         }
     }
 }
@@ -114,6 +117,18 @@ impl Draft {
         if self.on_conflict.is_some() && self.unique_key.is_none() {
             wrong("/on_conflict", "means something only together with unique_key".to_owned());
         }
+        if self.tags.len() > limits::MAX_TAGS {
+            wrong("/tags", format!("must be at most {}", limits::MAX_TAGS));
+        }
+        let mut tags: Vec<Tag> = Vec::with_capacity(self.tags.len().min(limits::MAX_TAGS));
+        for (place, tag) in self.tags.iter().take(limits::MAX_TAGS).enumerate() {
+            match tag.parse::<Tag>() {
+                // Said twice is said once.
+                Ok(tag) if tags.contains(&tag) => {}
+                Ok(tag) => tags.push(tag),
+                Err(e) => wrong(&format!("/tags/{place}"), e.to_string()),
+            }
+        }
         match self.due {
             Due::Now => {}
             Due::After(delay) if delay <= limits::MAX_AHEAD => {}
@@ -146,7 +161,7 @@ impl Draft {
             max_attempts,
             unique_key: self.unique_key,
             on_conflict: self.on_conflict.unwrap_or_default(),
-            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry, schedule: None },
+            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry, schedule: None, tags },
             batch: None,
         })
     }

@@ -8,10 +8,13 @@
 //! - [`RetryPolicy`]: when a failed job runs again
 //! - [`Schedule`], [`plan`]: jobs that come by the clock
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
+//! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
 
 mod actor;
+mod filter;
 mod id;
 mod name;
+pub mod query;
 mod record;
 mod retry;
 mod schedule;
@@ -19,10 +22,12 @@ mod scope;
 mod spec;
 mod state;
 pub(crate) mod suggest;
+mod tag;
 mod time;
 mod verdict;
 
 pub use actor::Actor;
+pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
@@ -34,5 +39,6 @@ pub use schedule::{
 pub use scope::Scope;
 pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits};
 pub use state::{Event, Refused, State, next};
+pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
 pub use verdict::Verdict;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{JobId, Name, RetryPolicy, ScheduledBy, Timestamp};
+use super::{JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp};
 
 /// The limits on what one job may ask for; the API says which one was passed.
 pub mod limits {
@@ -21,6 +21,8 @@ pub mod limits {
     pub const MAX_BATCH: usize = 1_000;
     /// Longest unique key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
+    /// Most tags of one job.
+    pub const MAX_TAGS: usize = 10;
     /// Longest error text kept with an attempt, in bytes.
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Largest result kept with a job, in bytes.
@@ -105,6 +107,9 @@ pub struct JobOptions {
     /// The schedule that it comes from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduledBy>,
+    /// Words to find it again.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<Tag>,
 }
 
 impl JobOptions {

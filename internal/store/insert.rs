@@ -201,6 +201,13 @@ fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<Stri
             ]);
         },
     );
+    // A statement more, for those jobs alone that have tags.
+    let tags: Vec<(&str, Uuid)> =
+        pairs.iter().flat_map(|(job, _)| job.options.tags.iter().map(|tag| (tag.as_str(), job.id.uuid()))).collect();
+    if !tags.is_empty() {
+        let tagged = ["INSERT INTO job_tags (tag, job_id) VALUES", "(?,?)", ""];
+        script.insert(tagged, &tags, |_| 100, |&(tag, id), values| values.extend([Value::from(tag), id.into()]));
+    }
     script
 }
 

@@ -10,7 +10,7 @@
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
-//! - `read.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `read.rs`, `search.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
@@ -43,6 +43,7 @@ mod read;
 mod report_query;
 mod schedules;
 mod script;
+mod search;
 mod settle;
 mod shape;
 mod stats;
@@ -71,9 +72,10 @@ pub use pending::Pending;
 pub use permits::{PermitGrant, PermitRequest};
 pub use purge::{Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
-pub use read::{Filter, JobPage};
+pub use read::JobPage;
 pub use report_query::{InvalidUrl, ReportQueries};
 pub use schedules::{Condition, Deleted, DueSchedules, Origin, Put, Scheduled, VersionTag};
+pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use stats::{StateCount, Stats};
 pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};

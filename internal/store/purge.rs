@@ -179,14 +179,14 @@ async fn remove(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<usize, sqlx:
         return Ok(0);
     }
     // The ledger first: a job without lines would look lost, lines without a job are only invisible.
-    for (table, key) in [("attempts", "job_id"), ("jobs", "id")] {
+    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("jobs", "id")] {
         // In key order and with a bound, which keeps the servers from scanning a small table.
         let sql = format!("DELETE FROM {table} WHERE {key} IN {} ORDER BY {key} LIMIT ?", places(padded(gone.len())));
         let mut query = statement(sql);
         for id in pad(&gone) {
             query = query.bind(id);
         }
-        query.bind(PAGE).execute(&mut *conn).await?;
+        query.bind(2 * PAGE).execute(&mut *conn).await?;
     }
     Ok(gone.len())
 }

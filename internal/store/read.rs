@@ -9,23 +9,13 @@ use uuid::Uuid;
 
 use super::error::corrupt;
 use super::link::on_pool;
+use super::search::{Effort, Order, Search};
 use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
-use crate::job::{Attempt, Job, JobId, JobOptions, Name, Progress, RunnerId, State, Timestamp, Verdict};
+use crate::job::{Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
 
-/// Rows of `jobs` that one page of a listing may look at before it says "go on from here".
+/// Rows that one page of a listing may look at before it says "go on from here".
 const MOST_LOOKED_AT: i64 = 20_000;
-
-/// Which jobs a listing wants.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// Only jobs in this state.
-    pub state: Option<State>,
-    /// Only jobs of this kind.
-    pub kind: Option<Name>,
-    /// Only jobs of this queue.
-    pub queue: Option<Name>,
-}
 
 /// One page of a listing, newest first.
 #[derive(Debug)]
@@ -95,74 +85,53 @@ async fn list(
     before: Option<JobId>,
     limit: u32,
 ) -> Result<JobPage, sqlx::Error> {
-    let before = before.map_or(Uuid::max(), JobId::uuid);
-    // An inner window bounds the rows looked at, whatever the filter matches. Each state is looked up where it lives:
-    // a few waiting jobs are found behind any number of finished ones, and ends stand in the ledger.
-    let (window, condition) = match filter.state {
-        None => ("SELECT id FROM jobs WHERE id < ? ORDER BY id DESC LIMIT ?", None),
-        Some(state) if state.is_end() => (
-            "SELECT job_id AS id, end_state FROM attempts WHERE job_id < ? ORDER BY job_id DESC, number DESC LIMIT ?",
-            // A retried job has an old end in the ledger and is owed again.
-            Some("w.end_state = ? AND o.id IS NULL"),
-        ),
-        Some(_) => ("SELECT id FROM owed WHERE id < ? ORDER BY id DESC LIMIT ?", Some("o.state = ?")),
-    };
-    let mut conditions: Vec<&str> = condition.into_iter().collect();
-    if filter.kind.is_some() {
-        conditions.push("j.kind = ?");
+    let search = Search::new(filter, Order::NewestFirst);
+    let mut jobs = Vec::new();
+    let mut effort = Effort::of(MOST_LOOKED_AT);
+    let mut place = search.span(before.map(JobId::uuid));
+    while let Some(span) = place {
+        let wanted = limit as usize - jobs.len();
+        let chunk = if search.is_narrow() { search.chunk(conn, span).await? } else { search.whole(span) };
+        let found = search.matching(COLUMNS, "", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
+        let last: Option<Uuid> = found.last().map(|row| row.try_get(0)).transpose()?;
+        read_into(conn, filter, &found, &mut jobs).await?;
+        // A full page goes on behind its last job, the others behind what they looked at.
+        let rest = match last.filter(|_| found.len() >= wanted) {
+            Some(last) => Some(search.behind(span, last)),
+            None => chunk.rest,
+        };
+        if jobs.len() >= limit as usize || !effort.goes_on(&chunk) {
+            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)) });
+        }
+        place = rest;
     }
-    if filter.queue.is_some() {
-        conditions.push("j.queue = ?");
-    }
-    let narrowed = !conditions.is_empty();
-    let look_at = if narrowed { MOST_LOOKED_AT } else { i64::from(limit) };
-    let only = if narrowed { format!("WHERE {}", conditions.join(" AND ")) } else { String::new() };
-    let sql = format!(
-        "SELECT {COLUMNS} FROM ({window}) w JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id {only} \
-         ORDER BY j.id DESC LIMIT ?"
-    );
-    let mut query = statement(sql).bind(before).bind(look_at);
-    if let Some(state) = filter.state {
-        query = query.bind(state.as_str());
-    }
-    for name in [&filter.kind, &filter.queue].into_iter().flatten() {
-        query = query.bind(name.as_str());
-    }
-    let found = query.bind(limit).fetch_all(&mut *conn).await?;
-    let full = u32::try_from(found.len()).is_ok_and(|count| count == limit);
-    let mut next: Option<Uuid> = if full { found.last().map(|row| row.try_get(0)).transpose()? } else { None };
-    if !full && narrowed {
-        // Short of the limit: either the window ended, or the table did.
-        let last = statement(format!("SELECT MIN(id) FROM ({window}) w HAVING COUNT(*) = ?"))
-            .bind(before)
-            .bind(look_at)
-            .bind(look_at)
-            .fetch_optional(&mut *conn)
-            .await?;
-        next = last.map(|row| row.try_get::<Option<Uuid>, _>(0)).transpose()?.flatten();
-    }
+    Ok(JobPage { jobs, next: None })
+}
+
+/// Read the jobs behind rows of [`COLUMNS`].
+async fn read_into(
+    conn: &mut MySqlConnection,
+    filter: &Filter,
+    found: &[MySqlRow],
+    jobs: &mut Vec<Job>,
+) -> Result<(), sqlx::Error> {
     let ids: Vec<JobId> =
         found.iter().map(|row| Ok(JobId::from_uuid(row.try_get(0)?))).collect::<Result<_, sqlx::Error>>()?;
     let ledgers = ledgers_of(conn, &ids, "NULL").await?;
-    let (nothing, mut seen) = (Ledger::default(), BTreeSet::new());
-    let mut jobs = Vec::with_capacity(found.len());
+    let nothing = Ledger::default();
     for (row, id) in found.iter().zip(&ids) {
-        // A job that ended the same way twice stands twice in the ledger.
-        if !seen.insert(*id) {
-            continue;
-        }
         let ledger = ledgers.get(id).unwrap_or(&nothing);
         if ledger.end.is_none() && row.try_get::<Option<&str>, _>(9)?.is_none() {
             // Purged, or ended, between our two reads.
             continue;
         }
         let job = job(row, ledger)?;
-        // The window may have caught an end that is not the last one.
+        // It may have moved on between the reads.
         if filter.state.is_none_or(|state| state == job.state) {
             jobs.push(job);
         }
     }
-    Ok(JobPage { jobs, next: next.map(JobId::from_uuid) })
+    Ok(())
 }
 
 fn raw(text: String, what: &str) -> Result<Box<RawValue>, sqlx::Error> {

@@ -516,7 +516,7 @@ fn cadence_columns(cadence: &Cadence) -> (Option<&str>, Option<u64>, Option<Time
 }
 
 fn options_of(template: &Template) -> Result<Option<String>, sqlx::Error> {
-    let options = JobOptions { timeout_ms: template.timeout_ms, retry: template.retry, schedule: None };
+    let options = JobOptions { timeout_ms: template.timeout_ms, retry: template.retry, ..JobOptions::default() };
     let text = (!options.is_default()).then(|| serde_json::to_string(&options)).transpose();
     text.map_err(|e| sqlx::Error::Encode(Box::new(e)))
 }

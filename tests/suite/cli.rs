@@ -338,3 +338,25 @@ async fn schedules_are_declared_shown_and_steered() {
     assert!(code == 1 && err.contains("not_found"), "{err}");
     app.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_listed_by_any_filter() {
+    let app = TestApp::start().await;
+    let wanted = app
+        .enqueue(json!({"kind": "noop", "payload": {"user": {"id": 42}}, "tags": ["tenant:1"], "delay_ms": 3_600_000}))
+        .await;
+    app.enqueue(json!({"kind": "noop", "payload": {"user": {"id": 43}}, "delay_ms": 3_600_000})).await;
+    for filter in [
+        &["-q", "state:waiting payload.user.id:42"][..],
+        &["--tag", "tenant:1", "--state", "waiting"],
+        &["--created-after", "2020-01-01", "--query", "tag:tenant:1"],
+    ] {
+        let listed = ok(client(&app, &[&["jobs", "list", "--json"], filter].concat())).await;
+        let listed: Value = serde_json::from_str(&listed).unwrap();
+        assert_eq!(listed.as_array().unwrap().len(), 1, "{filter:?}");
+        assert_eq!(listed[0]["id"], wanted.to_string());
+    }
+    let (code, _, err) = outcome(client(&app, &["jobs", "list", "-q", "kind:noop bogus"])).await;
+    assert!(code == 1 && err.contains("\"bogus\" at 10"), "{err}");
+    app.stop().await;
+}

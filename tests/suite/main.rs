@@ -33,6 +33,7 @@ mod redis_faults;
 mod report;
 mod retries;
 mod schedules;
+mod search;
 mod services;
 mod shutdown;
 mod store;

@@ -1,0 +1,282 @@
+//! Which jobs are meant: the one form that listings, counts and operations share.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{JobId, Name, State, Tag, Timestamp};
+
+/// Which jobs are meant. Everything that is given must hold; nothing given means every job.
+///
+/// Its JSON is what a bulk operation keeps, so names of fields stay.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Filter {
+    /// Only these jobs, at most [`Filter::MOST_IDS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ids: Vec<JobId>,
+    /// Only jobs in this state.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    /// Only jobs of this kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Name>,
+    /// Only jobs of this queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<Name>,
+    /// Accepted at this moment or later, by the store's clock.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_after: Option<Timestamp>,
+    /// Accepted before this moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_before: Option<Timestamp>,
+    /// Due at this moment or later; of an ended job, when its last attempt was due.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due_after: Option<Timestamp>,
+    /// Due before this moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub due_before: Option<Timestamp>,
+    /// Ended at this moment or later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_after: Option<Timestamp>,
+    /// Ended before this moment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finished_before: Option<Timestamp>,
+    /// With this unique key, byte for byte.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_key: Option<String>,
+    /// With all of these tags.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<Tag>,
+    /// Whose last unsuccessful attempt said this, in any case of letters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Whose payloads say this at these places.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub payload: BTreeMap<PayloadPath, Wanted>,
+}
+
+impl Filter {
+    /// Most ids of one filter.
+    pub const MOST_IDS: usize = 1_000;
+    /// Most tags of one filter.
+    pub const MOST_TAGS: usize = 10;
+    /// Most places in the payload of one filter.
+    pub const MOST_PATHS: usize = 5;
+    /// Longest error text to look for, in bytes.
+    pub const MOST_ERROR_BYTES: usize = 200;
+
+    /// Does it mean every job?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A place in a payload: `user.id`, `items[0].sku`, `"odd key".x`. 1 to 10 steps. A member in quotes may hold
+/// anything but quotes, backslashes and control characters; one without them letters, digits, `_` and `-`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PayloadPath(Vec<Step>);
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Member(String),
+    Element(u16),
+}
+
+/// Why a text is no [`PayloadPath`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a place in a payload is 1 to 10 steps such as user.id, items[0].sku or \"odd key\".x, in 200 bytes at most")]
+pub struct InvalidPath;
+
+impl PayloadPath {
+    const MOST_STEPS: usize = 10;
+    const MOST_BYTES: usize = 200;
+
+    /// The path as MySQL writes it. Members are always quoted, and hold nothing that could end the quotes.
+    #[must_use]
+    pub fn in_mysql(&self) -> String {
+        let mut path = "$".to_owned();
+        for step in &self.0 {
+            path.push_str(&match step {
+                Step::Member(name) => format!(".\"{name}\""),
+                Step::Element(at) => format!("[{at}]"),
+            });
+        }
+        path
+    }
+}
+
+impl FromStr for PayloadPath {
+    type Err = InvalidPath;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPath> {
+        if text.is_empty() || text.len() > Self::MOST_BYTES {
+            return Err(InvalidPath);
+        }
+        let mut steps = Vec::new();
+        let mut rest = text;
+        loop {
+            // A member first, then any number of elements, then a dot or the end.
+            if let Some(quoted) = rest.strip_prefix('"') {
+                let (name, after) = quoted.split_once('"').ok_or(InvalidPath)?;
+                if name.is_empty() || name.chars().any(|c| c == '\\' || c.is_control()) {
+                    return Err(InvalidPath);
+                }
+                steps.push(Step::Member(name.to_owned()));
+                rest = after;
+            } else if !rest.starts_with('[') {
+                let plain = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+                let end = rest.find(|c| !plain(c)).unwrap_or(rest.len());
+                let (name, after) = rest.split_at(end);
+                if name.is_empty() {
+                    return Err(InvalidPath);
+                }
+                steps.push(Step::Member(name.to_owned()));
+                rest = after;
+            }
+            while let Some(inner) = rest.strip_prefix('[') {
+                let (at, after) = inner.split_once(']').ok_or(InvalidPath)?;
+                if at.is_empty() || !at.bytes().all(|b| b.is_ascii_digit()) {
+                    return Err(InvalidPath);
+                }
+                steps.push(Step::Element(at.parse().map_err(|_| InvalidPath)?));
+                rest = after;
+            }
+            if steps.len() > Self::MOST_STEPS {
+                return Err(InvalidPath);
+            }
+            match rest.strip_prefix('.') {
+                Some(after) if !after.is_empty() && !after.starts_with('[') => rest = after,
+                None if rest.is_empty() => return Ok(Self(steps)),
+                _ => return Err(InvalidPath),
+            }
+        }
+    }
+}
+
+impl fmt::Display for PayloadPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Element(index) => write!(f, "[{index}]")?,
+                Step::Member(name) => {
+                    let dot = if at == 0 { "" } else { "." };
+                    let plain = name.chars().all(|c| c.is_alphanumeric() || c == '_' || c == '-');
+                    if plain { write!(f, "{dot}{name}")? } else { write!(f, "{dot}\"{name}\"")? }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TryFrom<String> for PayloadPath {
+    type Error = InvalidPath;
+
+    fn try_from(text: String) -> Result<Self, InvalidPath> {
+        text.parse()
+    }
+}
+
+impl From<PayloadPath> for String {
+    fn from(path: PayloadPath) -> Self {
+        path.to_string()
+    }
+}
+
+/// What a payload must say at a place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Wanted {
+    /// Null, and not nothing at all.
+    Null(()),
+    /// True or false.
+    Bool(bool),
+    /// This number, however it is written.
+    Number(serde_json::Number),
+    /// This text.
+    Text(String),
+    /// A word without quotes: this text, or the number, boolean or null that is written so.
+    Word {
+        /// The word.
+        word: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_read_and_written() {
+        for (text, mysql) in [
+            ("id", r#"$."id""#),
+            ("user.id", r#"$."user"."id""#),
+            ("items[0].sku", r#"$."items"[0]."sku""#),
+            ("a[1][2]", r#"$."a"[1][2]"#),
+            ("[3].x", r#"$[3]."x""#),
+            (r#""odd key".x"#, r#"$."odd key"."x""#),
+            (r#""a.b""#, r#"$."a.b""#),
+            (r#""') OR 1=1 -- ""#, r#"$."') OR 1=1 -- ""#),
+            ("größe", r#"$."größe""#),
+        ] {
+            let path: PayloadPath = text.parse().unwrap();
+            assert_eq!(path.in_mysql(), mysql);
+            assert_eq!(path.to_string().parse::<PayloadPath>().unwrap(), path, "{text}");
+        }
+        let long = "a.".repeat(10) + "a";
+        for bad in [
+            "",
+            ".",
+            "a.",
+            ".a",
+            "a..b",
+            "a b",
+            "a[",
+            "a[x]",
+            "a[99999]",
+            "a]",
+            "\"a",
+            "\"\"",
+            "\"a\\b\"",
+            "a\"b",
+            "$.a",
+            "a.*",
+            "a[*]",
+            "a.[0]",
+            "a\n",
+            &long,
+            &"x".repeat(201),
+        ] {
+            assert!(bad.parse::<PayloadPath>().is_err(), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_is_a_path_cannot_leave_its_quotes(text in "\\PC{0,40}") {
+            if let Ok(path) = text.parse::<PayloadPath>() {
+                let mysql = path.in_mysql();
+                prop_assert_eq!(mysql.matches('"').count() % 2, 0);
+                prop_assert!(!mysql.contains('\\'));
+                prop_assert_eq!(path.to_string().parse::<PayloadPath>().unwrap(), path);
+            }
+        }
+    }
+
+    #[test]
+    fn filters_are_kept_as_json() {
+        let text = r#"{"state":"failed","kind":"email","created_before":"2026-11-01T00:00:00Z","tags":["a:1"],"payload":{"user.id":42,"x":{"word":"true"},"y":null,"z":"s"}}"#;
+        let filter: Filter = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&filter).unwrap(), text);
+        assert_eq!(filter.payload[&"y".parse().unwrap()], Wanted::Null(()));
+        assert!(Filter::default().is_empty() && !filter.is_empty());
+        assert_eq!(serde_json::to_string(&Filter::default()).unwrap(), "{}");
+    }
+}

@@ -1,0 +1,363 @@
+//! The words of a filter bar: `state:failed kind:email created:>2026-11-01 due:<2h payload.user.id:42`.
+//!
+//! Words are separated by spaces; a value with spaces stands in quotes. All words must hold. Each field can be given
+//! once, but for tags, ids and places in the payload. Moments are dates, RFC 3339, or spans: `created:<2h` is less than
+//! two hours old, `due:<2h` is due within two hours. What is wrong is told with the word it is about.
+
+use std::fmt;
+
+use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
+
+use super::filter::{Filter, Wanted};
+use super::{State, Timestamp};
+
+/// Longest filter in words, in bytes.
+pub const MOST_BYTES: usize = 2_000;
+
+/// One word that cannot be understood.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct QueryError {
+    /// Where it begins: characters from the start.
+    pub at: usize,
+    /// The word as it was written, cut.
+    pub word: String,
+    /// What is wrong and what would be right.
+    pub why: String,
+}
+
+impl fmt::Display for QueryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} at {}: {}", self.word, self.at, self.why)
+    }
+}
+
+/// The fields of a filter bar, for help texts.
+pub const FIELDS: &str = "state kind queue created due finished key tag error id payload.<path>";
+
+/// Add the words of `text` to `filter`. `now` is what spans count from.
+///
+/// # Errors
+/// Every word that cannot be understood.
+pub fn add(filter: &mut Filter, text: &str, now: Timestamp) -> Result<(), Vec<QueryError>> {
+    if text.len() > MOST_BYTES {
+        let why = format!("a filter has at most {MOST_BYTES} bytes");
+        return Err(vec![QueryError { at: 0, word: cut(text), why }]);
+    }
+    let mut wrong = Vec::new();
+    for (at, word) in words(text) {
+        if let Err(why) = add_word(filter, word, now) {
+            wrong.push(QueryError { at: text[..at].chars().count(), word: cut(word), why });
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
+fn cut(word: &str) -> String {
+    if word.chars().count() <= 60 { word.to_owned() } else { word.chars().take(59).chain(['…']).collect() }
+}
+
+/// Words with where they begin, in bytes. Quotes keep spaces; within them a backslash keeps the next character.
+fn words(text: &str) -> Vec<(usize, &str)> {
+    let (mut words, mut start, mut quoted, mut escaped) = (Vec::new(), None, false, false);
+    for (at, c) in text.char_indices() {
+        if !quoted && c.is_whitespace() {
+            if let Some(start) = start.take() {
+                words.push((start, &text[start..at]));
+            }
+            continue;
+        }
+        start.get_or_insert(at);
+        match c {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            _ => {}
+        }
+    }
+    if let Some(start) = start {
+        words.push((start, &text[start..]));
+    }
+    words
+}
+
+fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), String> {
+    // The first colon outside quotes.
+    let mut quoted = false;
+    let colon = word.char_indices().find(|(_, c)| {
+        quoted ^= *c == '"';
+        *c == ':' && !quoted
+    });
+    let Some((colon, _)) = colon else {
+        if let Ok(id) = word.parse() {
+            return id_of(filter, id);
+        }
+        return Err(format!("write field:value; the fields are {FIELDS}"));
+    };
+    let (field, written) = (&word[..colon], &word[colon + 1..]);
+    let value = unquoted(written)?;
+    if value.is_empty() {
+        return Err("there is nothing after the colon".to_owned());
+    }
+    if let Some(path) = field.strip_prefix("payload.") {
+        let path = path.parse().map_err(|e: super::InvalidPath| e.to_string())?;
+        if filter.payload.len() >= Filter::MOST_PATHS {
+            return Err(format!("a filter looks at most at {} places of a payload", Filter::MOST_PATHS));
+        }
+        let wanted = if written.starts_with('"') { Wanted::Text(value) } else { Wanted::Word { word: value } };
+        return match filter.payload.insert(path, wanted) {
+            None => Ok(()),
+            Some(_) => Err("this place is given twice".to_owned()),
+        };
+    }
+    match field {
+        "id" => id_of(filter, value.parse().map_err(|_| "is no job id".to_owned())?),
+        "created" | "finished" | "due" => {
+            let (after, before) = span(&value, now, field == "due")?;
+            let (low, high) = match field {
+                "created" => (&mut filter.created_after, &mut filter.created_before),
+                "finished" => (&mut filter.finished_after, &mut filter.finished_before),
+                _ => (&mut filter.due_after, &mut filter.due_before),
+            };
+            if let Some(after) = after {
+                once(low, after)?;
+            }
+            before.map_or(Ok(()), |before| once(high, before))
+        }
+        "key" => put(filter, "unique_key", &value),
+        _ => put(filter, field, &value),
+    }
+}
+
+/// Set one field that is a plain text, by the name that it has in the API.
+///
+/// # Errors
+/// What is wrong with the value, or that there is no such field.
+pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> {
+    match field {
+        "state" => {
+            let words = || State::ALL.map(State::as_str).join(", ");
+            once(&mut filter.state, State::from_word(value).ok_or_else(|| format!("is not one of {}", words()))?)
+        }
+        "kind" => once(&mut filter.kind, value.parse().map_err(|e: super::InvalidName| e.to_string())?),
+        "queue" => once(&mut filter.queue, value.parse().map_err(|e: super::InvalidName| e.to_string())?),
+        "unique_key" if value.len() <= super::limits::MAX_KEY_BYTES => once(&mut filter.unique_key, value.to_owned()),
+        "unique_key" => Err(format!("a unique key has at most {} bytes", super::limits::MAX_KEY_BYTES)),
+        "tag" => {
+            let tag = value.parse().map_err(|e: super::InvalidTag| e.to_string())?;
+            if filter.tags.len() >= Filter::MOST_TAGS {
+                return Err(format!("a filter has at most {} tags", Filter::MOST_TAGS));
+            }
+            filter.tags.push(tag);
+            Ok(())
+        }
+        "error" if value.len() <= Filter::MOST_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
+        "error" => Err(format!("at most {} bytes of an error are looked for", Filter::MOST_ERROR_BYTES)),
+        _ => Err(format!("there is no such field; the fields are {FIELDS}")),
+    }
+}
+
+fn once<T>(place: &mut Option<T>, value: T) -> Result<(), String> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err("this is given twice".to_owned()),
+    }
+}
+
+fn id_of(filter: &mut Filter, id: super::JobId) -> Result<(), String> {
+    if filter.ids.len() >= Filter::MOST_IDS {
+        return Err(format!("a filter has at most {} ids", Filter::MOST_IDS));
+    }
+    filter.ids.push(id);
+    Ok(())
+}
+
+/// A value without its quotes.
+fn unquoted(text: &str) -> Result<String, String> {
+    let Some(inner) = text.strip_prefix('"') else {
+        return if text.contains('"') {
+            Err("quotes stand around the whole value".to_owned())
+        } else {
+            Ok(text.to_owned())
+        };
+    };
+    let (mut value, mut escaped) = (String::new(), false);
+    for (at, c) in inner.char_indices() {
+        match c {
+            _ if escaped => {
+                value.push(c);
+                escaped = false;
+            }
+            '\\' => escaped = true,
+            '"' if inner[at + 1..].is_empty() => return Ok(value),
+            '"' => return Err("something stands behind the closing quote".to_owned()),
+            _ => value.push(c),
+        }
+    }
+    Err("the quote is not closed".to_owned())
+}
+
+type Span = (Option<Timestamp>, Option<Timestamp>);
+
+/// `>X`, `<X`, `X..Y`, or a whole day. `ahead` says which way spans count: due times lie ahead, the others behind, where
+/// `<2h` means less than two hours ago.
+fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
+    let help = || {
+        "write >MOMENT, <MOMENT or MOMENT..MOMENT, where a moment is 2026-11-01, 2026-11-01T10:00:00Z or a span such as 90m, 2h, 7d".to_owned()
+    };
+    let comparison =
+        text.strip_prefix('>').map(|rest| (true, rest)).or(text.strip_prefix('<').map(|rest| (false, rest)));
+    if let Some((greater, rest)) = comparison {
+        // `>=` and `<=` are read as well; a moment is a point, so they mean the same.
+        let rest = rest.strip_prefix('=').unwrap_or(rest);
+        return match distance(rest) {
+            Some(span) if ahead => {
+                let moment = now.checked_add_signed(span).ok_or_else(help)?;
+                Ok(if greater { (Some(moment), None) } else { (None, Some(moment)) })
+            }
+            Some(age) => {
+                let moment = now.checked_sub_signed(age).ok_or_else(help)?;
+                Ok(if greater { (None, Some(moment)) } else { (Some(moment), None) })
+            }
+            None => {
+                let moment = moment(rest).ok_or_else(help)?;
+                Ok(if greater { (Some(moment), None) } else { (None, Some(moment)) })
+            }
+        };
+    }
+    if let Some((from, to)) = text.split_once("..") {
+        return Ok((Some(moment(from).ok_or_else(help)?), Some(moment(to).ok_or_else(help)?)));
+    }
+    let day = text.parse::<NaiveDate>().map_err(|_| help())?;
+    let start = day.and_time(NaiveTime::MIN).and_utc();
+    Ok((Some(start), start.checked_add_signed(TimeDelta::days(1))))
+}
+
+/// A moment: RFC 3339, or a date, which begins at midnight UTC.
+#[must_use]
+pub fn moment(text: &str) -> Option<Timestamp> {
+    let date = || Some(text.parse::<NaiveDate>().ok()?.and_time(NaiveTime::MIN).and_utc());
+    let moment = DateTime::parse_from_rfc3339(text).ok().map(|moment| moment.with_timezone(&Utc)).or_else(date)?;
+    // What the columns can hold; anything else would be an error of the store.
+    (DateTime::UNIX_EPOCH..DateTime::from_timestamp(253_370_764_800, 0)?).contains(&moment).then_some(moment)
+}
+
+/// `90m`, `2h`, `7d`, `-5m`: at most ten years.
+fn distance(text: &str) -> Option<TimeDelta> {
+    let (sign, digits) = text.strip_prefix('-').map_or((1, text), |rest| (-1, rest));
+    let end = digits.find(|c: char| !c.is_ascii_digit())?;
+    let number: i64 = digits[..end].parse().ok()?;
+    let seconds = match &digits[end..] {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        "w" => 604_800,
+        _ => return None,
+    };
+    let total = number.checked_mul(seconds).filter(|total| *total <= 10 * 366 * 86_400)?;
+    Some(TimeDelta::seconds(sign * total))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        moment(text).unwrap()
+    }
+
+    fn parse(text: &str) -> Result<Filter, Vec<QueryError>> {
+        let mut filter = Filter::default();
+        add(&mut filter, text, at("2026-11-10T12:00:00Z")).map(|()| filter)
+    }
+
+    #[test]
+    fn a_filter_bar_is_read() {
+        let filter = parse(
+            r#"state:failed  kind:email queue:mail key:order-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
+        )
+        .unwrap();
+        assert_eq!(filter.state, Some(State::Failed));
+        assert_eq!(filter.kind.unwrap().as_str(), "email");
+        assert_eq!(filter.queue.unwrap().as_str(), "mail");
+        assert_eq!(filter.unique_key.unwrap(), "order-7");
+        assert_eq!(filter.tags.iter().map(super::super::Tag::as_str).collect::<Vec<_>>(), ["a", "tenant:42"]);
+        assert_eq!(filter.error.unwrap(), "timed out");
+        assert_eq!(filter.payload[&"user.id".parse().unwrap()], Wanted::Word { word: "42".into() });
+        assert_eq!(filter.payload[&"\"odd key\"".parse().unwrap()], Wanted::Text("42".into()));
+        let id = super::super::JobId::new();
+        assert_eq!(parse(&format!("{id} id:{id}")).unwrap().ids, [id, id]);
+        assert!(parse("  ").unwrap().is_empty());
+    }
+
+    #[test]
+    fn moments_and_spans_are_read() {
+        let bounds = |text: &str| {
+            let filter = parse(text).unwrap();
+            (
+                filter.created_after.or(filter.due_after).or(filter.finished_after),
+                filter.created_before.or(filter.due_before).or(filter.finished_before),
+            )
+        };
+        for (text, after, before) in [
+            ("created:>2026-11-01", Some("2026-11-01"), None),
+            ("created:<=2026-11-01T10:30:00+01:00", None, Some("2026-11-01T09:30:00Z")),
+            ("created:2026-11-01", Some("2026-11-01"), Some("2026-11-02")),
+            ("finished:2026-11-01..2026-11-03", Some("2026-11-01"), Some("2026-11-03")),
+            ("created:<2h", Some("2026-11-10T10:00:00Z"), None),
+            ("created:>2d", None, Some("2026-11-08T12:00:00Z")),
+            ("due:<2h", None, Some("2026-11-10T14:00:00Z")),
+            ("due:>90m", Some("2026-11-10T13:30:00Z"), None),
+            ("due:<-5m", None, Some("2026-11-10T11:55:00Z")),
+        ] {
+            assert_eq!(bounds(text), (after.map(at), before.map(at)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_word() {
+        for (text, place, part) in [
+            ("state:done", 0, "is not one of"),
+            ("kind:email  bogus", 12, "write field:value"),
+            ("größe:1", 0, "no such field"),
+            ("größe:1 x", 8, "write field:value"),
+            ("kind:", 0, "nothing after"),
+            ("kind:\"a", 0, "not closed"),
+            ("kind:a kind:b", 7, "twice"),
+            ("created:>yesterday", 0, "2026-11-01"),
+            ("created:>99999999999999999999d", 0, "2026-11-01"),
+            ("created:>9999-12-31", 0, "2026-11-01"),
+            ("created:>1d created:>2d", 12, "twice"),
+            ("payload.a..b:1", 0, "steps"),
+            ("payload.a:1 payload.a:2", 12, "twice"),
+            ("error:a\"b\"", 0, "whole value"),
+            ("tag:ä", 0, "a tag is"),
+            ("id:7", 0, "no job id"),
+        ] {
+            let wrong = parse(text).unwrap_err();
+            let last = wrong.last().unwrap();
+            assert!(last.why.contains(part), "{text}: {last}");
+            if !text.contains(" x") {
+                assert_eq!(last.at, place, "{text}: {wrong:?}");
+            }
+        }
+        assert_eq!(parse("a b:c").unwrap_err().len(), 2);
+        assert_eq!(parse("größe:1 x").unwrap_err()[1].at, 8);
+        assert!(parse(&"x".repeat(3_000)).unwrap_err()[0].word.len() < 100);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_makes_the_parser_stumble(text in "\\PC{0,80}") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn a_quoted_value_comes_back_as_it_was(value in "\\PC{1,40}") {
+            let quoted = value.replace('\\', "\\\\").replace('"', "\\\"");
+            prop_assert_eq!(parse(&format!("error:\"{quoted}\"")).unwrap().error.unwrap(), value);
+        }
+    }
+}

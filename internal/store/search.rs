@@ -1,0 +1,434 @@
+//! Looking for jobs by a filter, in bounded looks.
+//!
+//! A filter picks one *source*, the narrowest place where its jobs can be looked up in order of their ids: the rows of a
+//! tag, the owed jobs, the ledger, or all jobs. A look reads one chunk of the source, a bounded number of rows next to
+//! each other, and matches everything else against those; whoever wants more looks again behind it. So no statement
+//! depends on the size of a table, whatever the filter matches, and a caller that stops knows where to go on.
+//!
+//! A chunk is measured first and read second, between fixed ends: what enters or leaves the source in between changes
+//! what is found, but never makes a look skip what lies between two chunks.
+
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+use sqlx::mysql::{MySql, MySqlArguments};
+use sqlx::query::Query;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::link::on_pool;
+use super::shape::{pad, padded, places, statement};
+use super::{Store, StoreError};
+use crate::job::{Filter, Timestamp, Wanted, first_id_of};
+
+/// Rows of a source in one chunk.
+const CHUNK: i64 = 2_000;
+/// The same when payloads have to be read.
+const HEAVY_CHUNK: i64 = 200;
+/// Longest time of one call. The look that is under way is finished.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How far a host's clock may be off before a job that it accepted is missed by a range of creation times. Ids are made
+/// by the hosts; the moment that counts is the store's.
+const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// Rows of a source that one count may look at, and most that it counts.
+const MOST_COUNTED_OVER: i64 = 100_000;
+const MOST_COUNTED: i64 = 10_000;
+
+/// Ids between two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    /// The first.
+    pub(super) from: Uuid,
+    /// Behind the last.
+    pub(super) to: Uuid,
+}
+
+impl Span {
+    const ALL: Self = Self { from: Uuid::nil(), to: Uuid::max() };
+
+    fn is_empty(self) -> bool {
+        self.from >= self.to
+    }
+}
+
+/// Which end a walk begins at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    NewestFirst,
+    OldestFirst,
+}
+
+impl Order {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::NewestFirst => "DESC",
+            Self::OldestFirst => "ASC",
+        }
+    }
+}
+
+/// A value of a statement.
+#[derive(Clone, Debug)]
+enum Bind {
+    Text(String),
+    Bytes(Vec<u8>),
+    Id(Uuid),
+    Moment(Timestamp),
+    Number(i64),
+}
+
+type Sql = Query<'static, MySql, MySqlArguments>;
+
+fn bound(sql: String, binds: Vec<Bind>) -> Sql {
+    binds.into_iter().fold(statement(sql), |query, bind| match bind {
+        Bind::Text(text) => query.bind(text),
+        Bind::Bytes(bytes) => query.bind(bytes),
+        Bind::Id(id) => query.bind(id),
+        Bind::Moment(moment) => query.bind(moment),
+        Bind::Number(number) => query.bind(number),
+    })
+}
+
+/// A piece of SQL made of constants, with its values.
+#[derive(Clone, Debug, Default)]
+struct Piece {
+    sql: String,
+    binds: Vec<Bind>,
+}
+
+impl Piece {
+    fn add(&mut self, sql: &str, binds: impl IntoIterator<Item = Bind>) {
+        self.sql.push_str(sql);
+        self.binds.extend(binds);
+    }
+}
+
+/// A filter, ready to be looked for.
+#[derive(Clone, Debug)]
+pub(super) struct Search {
+    /// `SELECT … FROM … WHERE …`, open for more conditions on `key`.
+    source: Piece,
+    /// The column of the source that is the job's id.
+    key: &'static str,
+    /// Is the source the ledger, with a row for each line?
+    by_line: bool,
+    /// `AND …` for every other condition, on `w` (the source), `j` (jobs) and `o` (owed).
+    conditions: Piece,
+    span: Span,
+    order: Order,
+    chunk: i64,
+}
+
+/// Part of a walk.
+pub(super) struct Chunk {
+    /// What to read now.
+    span: Span,
+    /// What lies behind it; nothing at the end.
+    pub(super) rest: Option<Span>,
+    /// Rows in it.
+    rows: i64,
+}
+
+impl Search {
+    pub(super) fn new(filter: &Filter, order: Order) -> Self {
+        let mut conditions = Piece::default();
+        let mut search = Self {
+            source: Piece::default(),
+            key: "id",
+            by_line: false,
+            conditions: Piece::default(),
+            span: span_of(filter),
+            order,
+            chunk: CHUNK,
+        };
+        search.choose_source(filter, &mut conditions);
+        narrow(filter, &mut conditions);
+        if !filter.payload.is_empty() {
+            search.chunk = HEAVY_CHUNK;
+        }
+        search.conditions = conditions;
+        search
+    }
+
+    fn choose_source(&mut self, filter: &Filter, conditions: &mut Piece) {
+        let ended = filter.state.filter(|state| state.is_end());
+        let owed = filter.state.filter(|state| !state.is_end());
+        let source = &mut self.source;
+        let mut tags = filter.tags.iter();
+        if !filter.ids.is_empty() {
+            let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
+            source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN ", []);
+            source.add(&places(padded(ids.len())), pad(&ids).map(Bind::Id));
+        } else if let Some(tag) = tags.next() {
+            source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
+            self.key = "job_id";
+        } else if let (Some(_), Some(kind), Some(key)) = (owed, &filter.kind, &filter.unique_key) {
+            // An unfinished job holds its key.
+            source.add(
+                "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
+                [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
+            );
+            self.key = "job_id";
+        } else if ended.is_some() {
+            source.add(
+                "SELECT job_id AS id, number AS line, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE TRUE",
+                [],
+            );
+            (self.key, self.by_line) = ("job_id", true);
+        } else if owed.is_some() {
+            source.add("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE TRUE", []);
+        } else {
+            source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE TRUE", []);
+        }
+        for tag in tags {
+            let sql = " AND (SELECT COUNT(*) FROM job_tags t WHERE t.tag = ? AND t.job_id = j.id) = 1";
+            conditions.add(sql, [text(tag.as_str())]);
+        }
+        if let Some(state) = owed {
+            conditions.add(" AND o.state = ?", [text(state.as_str())]);
+        }
+        if let Some(state) = ended {
+            // The last line says how a job ended, unless it is owed again.
+            if !self.by_line {
+                let sql = format!(" AND o.id IS NULL AND {} = ?", last_line("end_state"));
+                conditions.add(&sql, [text(state.as_str())]);
+            } else {
+                conditions.add(" AND o.id IS NULL AND w.end_state = ?", [text(state.as_str())]);
+                conditions.add(" AND w.line = (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = w.id)", []);
+            }
+        }
+    }
+
+    /// Does it look at more than it finds?
+    pub(super) fn is_narrow(&self) -> bool {
+        !self.conditions.sql.is_empty()
+    }
+
+    /// Where a walk begins that has come as far as `place`: jobs before it, or behind it.
+    pub(super) fn span(&self, place: Option<Uuid>) -> Option<Span> {
+        let span = place.map_or(self.span, |place| self.behind(self.span, place));
+        (!span.is_empty()).then_some(span)
+    }
+
+    /// What of `span` a walk has left when it has seen `last`.
+    pub(super) fn behind(&self, span: Span, last: Uuid) -> Span {
+        match self.order {
+            Order::NewestFirst => Span { to: last.min(span.to), ..span },
+            Order::OldestFirst => Span { from: after(last).max(span.from), ..span },
+        }
+    }
+
+    fn rows_between(&self, span: Span, limit: i64) -> Piece {
+        let mut piece = self.source.clone();
+        let (key, order) = (self.key, self.order.word());
+        let tail = format!(" AND {key} >= ? AND {key} < ? ORDER BY {key} {order} LIMIT ?");
+        piece.add(&tail, [Bind::Id(span.from), Bind::Id(span.to), Bind::Number(limit)]);
+        piece
+    }
+
+    /// Measure the next chunk.
+    pub(super) async fn chunk(&self, conn: &mut MySqlConnection, span: Span) -> Result<Chunk, sqlx::Error> {
+        let window = self.rows_between(span, self.chunk);
+        let sql = format!("SELECT MIN(w.id), MAX(w.id), COUNT(*) FROM ({}) w", window.sql);
+        let row = bound(sql, window.binds).fetch_one(conn).await?;
+        let (first, last): (Option<Uuid>, Option<Uuid>) = (row.try_get(0)?, row.try_get(1)?);
+        let rows: i64 = row.try_get(2)?;
+        let (Some(first), Some(last)) = (first, last) else { return Ok(Chunk { span, rest: None, rows }) };
+        if rows < self.chunk {
+            return Ok(Chunk { span, rest: None, rows });
+        }
+        let (read, rest) = match self.order {
+            Order::NewestFirst => (Span { from: first, ..span }, Span { to: first, ..span }),
+            Order::OldestFirst => (Span { to: after(last), ..span }, Span { from: after(last), ..span }),
+        };
+        Ok(Chunk { span: read, rest: (!rest.is_empty()).then_some(rest), rows })
+    }
+
+    /// A chunk that is not measured, for searches that find all they look at.
+    pub(super) fn whole(&self, span: Span) -> Chunk {
+        Chunk { span, rest: None, rows: 0 }
+    }
+
+    /// `SELECT columns` of the jobs of a chunk that match, `limit` at most.
+    pub(super) fn matching(&self, columns: &str, joined: &str, chunk: &Chunk, limit: i64) -> Sql {
+        // The ends bound what is read. What was written between them since they were measured is little.
+        let most = if self.is_narrow() { 2 * self.chunk } else { limit };
+        let window = self.rows_between(chunk.span, most);
+        let (order, conditions) = (self.order.word(), &self.conditions);
+        let sql = format!(
+            "SELECT {columns} FROM ({}) w STRAIGHT_JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id {joined} \
+             WHERE TRUE{} ORDER BY w.id {order} LIMIT ?",
+            window.sql, conditions.sql
+        );
+        let binds = window.binds.into_iter().chain(conditions.binds.iter().cloned()).chain([Bind::Number(limit)]);
+        bound(sql, binds.collect())
+    }
+}
+
+fn text(text: &str) -> Bind {
+    Bind::Text(text.to_owned())
+}
+
+/// The id right behind another.
+fn after(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_add(1))
+}
+
+/// The ids that can match by the times of their creation and by themselves.
+fn span_of(filter: &Filter) -> Span {
+    let mut span = Span::ALL;
+    if let Some(moment) = filter.created_after.and_then(|moment| moment.checked_sub_signed(SKEW)) {
+        span.from = first_id_of(moment);
+    }
+    if let Some(moment) = filter.created_before.and_then(|moment| moment.checked_add_signed(SKEW)) {
+        span.to = first_id_of(moment);
+    }
+    if let (Some(first), Some(last)) = (filter.ids.iter().min(), filter.ids.iter().max()) {
+        span.from = span.from.max(first.uuid());
+        span.to = span.to.min(after(last.uuid()));
+    }
+    span
+}
+
+/// A column of the last line in a job's ledger.
+fn last_line(column: &str) -> String {
+    format!("(SELECT a.{column} FROM attempts a WHERE a.job_id = j.id ORDER BY a.number DESC LIMIT 1)")
+}
+
+/// What is matched row by row.
+fn narrow(filter: &Filter, conditions: &mut Piece) {
+    if let Some(kind) = &filter.kind {
+        conditions.add(" AND j.kind = ?", [text(kind.as_str())]);
+    }
+    if let Some(queue) = &filter.queue {
+        conditions.add(" AND j.queue = ?", [text(queue.as_str())]);
+    }
+    if let Some(key) = &filter.unique_key {
+        conditions.add(" AND j.unique_key = ?", [Bind::Bytes(key.clone().into_bytes())]);
+    }
+    let due = format!("COALESCE(o.execute_at, {}, j.execute_at)", last_line("execute_at"));
+    let finished = format!("o.id IS NULL AND {}", last_line("finished_at"));
+    for (what, from, to) in [
+        ("j.created_at", filter.created_after, filter.created_before),
+        (due.as_str(), filter.due_after, filter.due_before),
+        (finished.as_str(), filter.finished_after, filter.finished_before),
+    ] {
+        if let Some(moment) = from {
+            conditions.add(&format!(" AND {what} >= ?"), [Bind::Moment(moment)]);
+        }
+        if let Some(moment) = to {
+            conditions.add(&format!(" AND {what} < ?"), [Bind::Moment(moment)]);
+        }
+    }
+    if let Some(error) = &filter.error {
+        let sql = " AND LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
+                    WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
+        conditions.add(sql, [text(error)]);
+    }
+    for (path, wanted) in &filter.payload {
+        payload_says(&path.in_mysql(), wanted, conditions);
+    }
+}
+
+/// Texts compare byte for byte, numbers as numbers. A payload that this server cannot read as JSON (a text with half a
+/// surrogate pair, say) says nothing.
+fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
+    let value = "JSON_EXTRACT(CASE WHEN JSON_VALID(j.payload) THEN j.payload END, ?)";
+    let path = || text(path);
+    let is_text =
+        format!("(JSON_TYPE({value}) = 'STRING' AND CAST(JSON_UNQUOTE({value}) AS BINARY) = CAST(? AS BINARY))");
+    // MariaDB and MySQL name numbers differently; nothing else that JSON has is a number.
+    let is_number = format!(
+        "(JSON_TYPE({value}) NOT IN ('STRING', 'OBJECT', 'ARRAY', 'BOOLEAN', 'NULL') AND \
+         CAST(JSON_UNQUOTE({value}) AS DECIMAL(65,20)) = CAST(? AS DECIMAL(65,20)))"
+    );
+    let is_bool = format!("(JSON_TYPE({value}) = 'BOOLEAN' AND JSON_UNQUOTE({value}) = ?)");
+    let is_null = format!("(JSON_TYPE({value}) = 'NULL')");
+    let mut either = Piece::default();
+    let mut or = |sql: &str, binds: Vec<Bind>| {
+        let gap = if either.sql.is_empty() { "" } else { " OR " };
+        either.add(&format!("{gap}{sql}"), binds);
+    };
+    match wanted {
+        Wanted::Null(()) => or(&is_null, vec![path()]),
+        Wanted::Bool(flag) => or(&is_bool, vec![path(), path(), text(if *flag { "true" } else { "false" })]),
+        Wanted::Number(number) => or(&is_number, vec![path(), path(), text(&number.to_string())]),
+        Wanted::Text(wanted) => or(&is_text, vec![path(), path(), text(wanted)]),
+        Wanted::Word { word } => {
+            or(&is_text, vec![path(), path(), text(word)]);
+            match word.as_str() {
+                "null" => or(&is_null, vec![path()]),
+                "true" | "false" => or(&is_bool, vec![path(), path(), text(word)]),
+                _ if word.parse::<serde_json::Number>().is_ok() => {
+                    or(&is_number, vec![path(), path(), text(word)]);
+                }
+                _ => {}
+            }
+        }
+    }
+    conditions.add(&format!(" AND ({})", either.sql), either.binds);
+}
+
+/// How far one call has come.
+pub(super) struct Effort {
+    began: Instant,
+    looked_at: i64,
+    most: i64,
+}
+
+impl Effort {
+    pub(super) fn of(most: i64) -> Self {
+        Self { began: Instant::now(), looked_at: 0, most }
+    }
+
+    /// Count a chunk. Is there time and room for another?
+    pub(super) fn goes_on(&mut self, chunk: &Chunk) -> bool {
+        self.looked_at += chunk.rows;
+        self.looked_at < self.most && self.began.elapsed() < PATIENCE
+    }
+}
+
+/// A count with a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Jobs that were found.
+    pub jobs: u64,
+    /// There may be more: the count stopped at its limit.
+    pub capped: bool,
+}
+
+impl Store {
+    /// Count the jobs of a filter: up to ten thousand, looking at a bounded number of rows for a bounded time.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn count(&self, filter: Filter) -> Result<Counted, StoreError> {
+        on_pool(&self.shared.pool, "count jobs of a filter", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move { count(conn, &filter).await })
+        })
+        .await
+    }
+}
+
+/// Count the jobs of a filter, within bounds.
+pub(super) async fn count(conn: &mut MySqlConnection, filter: &Filter) -> Result<Counted, sqlx::Error> {
+    let search = Search::new(filter, Order::OldestFirst);
+    let (mut jobs, mut place) = (0, search.span(None));
+    let mut effort = Effort::of(MOST_COUNTED_OVER);
+    while let Some(span) = place {
+        let chunk = search.chunk(conn, span).await?;
+        jobs += if search.is_narrow() {
+            let left = MOST_COUNTED - jobs;
+            i64::try_from(search.matching("1", "", &chunk, left).fetch_all(&mut *conn).await?.len()).unwrap_or(left)
+        } else {
+            chunk.rows
+        };
+        if jobs >= MOST_COUNTED || !effort.goes_on(&chunk) {
+            let capped = jobs >= MOST_COUNTED || chunk.rest.is_some();
+            return Ok(Counted { jobs: jobs.min(MOST_COUNTED).unsigned_abs(), capped });
+        }
+        place = chunk.rest;
+    }
+    Ok(Counted { jobs: jobs.unsigned_abs(), capped: false })
+}

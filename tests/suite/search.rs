@@ -1,0 +1,339 @@
+//! Search: every filter finds its jobs and no others, whatever stands in them, and reads a bounded number of rows.
+
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tickr::job::{JobId, State};
+
+use crate::support::TestApp;
+
+/// Far enough away that nothing starts.
+const LATER_MS: u64 = 86_400_000;
+
+/// Percent-encoded.
+fn encoded(text: &str) -> String {
+    text.bytes().map(|b| format!("%{b:02X}")).collect()
+}
+
+/// The jobs of a filter, page by page, oldest first.
+async fn found(tickr: &TestApp, filter: &str) -> Vec<JobId> {
+    let (mut seen, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/jobs?limit=3&{filter}{cursor}")).await;
+        assert_eq!(page.status, 200, "{filter}: {:#}", page.body);
+        let data = page.body["data"].as_array().unwrap();
+        seen.extend(data.iter().map(|job| job["id"].as_str().unwrap().parse::<JobId>().unwrap()));
+        match page.body["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    seen.reverse();
+    let count = tickr.get(&format!("/v1/jobs/count?{filter}")).await;
+    assert_eq!(count.body, json!({"count": seen.len(), "capped": false}), "{filter}");
+    seen
+}
+
+async fn by_words(tickr: &TestApp, words: &str) -> Vec<JobId> {
+    found(tickr, &format!("q={}", encoded(words))).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_filter_finds_its_jobs_and_no_others() {
+    let queues = ["default", "a", "b"].map(str::to_owned);
+    let tickr = TestApp::start_with(|config| config.queues = queues.into(), Registry::new()).await;
+    let later = |kind: &str, queue: &str, more: Value| {
+        let mut job = json!({"kind": kind, "queue": queue, "delay_ms": LATER_MS});
+        job.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        job
+    };
+    let plain = tickr.enqueue(later("noop", "a", json!({}))).await;
+    let tagged = tickr.enqueue(later("noop", "a", json!({"tags": ["tenant:42", "x", "x"]}))).await;
+    let both = tickr.enqueue(later("noop", "b", json!({"tags": ["tenant:42", "y"]}))).await;
+    let keyed = tickr.enqueue(later("noop", "b", json!({"unique_key": "order-7"}))).await;
+    let soon = tickr.enqueue(later("sleep", "b", json!({"payload": {"ms": 1}, "delay_ms": 3_600_000}))).await;
+    let cancelled = tickr.enqueue(later("noop", "a", json!({"tags": ["tenant:42"]}))).await;
+    tickr.post(&format!("/v1/jobs/{cancelled}/cancel"), json!({})).await;
+    let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+    tickr.until(failed, State::Failed).await;
+    let mended = tickr
+        .enqueue(json!({"kind": "fail", "payload": {"times": 1}, "unique_key": "order-7",
+        "retry": {"base_ms": 1}}))
+        .await;
+    tickr.until(mended, State::Completed).await;
+
+    let job = tickr.job(tagged).await;
+    assert_eq!(job["tags"], json!(["tenant:42", "x"]));
+    assert_eq!(tickr.job(plain).await.get("tags"), None);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM job_tags").await, 5);
+
+    for (words, wanted) in [
+        ("", vec![plain, tagged, both, keyed, soon, cancelled, failed, mended]),
+        ("state:waiting", vec![plain, tagged, both, keyed, soon]),
+        ("kind:sleep", vec![soon]),
+        ("queue:b", vec![both, keyed, soon]),
+        ("queue:b kind:noop", vec![both, keyed]),
+        ("state:failed", vec![failed]),
+        ("state:completed", vec![mended]),
+        ("state:executing", vec![]),
+        ("tag:tenant:42", vec![tagged, both, cancelled]),
+        ("tag:tenant:42 tag:y", vec![both]),
+        ("tag:y tag:tenant:42 state:waiting", vec![both]),
+        ("tag:tenant:42 state:cancelled", vec![cancelled]),
+        ("tag:TENANT:42", vec![]),
+        ("key:order-7", vec![keyed, mended]),
+        ("key:order-7 kind:noop state:waiting", vec![keyed]),
+        ("key:order-7 kind:noop state:completed", vec![]),
+        ("key:ORDER-7", vec![]),
+        ("error:\"REJECTED on\"", vec![failed]),
+        ("error:\"attempt 1\"", vec![mended]),
+        ("error:%", vec![]),
+        ("due:<2h state:waiting", vec![soon]),
+        ("due:>2h state:waiting", vec![plain, tagged, both, keyed]),
+        ("due:<2h", vec![soon, failed, mended]),
+        ("finished:<1h", vec![cancelled, failed, mended]),
+        ("finished:<1h kind:noop", vec![cancelled]),
+        ("finished:>1h", vec![]),
+        ("created:<1h kind:sleep", vec![soon]),
+        ("created:>1h", vec![]),
+        ("created:<2020-01-01", vec![]),
+        ("payload.ms:1", vec![soon]),
+    ] {
+        assert_eq!(by_words(&tickr, words).await, wanted, "{words}");
+    }
+    assert_eq!(by_words(&tickr, &format!("{plain} id:{failed}")).await, [plain, failed]);
+    assert_eq!(by_words(&tickr, &format!("{plain} {failed} state:failed")).await, [failed]);
+
+    // The same by name.
+    for (query, wanted) in [
+        ("tag=tenant%3A42&state=waiting", vec![tagged, both]),
+        ("unique_key=order-7&kind=fail", vec![mended]),
+        ("error=rejected", vec![failed]),
+        ("created_after=2020-01-01&queue=a", vec![plain, tagged, cancelled]),
+        ("created_before=2020-01-01T00:00:00Z", vec![]),
+        ("finished_after=2020-01-01&state=cancelled", vec![cancelled]),
+        ("due_before=2020-01-01", vec![]),
+        ("queue=a&q=tag%3Ax", vec![tagged]),
+    ] {
+        assert_eq!(found(&tickr, query).await, wanted, "{query}");
+    }
+
+    // Creation is told by the store's clock, to the moment, not by the ids that hosts made.
+    let created = tickr.job(both).await["created_at"].as_str().unwrap().to_owned();
+    let after = found(&tickr, &format!("created_after={created}&state=waiting")).await;
+    assert!(after.contains(&both) && after.contains(&soon) && !after.contains(&plain), "{after:?}");
+    // An hour off, as a host with a wrong clock makes them: found by everything but a range of creation times that does
+    // not reach its id.
+    tickr
+        .sql(format!(
+            "UPDATE jobs SET created_at = created_at - INTERVAL 1 DAY WHERE id = x'{}'",
+            plain.uuid().simple()
+        ))
+        .await;
+    assert_eq!(by_words(&tickr, "created:<1h queue:a state:waiting").await, [tagged]);
+
+    // A retried job has an old end in its ledger, and is found by what it is.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await.status, 200);
+    tickr.until(cancelled, State::Completed).await;
+    assert_eq!(by_words(&tickr, "state:cancelled").await, []);
+    assert_eq!(by_words(&tickr, "state:completed").await, [cancelled, mended]);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_are_searched_by_value_whatever_stands_in_them() {
+    let tickr = TestApp::start().await;
+    let payloads = [
+        r#"{"user":{"id":42}}"#,
+        r#"{"user":{"id":"42"}}"#,
+        r#"{"user":{"id":42.0}}"#,
+        r#"{"user":{"id":"forty-two"}}"#,
+        r#"{"user":{"id":9007199254740993}}"#,
+        r#"{"user":{"id":9007199254740992}}"#,
+        r#"{"user":{"id":true}}"#,
+        r#"{"user":{"id":"true"}}"#,
+        r#"{"user":{"id":null}}"#,
+        r#"{"user":{}}"#,
+        r#"{"user":{"id":["x"]}}"#,
+        r#"{"items":[{"sku":"a"},{"sku":"größe \"b\" \\ '"}]}"#,
+        r#"{"odd key":1,"a.b":2,"') OR 1=1 -- ":3,"*":4}"#,
+        r#"{"user":{"id":"x "}}"#,
+        r#"{"user":{"id":"\ud83d\ude00"}}"#,
+    ];
+    let mut ids = Vec::new();
+    for payload in payloads {
+        // Sent as it is written: a JSON library would rewrite the numbers.
+        let body = format!(r#"{{"kind":"noop","delay_ms":{LATER_MS},"payload":{payload}}}"#);
+        let client = reqwest::Client::new();
+        let sent = client.post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
+        let answer: Value = sent.send().await.unwrap().json().await.unwrap();
+        ids.push(answer["id"].as_str().unwrap_or_else(|| panic!("{payload}: {answer:#}")).parse::<JobId>().unwrap());
+    }
+    let smile = "payload.user.id:😀";
+    for (words, places) in [
+        ("payload.user.id:42", vec![0, 1, 2]),
+        ("payload.user.id:\"42\"", vec![1]),
+        ("payload.user.id:forty-two", vec![3]),
+        ("payload.user.id:FORTY-TWO", vec![]),
+        ("payload.user.id:9007199254740993", vec![4]),
+        ("payload.user.id:true", vec![6, 7]),
+        ("payload.user.id:\"true\"", vec![7]),
+        ("payload.user.id:null", vec![8]),
+        ("payload.user.id:x", vec![]),
+        ("payload.user.id:\"x \"", vec![13]),
+        ("payload.user.id[0]:x", vec![10]),
+        ("payload.items[0].sku:a", vec![11]),
+        (r#"payload.items[1].sku:"größe \"b\" \\ '""#, vec![11]),
+        ("payload.\"odd key\":1", vec![12]),
+        ("payload.\"a.b\":2", vec![12]),
+        ("payload.a.b:2", vec![]),
+        ("payload.\"') OR 1=1 -- \":3", vec![12]),
+        ("payload.\"*\":4", vec![12]),
+        ("payload.user.id:\"') OR 1=1 -- \"", vec![]),
+        ("payload.user.id:\"%\"", vec![]),
+        ("payload.nothing:1", vec![]),
+        (smile, vec![14]),
+        ("payload.user.id:42 payload.nothing:null", vec![]),
+    ] {
+        let wanted: Vec<JobId> = places.iter().map(|at| ids[*at]).collect();
+        assert_eq!(by_words(&tickr, words).await, wanted, "{words}");
+    }
+    for (words, part) in [
+        ("payload.a.*:1", "steps"),
+        ("payload.a[*]:1", "steps"),
+        ("payload.$**.x:1", "steps"),
+        ("payload.\"a\\\"b\":1", "field:value"),
+        ("payload.:1", "steps"),
+    ] {
+        let answer = tickr.get(&format!("/v1/jobs?q={}", encoded(words))).await;
+        assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{words}");
+        assert_eq!(answer.pointers(), ["q"]);
+        assert!(answer.body["errors"][0]["detail"].as_str().unwrap().contains(part), "{words}: {:#}", answer.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_filter_cannot_mean_is_told_with_its_place() {
+    let tickr = TestApp::start().await;
+    for (query, pointers) in [
+        (
+            format!("q={}&state=done&created_after=soon", encoded("bogus kind:Bad")),
+            vec!["state", "created_after", "q", "q"],
+        ),
+        ("tag=a%20b".to_owned(), vec!["tag"]),
+        (format!("error={}", "x".repeat(201)), vec!["error"]),
+        ("state=failed&q=state%3Afailed".to_owned(), vec!["q"]),
+    ] {
+        for path in ["/v1/jobs", "/v1/jobs/count"] {
+            let answer = tickr.get(&format!("{path}?{query}")).await;
+            assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{query}");
+            assert_eq!(answer.pointers(), pointers, "{query}");
+        }
+    }
+    let refused = |tags: Value| json!({"kind": "noop", "tags": tags});
+    for (tags, pointer) in [(json!(["a b"]), "/tags/0"), (json!(vec!["a"; 11]), "/tags"), (json!(["a", ""]), "/tags/1")]
+    {
+        let answer = tickr.post("/v1/jobs", refused(tags)).await;
+        assert_eq!((answer.status, answer.pointers()), (422, vec![pointer]));
+    }
+    tickr.stop().await;
+}
+
+/// Rows that the server has read from tables so far.
+async fn rows_read(tickr: &TestApp) -> i64 {
+    let sql = "SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED) FROM VARIABLES_OF WHERE VARIABLE_NAME IN \
+               ('HANDLER_READ_KEY', 'HANDLER_READ_NEXT', 'HANDLER_READ_PREV', 'HANDLER_READ_FIRST', 'HANDLER_READ_LAST', \
+               'HANDLER_READ_RND', 'HANDLER_READ_RND_NEXT')";
+    let mut conn = tickr.mysql().await;
+    let schema =
+        if sqlx::query("SELECT 1 FROM performance_schema.global_status LIMIT 1").fetch_one(&mut conn).await.is_ok() {
+            "performance_schema.global_status"
+        } else {
+            "information_schema.global_status"
+        };
+    sqlx::query_scalar(sqlx::AssertSqlSafe(sql.replace("VARIABLES_OF", schema))).fetch_one(&mut conn).await.unwrap()
+}
+
+/// With 60,000 owed and 60,000 ended jobs no look at them, of whatever filter, reads more than its bound of rows, and a
+/// walk comes to its end all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    // Ids of ten days, one every seven seconds or so; every second job has ended, one of them by failing.
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    let numbers = format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {digits} a, {digits} b, {digits} c, \
+         {digits} e, {digits} f WHERE f.d < 6) s"
+    );
+    for (half, step) in [(0, 0), (1, 7)] {
+        let id = format!(
+            "UNHEX(CONCAT(LPAD(HEX(1780000000000 + 14000 * n + 1000 * {step}), 12, '0'), '7000800000000000', LPAD(HEX({half}), 4, '0')))"
+        );
+        tickr
+            .sql(format!(
+                "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+                 SELECT {id}, 'noop', 'default', 5, 1, CONCAT('{{\"n\":', n, '}}'), '2036-01-01', \
+                 FROM_UNIXTIME(1780000000 + 14 * n + {step}) FROM {numbers}"
+            ))
+            .await;
+    }
+    tickr
+        .sql(
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+             SELECT id, kind, queue, priority, max_attempts, 'waiting', execute_at FROM jobs WHERE RIGHT(id, 1) = x'00'; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
+             SELECT id, 1, 1, 'gone/1-x', created_at, created_at, created_at, \
+             IF(JSON_EXTRACT(payload, '$.n') = 100, 'failed', 'succeeded'), \
+             IF(JSON_EXTRACT(payload, '$.n') = 100, 'failed', 'completed'), \
+             IF(JSON_EXTRACT(payload, '$.n') = 100, 'the needle', NULL) FROM jobs WHERE RIGHT(id, 1) = x'01'",
+        )
+        .await;
+    for (words, most) in [
+        ("", 2_000),
+        ("state:waiting", 30_000),
+        ("kind:nobody", 180_000),
+        ("state:cancelled", 180_000),
+        ("state:waiting queue:nobody", 180_000),
+        ("key:nobody", 180_000),
+        ("key:nobody kind:noop state:waiting", 2_000),
+        ("tag:nobody", 2_000),
+        ("error:needle", 180_000),
+        ("due:<2h", 180_000),
+        ("finished:>2037-01-01", 180_000),
+        ("created:2026-05-30", 40_000),
+        ("created:>2040-01-01", 2_000),
+        ("payload.n:nothing", 180_000),
+    ] {
+        let path = format!("/v1/jobs?limit=50&q={}", encoded(words));
+        let before = rows_read(&tickr).await;
+        let page = tickr.get(&path).await;
+        let read = rows_read(&tickr).await - before;
+        assert_eq!(page.status, 200, "{:#}", page.body);
+        assert!(read < most, "{words}: {read} rows were read");
+        let before = rows_read(&tickr).await;
+        assert_eq!(tickr.get(&format!("/v1/jobs/count?q={}", encoded(words))).await.status, 200);
+        let read = rows_read(&tickr).await - before;
+        assert!(read < 800_000, "counting {words}: {read} rows were read");
+    }
+    let all = tickr.get("/v1/jobs/count").await.body;
+    assert_eq!(all, json!({"count": 10_000, "capped": true}));
+    let day = tickr.get("/v1/jobs/count?created_after=2026-05-30&created_before=2026-05-31").await.body;
+    assert_eq!((day["capped"].as_bool(), day["count"].as_u64().is_some_and(|n| n > 5_000)), (Some(true), true));
+
+    // Whoever goes on finds it, though it takes several pages.
+    let (mut pages, mut hits, mut cursor) = (0, 0, String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/jobs?q={}{cursor}", encoded("state:failed error:needle"))).await.body;
+        pages += 1;
+        hits += page["data"].as_array().unwrap().len();
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(hits, 1);
+    assert!((2..10).contains(&pages), "{pages}");
+    tickr.stop().await;
+}
