@@ -34,7 +34,7 @@ pub(crate) fn idempotency_key() -> Arg {
 }
 
 /// The parameters of a filter, as flags; `q` takes all of them as words.
-const FILTER: [(&str, &str, &str, &str); 13] = [
+const FILTER: [(&str, &str, &str, &str); 14] = [
     ("state", "state", "STATE", "Only jobs in this state"),
     ("kind", "kind", "NAME", "Only jobs of this kind"),
     ("queue", "queue", "NAME", "Only jobs of this queue"),
@@ -52,6 +52,7 @@ const FILTER: [(&str, &str, &str, &str); 13] = [
     ("unique_key", "unique-key", "KEY", "With this unique key"),
     ("tag", "tag", "TAG", "With this tag"),
     ("error", "error", "TEXT", "Whose last unsuccessful attempt said this"),
+    ("fingerprint", "group", "GROUP", "Only failed jobs of this group, as `tickr dead groups` shows it"),
     ("q", "query", "WORDS", "In the words of a filter bar: 'state:failed kind:email created:<2h payload.user.id:42'"),
 ];
 

@@ -16,17 +16,7 @@ pub(crate) fn command() -> Command {
         .about("Read and steer jobs through the API")
         .subcommand_required(true)
         .subcommand(client::args(
-            Command::new("list")
-                .about("List jobs, newest first")
-                .args(client::filter())
-                .arg(
-                    Arg::new("limit")
-                        .long("limit")
-                        .value_parser(value_parser!(u32))
-                        .default_value("20")
-                        .help("How many"),
-                )
-                .arg(json()),
+            Command::new("list").about("List jobs, newest first").args(client::filter()).arg(limit()).arg(json()),
         ))
         .subcommand(one("show", "Show a job with its attempts"))
         .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
@@ -60,10 +50,27 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 }
 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let jobs = pages(client, matches, "/v1/jobs", &[]).await?;
+    if as_json {
+        println!("{:#}", Value::Array(jobs));
+        return Ok(());
+    }
+    print_table(&jobs);
+    Ok(())
+}
+
+/// Pages of jobs, until there are as many as the flag `limit` asks for.
+pub(crate) async fn pages(
+    client: &Client,
+    matches: &ArgMatches,
+    path: &str,
+    more: &[(&str, String)],
+) -> anyhow::Result<Vec<Value>> {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
-    let mut path = format!("/v1/jobs?limit={}", wanted.clamp(1, 200));
-    for (name, value) in client::filter_given(matches) {
-        path.push_str(&format!("&{name}={}", encoded(&value)));
+    let mut path = format!("{path}?limit={}", wanted.clamp(1, 200));
+    let given = client::filter_given(matches);
+    for (name, value) in given.iter().chain(more) {
+        path.push_str(&format!("&{name}={}", encoded(value)));
     }
     let mut jobs: Vec<Value> = Vec::new();
     let mut cursor: Option<String> = None;
@@ -79,12 +86,17 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
         }
     }
     jobs.truncate(wanted);
-    if as_json {
-        println!("{:#}", Value::Array(jobs));
-        return Ok(());
-    }
+    Ok(jobs)
+}
+
+/// The argument of listings.
+pub(crate) fn limit() -> Arg {
+    Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("How many")
+}
+
+fn print_table(jobs: &[Value]) {
     let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
-    for job in &jobs {
+    for job in jobs {
         let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
         let error: String = text(job, "last_error").chars().take(60).collect();
         table.add_row([
@@ -98,10 +110,9 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
         ]);
     }
     println!("{table}");
-    Ok(())
 }
 
-fn show(job: &Value) {
+pub(crate) fn show(job: &Value) {
     for field in ["id", "kind", "queue", "state", "execute_at", "started_at", "finished_at", "last_error"] {
         let value = text(job, field);
         if !value.is_empty() {

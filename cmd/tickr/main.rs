@@ -5,6 +5,7 @@ mod check;
 mod client;
 mod completions;
 mod config;
+mod dead;
 mod dev;
 mod enqueue;
 mod jobs;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
             enqueue::command(),
             jobs::command(),
             schedules::command(),
+            dead::command(),
             keys::command(),
             queues::command(),
             rebuild::command(),
@@ -61,6 +63,7 @@ fn main() -> ExitCode {
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),
+        Some(("dead", matches)) => dead::run(matches),
         Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),

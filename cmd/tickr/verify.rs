@@ -71,7 +71,11 @@ async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result
         since: since.map(|since| store.clock().now() - since),
         patience: VerifySettings::PATIENCE,
         repair,
-        retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
+        retention: Retention {
+            completed: config.retention_completed,
+            failed: config.retention_failed,
+            discarded: config.retention_discarded,
+        },
     };
     let watched = std::io::stderr().is_terminal();
     let checked = verify(&store, &index, &settings, |jobs| {

@@ -105,6 +105,9 @@ macro_rules! filter_query {
             /// Whose last unsuccessful attempt said this, in any case of letters.
             #[param(max_length = 200)]
             error: Option<String>,
+            /// Only failed jobs of this group; see `/v1/dead/groups`.
+            #[param(pattern = "^[0-9a-f]{16}$")]
+            fingerprint: Option<String>,
             /// All of it in the words of a filter bar: `state:failed kind:email queue:mail key:order-7 tag:a
             /// error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. Spans of created and
             /// finished are ages, those of due lie ahead. Places in a payload: `items[0].sku`, `"odd key".x`.
@@ -123,6 +126,7 @@ macro_rules! filter_query {
                         ("unique_key", self.unique_key.as_deref()),
                         ("tag", self.tag.as_deref()),
                         ("error", self.error.as_deref()),
+                        ("fingerprint", self.fingerprint.as_deref()),
                     ],
                     moments: [
                         ("created_after", self.created_after.as_deref()),

@@ -136,7 +136,7 @@ async fn accept(
     }
 }
 
-fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
+pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
     Answer { status: status.as_u16(), body: serde_json::to_string(body).unwrap_or_default() }
 }
 
@@ -326,10 +326,10 @@ filter_query! {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ListAnswer {
     /// Newest first.
-    data: Vec<JobView>,
+    pub(super) data: Vec<JobView>,
     /// Where to go on; null at the end. A page may be short, or empty, and still have one: a page looks at a bounded
     /// number of rows.
-    next_cursor: Option<String>,
+    pub(super) next_cursor: Option<String>,
 }
 
 /// List jobs, newest first
@@ -487,7 +487,10 @@ pub(super) async fn run_now(
 async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Result<Response, Problem> {
     let (word, refusal) = match steer {
         Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
-        Steer::Retry => ("retry", "only a failed or cancelled job, whose unique key is free, can be retried"),
+        Steer::Retry => (
+            "retry",
+            "only a failed or cancelled job, whose unique key is free and that was not replayed, can be retried",
+        ),
         Steer::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };
     let refused = |moved: Moved| match moved {

@@ -7,6 +7,7 @@ mod audit;
 mod auth;
 mod body;
 mod cursor;
+mod dead;
 mod explain;
 mod filter;
 mod health;
@@ -84,6 +85,7 @@ type Api = Arc<ApiParts>;
         (name = "jobs", description = "Enqueue, read and steer jobs"),
         (name = "queues", description = "Pause, priorities and limits"),
         (name = "schedules", description = "Jobs that come by the clock"),
+        (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -101,6 +103,11 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
+        .routes(routes!(dead::list))
+        .routes(routes!(dead::groups))
+        .routes(routes!(dead::group))
+        .routes(routes!(dead::replay))
+        .routes(routes!(dead::discard))
         .routes(routes!(results::result))
         .routes(routes!(explain::show))
         .routes(routes!(queues::list))

@@ -35,6 +35,8 @@ pub enum Code {
     KeyTaken,
     /// 409: a name belongs to one thing for ever, and something has or had this one.
     NameTaken,
+    /// 409: the dead letter was replayed already; `replayed_as` says as which job.
+    AlreadyReplayed,
     /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
     IdempotencyInProgress,
     /// 409: the schedule is declared in a configuration file, which alone says what it asks for.
@@ -82,6 +84,7 @@ impl Code {
             | Self::KeyTaken
             | Self::NameTaken
             | Self::IdempotencyInProgress
+            | Self::AlreadyReplayed
             | Self::DeclaredInConfig
             | Self::PreviousUnfinished => StatusCode::CONFLICT,
             Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
@@ -110,6 +113,7 @@ impl Code {
             Self::MethodNotAllowed => "Method not allowed",
             Self::RequestTimeout => "The body took too long",
             Self::WrongState => "Not possible in the job's state",
+            Self::AlreadyReplayed => "The dead letter was replayed already",
             Self::KeyTaken => "An unfinished job has this unique key",
             Self::NameTaken => "The name is taken",
             Self::IdempotencyInProgress => "A request with this key is under way",
@@ -171,6 +175,9 @@ pub struct Problem {
     /// The job in the way: with `key_taken` of a single job, and with `previous_unfinished`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
+    /// The job that a dead letter was replayed as, with `already_replayed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replayed_as: Option<String>,
 }
 
 impl Problem {
@@ -185,6 +192,7 @@ impl Problem {
             errors: Vec::new(),
             current_state: None,
             holder: None,
+            replayed_as: None,
         }
     }
 

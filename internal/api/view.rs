@@ -5,7 +5,9 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::job::{Attempt, Job, NewJob, Progress, RetryPolicy, ScheduledBy, State, Timestamp, Verdict};
+use crate::job::{
+    Attempt, DeadLetter, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State, Timestamp, Verdict,
+};
 use crate::store::Accepted;
 
 /// RFC 3339 in UTC with milliseconds.
@@ -116,6 +118,12 @@ pub(super) struct JobView {
     /// How far the running attempt says it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progress: Option<ProgressView>,
+    /// The failed job that it was made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) replay_of: Option<String>,
+    /// Of a failed job: its group, and what became of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) dead_letter: Option<DeadLetterView>,
     /// Every attempt in order, the open one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<Vec<AttemptView>>,
@@ -135,6 +143,50 @@ impl From<ScheduledBy> for ScheduledByView {
     fn from(by: ScheduledBy) -> Self {
         Self { name: by.name.to_string(), tick_at: Moment(by.tick_at) }
     }
+}
+
+/// A failed job as a dead letter.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DeadLetterView {
+    /// Failures with the same cause: 16 hex digits. See `/v1/dead/groups`.
+    pub(super) fingerprint: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) failed_at: Moment,
+    #[schema(value_type = StandingWord)]
+    pub(super) standing: Standing,
+    /// Since when it stands so.
+    #[schema(value_type = String, format = DateTime)]
+    pub(super) since: Moment,
+    /// The job that was made of it.
+    pub(super) replayed_as: Option<String>,
+    /// Who replayed or discarded it.
+    pub(super) by: Option<String>,
+    /// Why it was discarded.
+    pub(super) reason: Option<String>,
+}
+
+impl From<DeadLetter> for DeadLetterView {
+    fn from(letter: DeadLetter) -> Self {
+        Self {
+            fingerprint: letter.fingerprint.to_string(),
+            failed_at: Moment(letter.failed_at),
+            standing: letter.standing,
+            since: Moment(letter.since),
+            replayed_as: letter.replayed_as.map(|id| id.to_string()),
+            by: letter.by,
+            reason: letter.reason,
+        }
+    }
+}
+
+/// What became of a dead letter.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum StandingWord {
+    Open,
+    Replayed,
+    Discarded,
 }
 
 /// How far a running attempt says it is.
@@ -223,6 +275,8 @@ impl JobView {
             last_error: None,
             result: Some(None),
             progress: None,
+            replay_of: job.options.replay_of.map(|id| id.to_string()),
+            dead_letter: None,
             attempts: Some(Vec::new()),
         }
     }
@@ -251,6 +305,8 @@ impl JobView {
             last_error: job.last_error,
             result: attempts.is_some().then_some(job.result),
             progress: job.progress.map(|Progress { percent, note }| ProgressView { percent, note }),
+            replay_of: job.options.replay_of.map(|id| id.to_string()),
+            dead_letter: job.letter.map(DeadLetterView::from),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
         }
     }

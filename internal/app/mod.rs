@@ -157,7 +157,11 @@ impl App {
             workers: config.workers,
             queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
             lease: config.lease,
-            retention: Retention { completed: config.retention_completed, failed: config.retention_failed },
+            retention: Retention {
+                completed: config.retention_completed,
+                failed: config.retention_failed,
+                discarded: config.retention_discarded,
+            },
             keep_answers: config.retention_idempotency,
             keep_audit: config.retention_audit,
             keep_ticks: config.retention_ticks,

@@ -161,7 +161,7 @@ impl Draft {
             max_attempts,
             unique_key: self.unique_key,
             on_conflict: self.on_conflict.unwrap_or_default(),
-            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry, schedule: None, tags },
+            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry, tags, ..JobOptions::default() },
             batch: None,
         })
     }

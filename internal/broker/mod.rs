@@ -18,14 +18,16 @@ pub use schedules::TriggerError;
 
 use std::sync::Arc;
 
+use serde_json::value::RawValue;
 use tokio_util::task::TaskTracker;
 
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
-use crate::job::{Actor, JobId, Name, NewJob, State};
+use crate::job::{Actor, JobId, JobOptions, Name, NewJob, State};
 use crate::store::{
-    Accepted, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer, Steered, Store, StoreError, Wording,
+    Accepted, DueJob, Holder, Keyed, Moved, Once, Original, Outcome, Placed, Receipts, Refusal, Steer, Steered, Store,
+    StoreError, Wording,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -186,6 +188,34 @@ impl Broker {
         Ok(moved)
     }
 
+    /// The new job that a replay of `original` makes: the same work with all its attempts, or with another payload,
+    /// checked as this process knows the kind.
+    ///
+    /// # Errors
+    /// [`Invalid`] when the kind is not known here or the payload does not fit it any more.
+    pub fn remake(&self, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
+        remake(&self.registry, original, payload)
+    }
+
+    /// Make a new job of a failed one, which stays failed and is linked with it. `word` words the receipt as the answer.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn replay(
+        &self,
+        id: JobId,
+        job: NewJob,
+        by: &Actor,
+        once: Option<Once>,
+        word: Wording<Accepted>,
+    ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
+        let outcome = self.store.replay(id, job, by, once, word).await?;
+        if let Outcome::First { done: Some(Ok(accepted)), .. } = &outcome {
+            self.announce(std::slice::from_ref(accepted));
+        }
+        Ok(outcome)
+    }
+
     fn announce_move(&self, id: JobId, moved: &Moved) {
         match moved {
             // Its entry stays in the index until it pops; the claim drops it.
@@ -247,6 +277,18 @@ impl Broker {
     pub fn store(&self) -> &Store {
         &self.store
     }
+}
+
+fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
+    let payload = payload.unwrap_or_else(|| original.payload.clone());
+    // The draft checks kind and payload; the rest was checked when the original was accepted, and stays as it is.
+    let mut job = Draft::new(original.kind.as_str(), payload).prepare(registry)?;
+    job.queue = original.queue.clone();
+    job.priority = original.priority;
+    job.max_attempts = original.max_attempts;
+    job.unique_key = original.unique_key.clone();
+    job.options = JobOptions { replay_of: Some(original.id), ..original.options.clone() };
+    Ok(job)
 }
 
 fn entry(accepted: &Accepted) -> Entry {

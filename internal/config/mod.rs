@@ -107,6 +107,8 @@ pub struct Config {
     pub retention_completed: Duration,
     /// How long failed jobs are kept.
     pub retention_failed: Duration,
+    /// How long discarded dead letters are kept, since they were discarded.
+    pub retention_discarded: Duration,
     /// How long answers are kept for their idempotency keys.
     pub retention_idempotency: Duration,
     /// How long it is known what operators did.
@@ -241,6 +243,7 @@ impl Config {
             strict_durability: false,
             retention_completed: Duration::ZERO,
             retention_failed: Duration::ZERO,
+            retention_discarded: Duration::ZERO,
             retention_idempotency: Duration::ZERO,
             retention_audit: Duration::ZERO,
             retention_ticks: Duration::ZERO,

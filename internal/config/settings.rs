@@ -94,6 +94,10 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.retention_failed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("90d"),
+    Row::new("retention_discarded", "DURATION", "How long discarded dead letters are kept for the audit", |c, t| {
+        parse::put(&mut c.retention_discarded, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .default("30d"),
     Row::new("retention_idempotency", "DURATION", "How long answers are kept for their Idempotency-Key", |c, t| {
         parse::put(&mut c.retention_idempotency, duration::between(t, SECOND, 3650 * DAY))
     })

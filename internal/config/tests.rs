@@ -47,6 +47,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "horizon"
         | "retention_completed"
         | "retention_failed"
+        | "retention_discarded"
         | "retention_audit"
         | "retention_ticks"
         | "retention_idempotency" => ["11s", "12s", "13s"],
@@ -80,6 +81,7 @@ fn typed(config: &Config, name: &str) -> String {
         "horizon" => duration::show(config.horizon),
         "retention_completed" => duration::show(config.retention_completed),
         "retention_failed" => duration::show(config.retention_failed),
+        "retention_discarded" => duration::show(config.retention_discarded),
         "retention_idempotency" => duration::show(config.retention_idempotency),
         "retention_audit" => duration::show(config.retention_audit),
         "retention_ticks" => duration::show(config.retention_ticks),

@@ -2,7 +2,7 @@
 //! ever dropped because there is much of it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::job::JobId;
@@ -14,11 +14,17 @@ const ROUND_EVERY: Duration = Duration::from_secs(60);
 const PAGES: usize = 50;
 /// Between pages: the disk belongs to jobs.
 const BREATH: Duration = Duration::from_millis(20);
+/// Between two searches of the whole ledger for failed jobs without a letter.
+const REST: Duration = Duration::from_secs(3_600);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let mut place = None;
     let mut schedule = String::new();
+    let mut letters = Letters::default();
     loop {
+        if let Err(error) = letters.look(&shared).await {
+            tracing::warn!(%error, "cannot look for missing dead letters");
+        }
         let pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
@@ -33,6 +39,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
                 }
             }
             Err(error) => tracing::warn!(%error, "cannot purge"),
+        }
+        if let Err(error) = forget_discarded(&shared).await {
+            tracing::warn!(%error, "cannot purge discarded dead letters");
         }
         if let Err(error) = forget_answers(&shared).await {
             tracing::warn!(%error, "cannot purge idempotency keys");
@@ -58,6 +67,47 @@ async fn round(shared: &Shared, mut place: Option<JobId>) -> Result<(usize, Opti
         tokio::time::sleep(BREATH).await;
     }
     Ok((jobs, place))
+}
+
+/// The search for failed jobs without a letter: those that failed before there were letters, or under an older binary
+/// while a deploy was under way. From the newest job to the oldest, a part in every round, then again after a rest.
+#[derive(Default)]
+struct Letters {
+    place: Option<JobId>,
+    rested: Option<Instant>,
+}
+
+impl Letters {
+    async fn look(&mut self, shared: &Shared) -> Result<(), StoreError> {
+        if self.rested.is_some_and(|since| since.elapsed() < REST) {
+            return Ok(());
+        }
+        for _ in 0..PAGES {
+            let (buried, next) = shared.store.bury_missing(self.place).await?;
+            if buried > 0 {
+                tracing::info!(buried, "found failed jobs without a dead letter");
+            }
+            self.place = next;
+            self.rested = next.is_none().then(Instant::now);
+            if next.is_none() || shared.stop_loops.is_cancelled() {
+                break;
+            }
+            tokio::time::sleep(BREATH).await;
+        }
+        Ok(())
+    }
+}
+
+async fn forget_discarded(shared: &Shared) -> Result<(), StoreError> {
+    for _ in 0..PAGES {
+        let (jobs, more) = shared.store.purge_discarded(shared.settings.retention).await?;
+        metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
+        if !more || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
 }
 
 /// Answers stand in the order of their age, so a round begins at the oldest and soon finds nothing to do.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobId, Name, State, Tag, Timestamp};
+use super::{Fingerprint, JobId, Name, Standing, State, Tag, Timestamp};
 
 /// Which jobs are meant. Everything that is given must hold; nothing given means every job.
 ///
@@ -53,6 +53,12 @@ pub struct Filter {
     /// Whose last unsuccessful attempt said this, in any case of letters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Only failed jobs of this group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<Fingerprint>,
+    /// Only dead letters of this standing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead: Option<Standing>,
     /// Whose payloads say this at these places.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,

@@ -8,11 +8,14 @@
 //! - [`RetryPolicy`]: when a failed job runs again
 //! - [`Schedule`], [`plan`]: jobs that come by the clock
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
+//! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
 //! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
 
 mod actor;
 mod filter;
+mod fingerprint;
 mod id;
+mod letter;
 mod name;
 pub mod query;
 mod record;
@@ -28,7 +31,9 @@ mod verdict;
 
 pub use actor::Actor;
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
+pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
+pub use letter::{DeadLetter, Standing};
 pub use name::{InvalidName, Name};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;

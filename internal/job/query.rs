@@ -9,7 +9,7 @@ use std::fmt;
 use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
 
 use super::filter::{Filter, Wanted};
-use super::{State, Timestamp};
+use super::{Standing, State, Timestamp};
 
 /// Longest filter in words, in bytes.
 pub const MOST_BYTES: usize = 2_000;
@@ -32,7 +32,7 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter bar, for help texts.
-pub const FIELDS: &str = "state kind queue created due finished key tag error id payload.<path>";
+pub const FIELDS: &str = "state kind queue created due finished key tag error group dead id payload.<path>";
 
 /// Add the words of `text` to `filter`. `now` is what spans count from.
 ///
@@ -152,6 +152,14 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
         }
         "error" if value.len() <= Filter::MOST_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
         "error" => Err(format!("at most {} bytes of an error are looked for", Filter::MOST_ERROR_BYTES)),
+        "group" | "fingerprint" => {
+            let group = value.parse().map_err(|e: super::InvalidFingerprint| e.to_string())?;
+            once(&mut filter.fingerprint, group)
+        }
+        "dead" => {
+            let words = || Standing::ALL.map(Standing::as_str).join(", ");
+            once(&mut filter.dead, Standing::from_word(value).ok_or_else(|| format!("is not one of {}", words()))?)
+        }
         _ => Err(format!("there is no such field; the fields are {FIELDS}")),
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{JobId, JobOptions, Name, Priority, RunnerId, State, Timestamp, Verdict};
+use super::{DeadLetter, JobId, JobOptions, Name, Priority, RunnerId, State, Timestamp, Verdict};
 
 /// A job as the store knows it.
 #[derive(Clone, Debug, Serialize)]
@@ -44,6 +44,8 @@ pub struct Job {
     pub result: Option<Box<RawValue>>,
     /// How far the running attempt says it is.
     pub progress: Option<Progress>,
+    /// What is known of it as a dead letter, while it is failed.
+    pub letter: Option<DeadLetter>,
 }
 
 /// One execution of a job: a line of the ledger, or the open attempt.

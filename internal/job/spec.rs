@@ -21,6 +21,8 @@ pub mod limits {
     pub const MAX_BATCH: usize = 1_000;
     /// Longest unique key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
+    /// Longest reason for a discard, in characters.
+    pub const MAX_REASON: usize = 500;
     /// Most tags of one job.
     pub const MAX_TAGS: usize = 10;
     /// Longest error text kept with an attempt, in bytes.
@@ -110,6 +112,9 @@ pub struct JobOptions {
     /// Words to find it again.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<Tag>,
+    /// The failed job that it was made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay_of: Option<JobId>,
 }
 
 impl JobOptions {

@@ -42,6 +42,8 @@ pub struct JobEvidence {
     pub owed: Option<OwedNow>,
     /// What was done, in order of the line's number.
     pub lines: Vec<LedgerLine>,
+    /// Has it a row in `dead_letters`?
+    pub letter: bool,
 }
 
 /// A row of `jobs`, as far as it can be contradicted.
@@ -220,7 +222,13 @@ impl Evidence {
             }
         };
         let mut jobs: BTreeMap<Uuid, JobEvidence> = BTreeMap::new();
-        let job = |id: Uuid| JobEvidence { id: JobId::from_uuid(id), asked: None, owed: None, lines: Vec::new() };
+        let job = |id: Uuid| JobEvidence {
+            id: JobId::from_uuid(id),
+            asked: None,
+            owed: None,
+            lines: Vec::new(),
+            letter: false,
+        };
         for row in &asked {
             let id = row.try_get(0)?;
             let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(5)?, row.try_get(6)?);
@@ -281,6 +289,16 @@ impl Evidence {
                 cancel_requested_at: row.try_get(9)?,
             });
         }
+        let letters: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? ORDER BY job_id",
+        )
+        .bind(self.after)
+        .bind(until)
+        .fetch_all(&mut self.conn)
+        .await?;
+        for id in letters {
+            jobs.entry(id).or_insert_with(|| job(id)).letter = true;
+        }
         self.after = until;
         Ok(jobs.into_values().collect())
     }
@@ -325,6 +343,23 @@ impl Evidence {
         .await;
         let found = found.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))?;
         Ok(found.into_iter().map(|(id, name, due_at)| (JobId::from_uuid(id), name, due_at)).collect())
+    }
+
+    /// Replayed jobs whose new job does not say that it was made of them. One that was purged says nothing.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stray_replays(&mut self) -> Result<Vec<JobId>, StoreError> {
+        let found: Result<Vec<Uuid>, sqlx::Error> = sqlx::query_scalar(
+            "SELECT d.job_id FROM dead_letters d FORCE INDEX (dead_letters_standing) JOIN jobs n ON n.id = d.replayed_as \
+             WHERE d.standing = 'replayed' AND NOT (COALESCE(REPLACE(JSON_UNQUOTE(JSON_EXTRACT(n.options, '$.replay_of')), \
+             '-', ''), '') = LOWER(HEX(d.job_id))) LIMIT ?",
+        )
+        .bind(MOST_READ)
+        .fetch_all(&mut self.conn)
+        .await;
+        let found = found.map_err(|e| StoreError::from_driver("compare replays", &e))?;
+        Ok(found.into_iter().map(JobId::from_uuid).collect())
     }
 
     /// How many jobs ended, ever, as they were counted when they ended.

@@ -8,6 +8,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::audit::{Act, record};
+use super::dead::{unbury, was_replayed};
 use super::error::{Fault, corrupt, fault};
 use super::insert::{Accepted, read_clock};
 use super::link::{Earlier, transact};
@@ -290,6 +291,10 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     if next(state, event).is_err() {
         return Ok(only(Moved::Refused(state)));
     }
+    if was_replayed(conn, id.uuid()).await? {
+        // Its work was given to another job.
+        return Ok(only(Moved::Refused(state)));
+    }
     let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
     let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
     let (priority, max_attempts): (u8, u32) = (row.try_get(2)?, row.try_get(3)?);
@@ -335,6 +340,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     .bind(done)
     .execute(&mut *conn)
     .await?;
+    unbury(conn, id.uuid()).await?;
     let counts = BTreeMap::from([((queue.clone(), kind, state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
     Ok(Step { moved: Moved::Waits(Accepted { id, queue, priority, execute_at, created_at: now }), counts, now })

@@ -24,6 +24,8 @@ pub struct Retention {
     pub completed: Duration,
     /// Failed jobs: the dead letters.
     pub failed: Duration,
+    /// Discarded dead letters, since they were discarded.
+    pub discarded: Duration,
 }
 
 /// A table whose primary key `id` is a UUIDv7, so that its rows stand in the order in which they were made.
@@ -100,6 +102,39 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Remove dead letters that were discarded longer ago than they are kept, a page at most; how many, and whether
+    /// there may be more.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_discarded(&self, keep: Retention) -> Result<(usize, bool), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "purge discarded jobs", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let before = now - TimeDelta::from_std(keep.discarded).unwrap_or(TimeDelta::MAX / 4);
+                let mut ids: Vec<Uuid> = sqlx::query_scalar(
+                    "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'discarded' \
+                     AND since < ? ORDER BY since LIMIT ?",
+                )
+                .bind(before)
+                .bind(MOST_ROWS as u32)
+                .fetch_all(&mut *conn)
+                .await?;
+                ids.sort_unstable();
+                let more = ids.len() == MOST_ROWS;
+                if ids.is_empty() {
+                    return Ok((0, false));
+                }
+                Ok((remove(conn, &ids, Discards::Go).await?, more))
+            })
+        })
+        .await
+    }
+}
+
 fn page(
     conn: &mut MySqlConnection,
     shared: std::sync::Arc<Shared>,
@@ -150,14 +185,23 @@ fn page(
             .collect();
         let mut jobs = 0;
         for ids in old.chunks(MOST_ROWS) {
-            jobs += remove(conn, ids).await?;
+            jobs += remove(conn, ids, Discards::Stay).await?;
         }
         Ok(Purged { jobs, next })
     })
 }
 
+/// What happens to discarded dead letters among the jobs that are removed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Discards {
+    /// They stay: they are kept by an age of their own.
+    Stay,
+    /// They go.
+    Go,
+}
+
 /// Remove these ended jobs, except those that an operator gave a new life meanwhile.
-async fn remove(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<usize, sqlx::Error> {
+pub(super) async fn remove(conn: &mut MySqlConnection, ids: &[Uuid], discards: Discards) -> Result<usize, sqlx::Error> {
     let list = places(padded(ids.len()));
     // The job's row is the lock that a retry takes as well; behind it, nobody can bring the job back.
     let mut query =
@@ -174,12 +218,22 @@ async fn remove(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<usize, sqlx:
     for row in query.fetch_all(&mut *conn).await? {
         owed.insert(row.try_get::<Uuid, _>(0)?);
     }
+    if discards == Discards::Stay {
+        let sql = "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE standing = 'discarded' AND job_id IN";
+        let mut query = statement(format!("{sql} {list}"));
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        for row in query.fetch_all(&mut *conn).await? {
+            owed.insert(row.try_get::<Uuid, _>(0)?);
+        }
+    }
     let gone: Vec<Uuid> = ids.iter().copied().filter(|id| !owed.contains(id)).collect();
     if gone.is_empty() {
         return Ok(0);
     }
     // The ledger first: a job without lines would look lost, lines without a job are only invisible.
-    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("jobs", "id")] {
+    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
         // In key order and with a bound, which keeps the servers from scanning a small table.
         let sql = format!("DELETE FROM {table} WHERE {key} IN {} ORDER BY {key} LIMIT ?", places(padded(gone.len())));
         let mut query = statement(sql);

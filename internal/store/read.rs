@@ -7,6 +7,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::dead::letter;
 use super::error::corrupt;
 use super::link::on_pool;
 use super::search::{Effort, Order, Search};
@@ -27,7 +28,11 @@ pub struct JobPage {
 }
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, j.priority, j.max_attempts, j.unique_key, j.options, j.execute_at, \
-     j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress";
+     j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
+     d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
+/// Where the letter begins, and what comes behind it.
+const LETTER: usize = 17;
+const BEHIND: usize = LETTER + 7;
 
 impl Store {
     /// A job with all its attempts, the open one included.
@@ -69,11 +74,14 @@ pub(super) async fn read_job(
     conn: &mut MySqlConnection,
     id: JobId,
 ) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
-    let sql = format!("SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE j.id = ?");
+    let sql = format!(
+        "SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id \
+         LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id = ?"
+    );
     let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
     let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
     let mut job = job(&row, &ledger)?;
-    job.payload = Some(raw(row.try_get(17)?, "payload")?);
+    job.payload = Some(raw(row.try_get(BEHIND)?, "payload")?);
     let mut attempts = ledger.attempts;
     attempts.extend(open_attempt(&row, &job)?);
     Ok(Some((job, attempts)))
@@ -92,7 +100,7 @@ async fn list(
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();
         let chunk = if search.is_narrow() { search.chunk(conn, span).await? } else { search.whole(span) };
-        let found = search.matching(COLUMNS, "", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
+        let found = search.matching(COLUMNS, &chunk, wanted as i64).fetch_all(&mut *conn).await?;
         let last: Option<Uuid> = found.last().map(|row| row.try_get(0)).transpose()?;
         read_into(conn, filter, &found, &mut jobs).await?;
         // A full page goes on behind its last job, the others behind what they looked at.
@@ -190,6 +198,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         },
         result: end.and_then(|end| end.result.clone()),
         progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
+        letter: letter(row, LETTER)?.filter(|_| state == State::Failed),
     })
 }
 

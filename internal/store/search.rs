@@ -77,7 +77,7 @@ enum Bind {
     Number(i64),
 }
 
-type Sql = Query<'static, MySql, MySqlArguments>;
+pub(super) type Sql = Query<'static, MySql, MySqlArguments>;
 
 fn bound(sql: String, binds: Vec<Bind>) -> Sql {
     binds.into_iter().fold(statement(sql), |query, bind| match bind {
@@ -112,7 +112,7 @@ pub(super) struct Search {
     key: &'static str,
     /// Is the source the ledger, with a row for each line?
     by_line: bool,
-    /// `AND …` for every other condition, on `w` (the source), `j` (jobs) and `o` (owed).
+    /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
     span: Span,
     order: Order,
@@ -167,6 +167,18 @@ impl Search {
             source.add(
                 "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
                 [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
+            );
+            self.key = "job_id";
+        } else if let Some(group) = filter.fingerprint {
+            source.add(
+                "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ?",
+                [Bind::Bytes(group.bytes().to_vec())],
+            );
+            self.key = "job_id";
+        } else if let Some(standing) = filter.dead {
+            source.add(
+                "SELECT job_id AS id FROM dead_letters FORCE INDEX (dead_letters_standing) WHERE standing = ?",
+                [text(standing.as_str())],
             );
             self.key = "job_id";
         } else if ended.is_some() {
@@ -250,14 +262,14 @@ impl Search {
     }
 
     /// `SELECT columns` of the jobs of a chunk that match, `limit` at most.
-    pub(super) fn matching(&self, columns: &str, joined: &str, chunk: &Chunk, limit: i64) -> Sql {
+    pub(super) fn matching(&self, columns: &str, chunk: &Chunk, limit: i64) -> Sql {
         // The ends bound what is read. What was written between them since they were measured is little.
         let most = if self.is_narrow() { 2 * self.chunk } else { limit };
         let window = self.rows_between(chunk.span, most);
         let (order, conditions) = (self.order.word(), &self.conditions);
         let sql = format!(
-            "SELECT {columns} FROM ({}) w STRAIGHT_JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id {joined} \
-             WHERE TRUE{} ORDER BY w.id {order} LIMIT ?",
+            "SELECT {columns} FROM ({}) w STRAIGHT_JOIN jobs j ON j.id = w.id LEFT JOIN owed o ON o.id = j.id \
+             LEFT JOIN dead_letters d ON d.job_id = j.id WHERE TRUE{} ORDER BY w.id {order} LIMIT ?",
             window.sql, conditions.sql
         );
         let binds = window.binds.into_iter().chain(conditions.binds.iter().cloned()).chain([Bind::Number(limit)]);
@@ -324,6 +336,16 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
         let sql = " AND LOCATE(LOWER(CAST(? AS CHAR CHARACTER SET utf8mb4)), LOWER((SELECT a.error FROM attempts a \
                     WHERE a.job_id = j.id AND a.error IS NOT NULL ORDER BY a.number DESC LIMIT 1))) > 0";
         conditions.add(sql, [text(error)]);
+    }
+    if filter.fingerprint.is_some() || filter.dead.is_some() {
+        // A letter that a binary without them left behind says nothing.
+        conditions.add(" AND o.id IS NULL", []);
+    }
+    if let Some(group) = filter.fingerprint {
+        conditions.add(" AND d.fingerprint = ?", [Bind::Bytes(group.bytes().to_vec())]);
+    }
+    if let Some(standing) = filter.dead {
+        conditions.add(" AND d.standing = ?", [text(standing.as_str())]);
     }
     for (path, wanted) in &filter.payload {
         payload_says(&path.in_mysql(), wanted, conditions);
@@ -420,7 +442,7 @@ pub(super) async fn count(conn: &mut MySqlConnection, filter: &Filter) -> Result
         let chunk = search.chunk(conn, span).await?;
         jobs += if search.is_narrow() {
             let left = MOST_COUNTED - jobs;
-            i64::try_from(search.matching("1", "", &chunk, left).fetch_all(&mut *conn).await?.len()).unwrap_or(left)
+            i64::try_from(search.matching("1", &chunk, left).fetch_all(&mut *conn).await?.len()).unwrap_or(left)
         } else {
             chunk.rows
         };

@@ -21,6 +21,7 @@ use uuid::Uuid;
 use super::claim::Opened;
 use super::clock::StoreClock;
 use super::complete::{Success, complete};
+use super::dead::{Grave, bury};
 use super::error::corrupt;
 use super::group_commit::Batch;
 use super::insert::{Accepted, insert_owed, read_clock};
@@ -368,6 +369,17 @@ pub(super) async fn write_moves(
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
     append_to_ledger(conn, &moves.iter().map(Line::of).collect::<Vec<_>>(), now).await?;
+    let failed = ended.iter().filter(|step| step.state == State::Failed);
+    let graves: Vec<Grave<'_>> = failed
+        .map(|step| Grave {
+            id: step.item.id.uuid(),
+            kind: &step.owed.kind,
+            queue: &step.owed.queue,
+            failed_at: now,
+            error: step.item.error.as_deref().unwrap_or_default(),
+        })
+        .collect();
+    bury(conn, &graves).await?;
     release_unique_keys(conn, &ended).await?;
     let follow_ups = accept_follow_ups(conn, &ended, clock).await?;
     let mut counts: BTreeMap<(Name, Name, State), i64> = BTreeMap::new();

@@ -24,6 +24,8 @@ pub enum Check {
     Bounded,
     /// A job failed only when its attempts were spent or its failure was permanent.
     Failed,
+    /// Each failed job has a dead letter, no other has one, and a replay is linked both ways.
+    DeadLetter,
     /// A job was cancelled only when somebody had asked for it.
     Cancelled,
     /// An end is followed only by an operator's retry, never after a success.
@@ -50,7 +52,7 @@ pub enum Check {
 
 impl Check {
     /// Every check, in the order of a report.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Lost,
         Self::Strange,
         Self::OpenAttempt,
@@ -60,6 +62,7 @@ impl Check {
         Self::Early,
         Self::Bounded,
         Self::Failed,
+        Self::DeadLetter,
         Self::Cancelled,
         Self::Final,
         Self::UniqueKey,
@@ -86,6 +89,7 @@ impl Check {
             Self::Early => "early",
             Self::Bounded => "bounded",
             Self::Failed => "failed",
+            Self::DeadLetter => "dead_letter",
             Self::Cancelled => "cancelled",
             Self::Final => "final",
             Self::UniqueKey => "unique_key",
@@ -107,7 +111,7 @@ impl Check {
             Self::Lost | Self::Strange | Self::Tick | Self::Counted => "G2",
             Self::Abandoned | Self::Overdue | Self::IndexMissing | Self::IndexExtra | Self::IndexScore => "G3",
             Self::OpenAttempt | Self::Overlap => "G4",
-            Self::Contiguous | Self::Bounded | Self::Failed => "G5",
+            Self::Contiguous | Self::Bounded | Self::Failed | Self::DeadLetter => "G5",
             Self::Completed | Self::Final => "G6",
             Self::Early => "G7",
             Self::UniqueKey | Self::Batch => "G8",
@@ -128,6 +132,7 @@ impl Check {
             Self::Early => "no attempt began before it was due",
             Self::Bounded => "attempts, losses and snoozes are counted and within their bounds",
             Self::Failed => "a job failed only when spent or permanently",
+            Self::DeadLetter => "each failed job has a dead letter, and replays are linked both ways",
             Self::Cancelled => "a job was cancelled only when asked to",
             Self::Final => "an end is followed only by an operator's retry",
             Self::UniqueKey => "one unfinished job for each unique key",

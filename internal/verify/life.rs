@@ -40,6 +40,17 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment) -> Vec<Fault> {
         }
         (Some(_), None) => {}
     }
+    let failed = job.owed.is_none() && last.is_some_and(|line| line.end == Some(State::Failed));
+    if failed != job.letter && job.asked.is_some() {
+        wrong(
+            Check::DeadLetter,
+            format!(
+                "{}, {} dead letter",
+                if failed { "failed" } else { "not failed" },
+                if job.letter { "with a" } else { "no" }
+            ),
+        );
+    }
     if let Some(owed) = &job.owed {
         let executing = owed.state == State::Executing;
         let count = job.lines.len() as u32;

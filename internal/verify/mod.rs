@@ -95,6 +95,9 @@ pub async fn verify(
     for (id, name, due_at) in evidence.ticks_without_jobs(kept_since).await? {
         report.found(Check::Tick, id, format!("the tick of {name} at {due_at} made it, and it is not there"));
     }
+    for id in evidence.stray_replays().await? {
+        report.found(Check::DeadLetter, id, "the job it was replayed as is not linked back to it".into());
+    }
     // Purged jobs stay counted, so the tallies may say more than the tables, never less.
     let tallies = evidence.tallies().await?;
     for (key, jobs) in ended {

@@ -12,6 +12,7 @@ mod blackbox;
 mod cancel;
 mod cli;
 mod clocks;
+mod dead_letters;
 mod deploys;
 mod driver;
 mod engine;

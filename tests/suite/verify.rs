@@ -146,6 +146,7 @@ async fn a_seeded_fault_lights_its_check() {
     seed(Check::Bounded, done(), "UPDATE attempts SET burned = 0 WHERE job_id = ID");
     seed(Check::Bounded, failed(), "UPDATE jobs SET max_attempts = 1 WHERE id = ID");
     seed(Check::Failed, failed(), "UPDATE jobs SET max_attempts = 5 WHERE id = ID");
+    seed(Check::DeadLetter, failed(), "DELETE FROM dead_letters WHERE job_id = ID");
     seed(Check::Cancelled, cancelled, "UPDATE attempts SET cancel_requested_at = NULL WHERE job_id = ID");
     seed(
         Check::Final,
@@ -198,9 +199,14 @@ async fn a_seeded_fault_lights_its_check() {
         assert!(faults.is_empty(), "{check:?} {faults:?}\n{}", serde_json::to_string_pretty(&report).unwrap());
         lit.insert(check);
         // Out of the way of the next one.
-        for (table, column) in
-            [("owed", "id"), ("jobs", "id"), ("attempts", "job_id"), ("unique_keys", "job_id"), ("ticks", "job_id")]
-        {
+        for (table, column) in [
+            ("owed", "id"),
+            ("jobs", "id"),
+            ("attempts", "job_id"),
+            ("unique_keys", "job_id"),
+            ("ticks", "job_id"),
+            ("dead_letters", "job_id"),
+        ] {
             rest.sql(format!("DELETE FROM {table} WHERE {column} = UNHEX('{}')", id.uuid().simple())).await;
         }
         redis.zrem(&scheduled, &member).await.unwrap();

@@ -61,6 +61,10 @@ pub(crate) fn index(config: &Config) -> Index {
 
 /// How to verify with this configuration.
 pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: bool) -> VerifySettings {
-    let retention = Retention { completed: config.retention_completed, failed: config.retention_failed };
+    let retention = Retention {
+        completed: config.retention_completed,
+        failed: config.retention_failed,
+        discarded: config.retention_discarded,
+    };
     VerifySettings { since: None, patience, repair, retention }
 }

@@ -1,0 +1,176 @@
+//! `tickr dead list|groups|show|replay|discard`: jobs that failed for good, through the API.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::{Value, json};
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::jobs::{limit, pages, show};
+use crate::print::{encoded, number, printable, table, text};
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let id = || Arg::new("id").required(true).value_name("ID").help("The failed job's id");
+    Command::new("dead")
+        .about("Dead letters: jobs that failed for good, through the API")
+        .subcommand_required(true)
+        .subcommand(client::args(
+            Command::new("list")
+                .about("List dead letters, newest job first")
+                .args(client::filter())
+                .arg(
+                    Arg::new("standing")
+                        .long("standing")
+                        .value_name("STANDING")
+                        .help("open, replayed or discarded; open when left out"),
+                )
+                .arg(limit())
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("groups")
+                .about("List failures with the same cause, the one that happened last first")
+                .arg(Arg::new("kind").long("kind").value_name("NAME").help("Only of this kind"))
+                .arg(limit())
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("show")
+                .about("Show a dead letter with its attempts, or a group")
+                .arg(
+                    Arg::new("id").required(true).value_name("ID").help("The failed job's id, or 16 digits of a group"),
+                )
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("replay")
+                .about("Make a new job of a failed one; the two are linked")
+                .arg(id())
+                .arg(Arg::new("payload").long("payload").value_name("JSON").help("Another payload for the new job"))
+                .arg(client::idempotency_key())
+                .arg(json()),
+        ))
+        .subcommand(client::args(
+            Command::new("discard")
+                .about("Take a failed job out of the dead letters")
+                .arg(id())
+                .arg(
+                    Arg::new("reason").long("reason").required(true).value_name("TEXT").help("Why; kept for the audit"),
+                )
+                .arg(client::idempotency_key())
+                .arg(json()),
+        ))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let client = Client::from_matches(matches)?;
+    let as_json = matches.get_flag("json");
+    let given = |name: &str| matches.try_get_one::<String>(name).ok().flatten();
+    crate::runtime()?.block_on(async {
+        let id = encoded(given("id").map_or("", String::as_str));
+        let answer = match verb {
+            "list" => {
+                let standing: Vec<_> = given("standing").map(|word| ("standing", word.clone())).into_iter().collect();
+                return list(&pages(&client, matches, "/v1/dead", &standing).await?, as_json);
+            }
+            "groups" => return groups(&client, matches, as_json).await,
+            // A group is 16 digits, an id has hyphens.
+            "show" if id.len() == 16 => {
+                let group = client.get(&format!("/v1/dead/groups/{id}")).await?;
+                if !as_json {
+                    show_group(&group);
+                    return Ok(());
+                }
+                group
+            }
+            "show" => client.get(&format!("/v1/jobs/{id}")).await?,
+            "replay" => {
+                let body = match given("payload") {
+                    Some(payload) => json!({"payload": serde_json::from_str::<Value>(payload)?}),
+                    None => json!({}),
+                };
+                client.post(&format!("/v1/jobs/{id}/replay"), &body, given("idempotency-key")).await?
+            }
+            _ => {
+                let body = json!({"reason": given("reason")});
+                client.post(&format!("/v1/jobs/{id}/discard"), &body, given("idempotency-key")).await?
+            }
+        };
+        if as_json {
+            println!("{answer:#}");
+        } else {
+            show(&answer);
+        }
+        Ok(())
+    })
+}
+
+fn list(jobs: &[Value], as_json: bool) -> Done {
+    if as_json {
+        println!("{:#}", Value::Array(jobs.to_vec()));
+        return Ok(());
+    }
+    let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STANDING", "ERROR"]);
+    for job in jobs {
+        let letter = job.get("dead_letter").unwrap_or(&Value::Null);
+        let error: String = text(job, "last_error").chars().take(60).collect();
+        table.add_row([
+            text(job, "id"),
+            text(job, "kind"),
+            text(job, "queue"),
+            text(letter, "failed_at"),
+            text(letter, "fingerprint"),
+            text(letter, "standing"),
+            printable(&error),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
+    let mut path = format!("/v1/dead/groups?limit={}", wanted.clamp(1, 200));
+    if let Some(kind) = matches.get_one::<String>("kind") {
+        path.push_str(&format!("&kind={}", encoded(kind)));
+    }
+    let (mut groups, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = client.get(&format!("{path}{cursor}")).await?;
+        groups.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        match page.get("next_cursor").and_then(Value::as_str) {
+            Some(next) if groups.len() < wanted => cursor = format!("&cursor={next}"),
+            _ => break,
+        }
+    }
+    groups.truncate(wanted);
+    if as_json {
+        println!("{:#}", Value::Array(groups));
+        return Ok(());
+    }
+    let mut table = table(["GROUP", "KIND", "OPEN", "FIRST SEEN", "LAST SEEN", "ERROR"]);
+    for group in &groups {
+        let more = if group.get("capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
+        let error: String = text(group, "error").chars().take(80).collect();
+        table.add_row([
+            text(group, "fingerprint"),
+            text(group, "kind"),
+            format!("{}{more}", number(group, "open")),
+            text(group, "first_seen"),
+            text(group, "last_seen"),
+            printable(&error),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn show_group(group: &Value) {
+    for field in ["fingerprint", "kind", "error", "first_seen", "last_seen", "sample", "sample_error"] {
+        println!("{field:<12} {}", printable(&text(group, field)));
+    }
+    for field in ["open", "replayed", "discarded"] {
+        println!("{field:<12} {}", number(group, field));
+    }
+}

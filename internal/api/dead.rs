@@ -1,0 +1,372 @@
+//! `/v1/dead`: jobs that failed for good, one by one and in groups; replay and discard.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use chrono::DateTime;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use super::auth::Who;
+use super::body::{Asked, Body, IdPath};
+use super::cursor::Listing;
+use super::filter::{filter_query, refused};
+use super::jobs::{ListAnswer, missing, worded};
+use super::once::{Key, conclude, recall};
+use super::problem::{Code, Problem};
+use super::view::{JobView, Moment, StandingWord};
+use super::{Api, json};
+use crate::handlers;
+use crate::job::{Fingerprint, Job, JobId, Name, Standing, State as JobState, limits, normalise};
+use crate::store::{Accepted, Original, Refusal, Steered};
+
+filter_query! {
+    /// Which dead letters to list.
+    DeadQuery {
+        /// Only those of this standing; `open` when left out.
+        #[param(value_type = Option<StandingWord>, inline)]
+        standing: Option<String>,
+        /// Jobs in one page, 1 to 200.
+        #[param(minimum = 1, maximum = 200, default = 50)]
+        limit: Option<u32>,
+        /// Where to go on, as the last page said. Belongs to its filter.
+        cursor: Option<String>,
+    }
+}
+
+/// List dead letters, newest job first
+///
+/// Failed jobs that nobody has replayed or discarded yet, or those of another standing. Takes the filters of the listing
+/// of jobs.
+#[utoipa::path(
+    get, path = "/v1/dead", tag = "dead letters", operation_id = "list_dead", params(DeadQuery),
+    responses(
+        (status = 200, description = "A page of failed jobs, without payloads and attempts", body = ListAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>) -> Result<Response, Problem> {
+    let mut words = asked.words();
+    words.fields.push(("dead", asked.standing.as_deref()));
+    let mut filter = words.read(api.broker.store().clock().now(), "").map_err(refused)?;
+    filter.dead.get_or_insert(Standing::Open);
+    let limit = page_size(asked.limit)?;
+    let listing = Listing::new("dead", &words);
+    let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
+    let page = api.broker.store().list(filter, before, limit).await?;
+    let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
+    let next_cursor = page.next.map(|id| listing.cursor(id.uuid().as_bytes()));
+    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
+}
+
+pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
+    let limit = limit.unwrap_or(50);
+    if (1..=200).contains(&limit) {
+        return Ok(limit);
+    }
+    Err(Problem::new(Code::InvalidRequest, "the page has the wrong size")
+        .at("", vec![handlers::Problem::at("limit", "must be 1 to 200")]))
+}
+
+/// Which groups to list.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct GroupsQuery {
+    /// Only groups of this kind.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    kind: Option<String>,
+    /// Groups in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// Where to go on, as the last page said. Belongs to its filter.
+    cursor: Option<String>,
+}
+
+/// Failures with the same cause.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct GroupView {
+    /// Which: 16 hex digits of a digest of kind and error.
+    fingerprint: String,
+    kind: String,
+    /// The error without what differs from job to job.
+    error: String,
+    /// Open letters.
+    open: u64,
+    /// True when there may be more than were counted; `first_seen` may then be earlier, too.
+    capped: bool,
+    /// When the first and the last of them failed.
+    #[schema(value_type = String, format = DateTime)]
+    first_seen: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    last_seen: Moment,
+    /// The newest job.
+    sample: String,
+    /// The beginning of its error as it was.
+    sample_error: String,
+}
+
+/// A page of groups.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct GroupsAnswer {
+    /// The one that failed last first.
+    data: Vec<GroupView>,
+    /// Where to go on; null at the end.
+    next_cursor: Option<String>,
+}
+
+/// List groups of dead letters
+///
+/// Open letters with the same cause, the group that failed last first. The newest hundred thousand letters are counted.
+#[utoipa::path(
+    get, path = "/v1/dead/groups", tag = "dead letters", operation_id = "list_dead_groups", params(GroupsQuery),
+    responses(
+        (status = 200, description = "A page of groups", body = GroupsAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn groups(State(api): State<Api>, Asked(asked): Asked<GroupsQuery>) -> Result<Response, Problem> {
+    let kind: Option<Name> = asked
+        .kind
+        .as_deref()
+        .map(str::parse)
+        .transpose()
+        .map_err(|e: crate::job::InvalidName| refused(vec![handlers::Problem::at("kind", e.to_string())]))?;
+    let limit = page_size(asked.limit)?;
+    let listing = Listing::new("dead groups", &kind);
+    let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
+    let found = api.broker.store().dead_groups(kind, after, limit).await?;
+    let full = found.len() == limit as usize;
+    let next_cursor = found.last().filter(|_| full).map(|last| {
+        let place = [&last.last_seen.timestamp_micros().to_be_bytes()[..], last.fingerprint.bytes()].concat();
+        listing.cursor(&place)
+    });
+    let data = found.into_iter().map(|group| GroupView {
+        fingerprint: group.fingerprint.to_string(),
+        kind: group.kind.to_string(),
+        error: normalise(&group.error),
+        open: group.open,
+        capped: group.capped,
+        first_seen: Moment(group.first_seen),
+        last_seen: Moment(group.last_seen),
+        sample: group.sample.to_string(),
+        sample_error: group.error,
+    });
+    Ok(json(StatusCode::OK, GroupsAnswer { data: data.collect(), next_cursor }))
+}
+
+fn read_place(place: &[u8]) -> Result<(crate::job::Timestamp, Fingerprint), Problem> {
+    let read = || {
+        let (micros, fingerprint) = place.split_at_checked(8)?;
+        let moment = DateTime::from_timestamp_micros(i64::from_be_bytes(micros.try_into().ok()?))?;
+        Some((moment, Fingerprint::from_bytes(fingerprint.try_into().ok()?)))
+    };
+    read().ok_or_else(|| Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged"))
+}
+
+/// One group, whatever became of its letters.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct GroupAnswer {
+    fingerprint: String,
+    kind: String,
+    /// The error without what differs from job to job.
+    error: String,
+    open: u64,
+    replayed: u64,
+    discarded: u64,
+    /// True when there may be more than were counted.
+    capped: bool,
+    /// When the first and the last of them failed.
+    #[schema(value_type = String, format = DateTime)]
+    first_seen: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    last_seen: Moment,
+    /// The newest job.
+    sample: String,
+    /// The beginning of its error as it was.
+    sample_error: String,
+}
+
+/// Show a group of dead letters
+#[utoipa::path(
+    get, path = "/v1/dead/groups/{fingerprint}", tag = "dead letters", operation_id = "show_dead_group",
+    params(("fingerprint" = String, Path, description = "The group: 16 hex digits", pattern = "^[0-9a-f]{16}$")),
+    responses(
+        (status = 200, description = "The group", body = GroupAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+    let fingerprint: Fingerprint =
+        text.parse().map_err(|e: crate::job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
+    let group = api.broker.store().dead_group(fingerprint).await?;
+    let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
+    let of = |standing: Standing| group.standings.get(standing.as_str()).copied().unwrap_or(0);
+    let answer = GroupAnswer {
+        fingerprint: fingerprint.to_string(),
+        kind: group.kind.to_string(),
+        error: normalise(&group.error),
+        open: of(Standing::Open),
+        replayed: of(Standing::Replayed),
+        discarded: of(Standing::Discarded),
+        capped: group.capped,
+        first_seen: Moment(group.seen.0),
+        last_seen: Moment(group.seen.1),
+        sample: group.sample.to_string(),
+        sample_error: group.error,
+    };
+    Ok(json(StatusCode::OK, answer))
+}
+
+/// How to replay a dead letter.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReplayBody {
+    /// Another payload for the new job; the failed job's own when left out.
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Option<Box<RawValue>>,
+}
+
+/// Replay a failed job
+///
+/// Accepts a new job that does the same work with all its attempts; the failed one stays as it is, and each names the
+/// other. The payload is checked again. To give the same job another try instead, use retry.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/replay", tag = "dead letters", operation_id = "replay_job", request_body = ReplayBody,
+    params(("id" = Uuid, Path, description = "The failed job's id")),
+    responses(
+        (status = 201, description = "The new job, accepted and durable", body = JobView, headers(("Location" = String))),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "wrong_state, already_replayed, key_taken", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request, unknown_kind, invalid_payload", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn replay(
+    State(api): State<Api>,
+    IdPath(id): IdPath,
+    Who(who): Who,
+    key: Key,
+    Body(body, text): Body<ReplayBody>,
+) -> Result<Response, Problem> {
+    let once = key.once(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
+    let original = match api.broker.store().job(id).await? {
+        Some((job, _)) => original(job),
+        None => return recall(&api, once, missing(id)).await,
+    };
+    let job = match api.broker.remake(&original, body.payload) {
+        Ok(job) => job,
+        Err(invalid) => return recall(&api, once, Problem::invalid("", invalid)).await,
+    };
+    let made = job.clone();
+    let word = move |accepted: &Accepted| worded(StatusCode::CREATED, &JobView::accepted(&made, accepted));
+    let outcome = api.broker.replay(id, job, &who, once, Arc::new(word)).await?;
+    conclude(outcome, |refused| Err(refusal(id, refused.err())))
+}
+
+fn original(job: Job) -> Original {
+    Original {
+        id: job.id,
+        kind: job.kind,
+        queue: job.queue,
+        priority: job.priority,
+        max_attempts: job.max_attempts,
+        unique_key: job.unique_key,
+        options: job.options,
+        payload: job.payload.unwrap_or_default(),
+    }
+}
+
+fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
+    match refused {
+        None | Some(Refusal::Missing) => missing(id),
+        Some(Refusal::State(state)) => {
+            let detail = format!("only a failed job can be replayed or discarded; this one is {state}");
+            Problem::new(Code::WrongState, detail).in_state(state)
+        }
+        Some(Refusal::Replayed(made)) => {
+            let mut problem = Problem::new(Code::AlreadyReplayed, format!("it was replayed already, as job {made}"));
+            problem.replayed_as = Some(made.to_string());
+            problem
+        }
+        Some(Refusal::Discarded) => {
+            Problem::new(Code::WrongState, "it was discarded; a retry takes it back").in_state(JobState::Failed)
+        }
+        Some(Refusal::KeyTaken(holder)) => {
+            let mut problem =
+                Problem::new(Code::KeyTaken, format!("job {holder} has its unique key; nothing was written"));
+            problem.holder = Some(holder.to_string());
+            problem
+        }
+        Some(Refusal::Unfit(why)) => Problem::new(Code::InvalidPayload, why),
+    }
+}
+
+/// Why to discard a dead letter.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DiscardBody {
+    /// Kept with it and in the audit.
+    #[schema(min_length = 1, max_length = 500)]
+    reason: String,
+}
+
+/// A reason as it is kept, or what is wrong with it.
+pub(super) fn reason_of(reason: &str) -> Result<String, handlers::Problem> {
+    let reason = reason.trim();
+    if (1..=limits::MAX_REASON).contains(&reason.chars().count()) {
+        Ok(reason.to_owned())
+    } else {
+        Err(handlers::Problem::at("/reason", format!("must be 1 to {} characters", limits::MAX_REASON)))
+    }
+}
+
+/// Discard a failed job
+///
+/// Takes it out of the dead letters, with a reason. It can still be read, and is removed after `retention_discarded`.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/discard", tag = "dead letters", operation_id = "discard_job", request_body = DiscardBody,
+    params(("id" = Uuid, Path, description = "The failed job's id")),
+    responses(
+        (status = 200, description = "Discarded", body = JobView),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "wrong_state, already_replayed", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn discard(
+    State(api): State<Api>,
+    IdPath(id): IdPath,
+    Who(who): Who,
+    key: Key,
+    Body(body, text): Body<DiscardBody>,
+) -> Result<Response, Problem> {
+    let once = key.once(&format!("POST /v1/jobs/{id}/discard"), Some(&text))?;
+    let reason = reason_of(&body.reason)
+        .map_err(|wrong| Problem::new(Code::InvalidRequest, "a discard needs a reason").at("", vec![wrong]))?;
+    let word =
+        |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
+    let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(word)).await?;
+    conclude(outcome, |refused| Err(refusal(id, refused.err())))
+}

@@ -1,0 +1,330 @@
+//! Which failures are the same failure: an error text without what differs from one occurrence to the next.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::Name;
+
+/// The group of a failure: eight bytes of a digest of its kind and its normalised error, shown as 16 hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Fingerprint([u8; 8]);
+
+/// Why a text is no [`Fingerprint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a group of failures is 16 hex digits in lower case")]
+pub struct InvalidFingerprint;
+
+impl Fingerprint {
+    /// The group of a failure of this kind.
+    #[must_use]
+    pub fn of(kind: &Name, error: &str) -> Self {
+        let digest = Sha256::digest(format!("{kind}\n{}", normalise(error)).as_bytes());
+        Self(std::array::from_fn(|at| digest[at]))
+    }
+
+    /// The bytes, for the store.
+    #[must_use]
+    pub const fn bytes(&self) -> &[u8; 8] {
+        &self.0
+    }
+
+    /// From the store.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl FromStr for Fingerprint {
+    type Err = InvalidFingerprint;
+
+    fn from_str(text: &str) -> Result<Self, InvalidFingerprint> {
+        let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let number = u64::from_str_radix(text, 16).ok().filter(|_| digits).ok_or(InvalidFingerprint)?;
+        Ok(Self(number.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl TryFrom<String> for Fingerprint {
+    type Error = InvalidFingerprint;
+
+    fn try_from(text: String) -> Result<Self, InvalidFingerprint> {
+        text.parse()
+    }
+}
+
+impl From<Fingerprint> for String {
+    fn from(fingerprint: Fingerprint) -> Self {
+        fingerprint.to_string()
+    }
+}
+
+/// How much of an error is looked at, and how long a normalised one is, in characters.
+const MOST_READ: usize = 1_000;
+const MOST_KEPT: usize = 200;
+/// Longest text in quotes that counts as one value.
+const MOST_QUOTED: usize = 200;
+
+/// Words before a number that make it part of the cause: `status 503` and `status 404` are two failures.
+const TELLING: [&str; 12] =
+    ["http", "status", "code", "error", "errno", "sqlstate", "signal", "exit", "exited", "reply", "answered", "smtp"];
+
+/// An error text without what differs from one occurrence to the next: quoted values, ids, numbers, times, addresses,
+/// the varying parts of paths. Lower case, one space between words, cut. For people to read as well.
+#[must_use]
+pub fn normalise(error: &str) -> String {
+    let text: Vec<char> = error.trim().chars().take(MOST_READ).collect();
+    let mut words: Vec<String> = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let c = text[at];
+        if c.is_whitespace() {
+            at += 1;
+            if words.last().is_some_and(|word| word != " ") {
+                words.push(" ".to_owned());
+            }
+        } else if let Some(end) = quoted(&text, at) {
+            words.push("'…'".to_owned());
+            at = end;
+        } else if is_part(c) {
+            let ends_at = |ends: fn(char) -> bool| (at..text.len()).find(|at| ends(text[*at])).unwrap_or(text.len());
+            let mut end = ends_at(|c| !is_part(c));
+            let mut word: String = text[at..end].iter().collect();
+            if word.contains("://") {
+                // What a query string says is part of the address.
+                end = ends_at(|c| c.is_whitespace() || "\"'<>()[],".contains(c));
+                word = text[at..end].iter().collect();
+            }
+            // What ends a sentence ends no value.
+            let core = word.trim_end_matches(['.', ':', '-']);
+            let said = plain(core, &words);
+            words.push(said);
+            words.extend(word[core.len()..].chars().next().map(String::from));
+            at = end;
+        } else {
+            words.push(c.to_string());
+            at += 1;
+        }
+    }
+    let text: String = words.concat().trim().to_lowercase();
+    text.chars().take(MOST_KEPT).collect()
+}
+
+/// The end of a value in quotes that begins here.
+fn quoted(text: &[char], at: usize) -> Option<usize> {
+    let close = match text[at] {
+        // An apostrophe within a word quotes nothing.
+        '\'' if at > 0 && text[at - 1].is_alphanumeric() => return None,
+        c @ ('\'' | '"' | '`') => c,
+        '“' => '”',
+        '«' => '»',
+        _ => return None,
+    };
+    let last = text.len().min(at + MOST_QUOTED);
+    (at + 1..last).find(|end| text[*end] == close && text[end - 1] != '\\').map(|end| end + 1)
+}
+
+fn is_part(c: char) -> bool {
+    c.is_alphanumeric() || "_.:/-@+%?&~$#\\".contains(c)
+}
+
+/// One word without what varies.
+fn plain(word: &str, before: &[String]) -> String {
+    if !word.contains(|c: char| c.is_ascii_digit() || c == '@' || c == '/') {
+        return if is_token(word) { "<id>".to_owned() } else { word.to_owned() };
+    }
+    if let Some((scheme, rest)) = word.split_once("://") {
+        let rest = rest.split(['?', '#']).next().unwrap_or(rest);
+        return format!("{scheme}://{}", path(rest));
+    }
+    if word.contains('@') && !word.starts_with('@') {
+        return "<address>".to_owned();
+    }
+    if word.contains('/') {
+        return path(word.split('?').next().unwrap_or(word));
+    }
+    // `key:value` and `a-b` keep their words; an id is told before its hyphens are.
+    if is_id(word) {
+        return "<id>".to_owned();
+    }
+    if is_number(word) {
+        let told = before.iter().rev().find(|word| word.chars().any(char::is_alphanumeric));
+        let telling = told.map_or(word.len() == 3, |told| {
+            TELLING.contains(&told.trim_end_matches([':', '=']).to_ascii_lowercase().as_str())
+        });
+        return if telling { word.to_owned() } else { "#".to_owned() };
+    }
+    digits(word)
+}
+
+/// A path: parts that hold digits vary, but for short ones such as `v1`.
+fn path(word: &str) -> String {
+    let part = |part: &str| match part {
+        _ if is_id(part) || is_token(part) => "#".to_owned(),
+        _ if part.len() <= 3 && part.starts_with(|c: char| c.is_alphabetic()) => part.to_owned(),
+        _ if is_number(part) => "#".to_owned(),
+        _ => digits(part),
+    };
+    word.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
+/// UUIDs and hexadecimal digits, also as `0x…` and after `key:`.
+fn is_id(word: &str) -> bool {
+    let hex = word.strip_prefix("0x").unwrap_or(word);
+    let all = hex.chars().all(|c| c.is_ascii_hexdigit() || c == '-' || c == ':');
+    let count = hex.chars().filter(char::is_ascii_hexdigit).count();
+    let letters = hex.chars().any(|c| c.is_ascii_alphabetic());
+    (all && count >= 8 && letters) || (word.len() > 2 && word.starts_with("0x") && all) || is_token(word)
+}
+
+/// Long words of letters and digits that nobody reads: tokens, ULIDs, base64.
+fn is_token(word: &str) -> bool {
+    let fits = word.chars().all(|c| c.is_ascii_alphanumeric() || "_-+".contains(c));
+    word.len() >= 20 && fits && word.chars().filter(char::is_ascii_digit).count() >= 2
+}
+
+/// Numbers, moments, durations and addresses of four numbers: digits with what stands between them, and a unit.
+fn is_number(word: &str) -> bool {
+    let body = word.trim_start_matches(['+', '-', '#']);
+    let unit = body.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%' || c == 'µ');
+    let begins = body.starts_with(|c: char| c.is_ascii_digit());
+    begins && body.len() - unit.len() <= 5 && unit.chars().all(|c| c.is_ascii_digit() || ".:-+_TZ".contains(c))
+}
+
+/// Runs of digits, with the points between them, as one sign.
+fn digits(word: &str) -> String {
+    let mut said = String::new();
+    for c in word.chars() {
+        match c {
+            '0'..='9' if said.ends_with('#') => {}
+            '0'..='9' => said.push('#'),
+            c => said.push(c),
+        }
+    }
+    while said.contains("#.#") || said.contains("#:#") || said.contains("#-#") {
+        said = said.replace("#.#", "#").replace("#:#", "#").replace("#-#", "#");
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn group(error: &str) -> Fingerprint {
+        Fingerprint::of(&"email".parse().unwrap(), error)
+    }
+
+    #[test]
+    fn errors_that_differ_in_values_are_one_group() {
+        for alike in [
+            &["user 42 not found", "user 77213 not found", "User 1 not found  "][..],
+            &["attempt 3 failed after 1.5s", "attempt 12 failed after 20.25s"],
+            &["job 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a is gone", "job 01a1ffe3-80fe-760d-a4da-1bb00b22d916 is gone"],
+            &["unknown column 'a.b' in 'field list'", "unknown column 'x' in 'where clause'"],
+            &["no such file: \"/tmp/a b.csv\"", "no such file: \"/var/c.csv\""],
+            &["connect 10.0.0.7:3306: connection refused", "connect 192.168.1.44:3307: Connection refused"],
+            &["cannot resolve db-7.internal", "cannot resolve db-12.internal"],
+            &[
+                "GET https://api.example.com/v1/users/42?token=abc timed out",
+                "GET https://api.example.com/v1/users/43 timed out",
+            ],
+            &["open /var/lib/app/00ab12cd34/out.csv: denied", "open /var/lib/app/77ee99aa01/out.csv: denied"],
+            &["rate limited until 2026-11-01T10:00:00Z", "rate limited until 2026-12-24T23:59:59.123Z"],
+            &["pointer 0x7ffd1234 is bad", "pointer 0x55aa0000 is bad"],
+            &["digest deadbeefcafe0123 differs", "digest 0011223344556677aabb differs"],
+            &["mailbox ada@example.com is full", "mailbox grace.hopper@example.org is full"],
+            &["token eyJhbGciOiJIUzI1NiIsInR5 expired", "token eyJ0eXAiOiJKV1QiLCJhbGci99000 expired"],
+            &["took 15ms", "took 250ms"],
+            &["lock order_17 is held", "lock order_9 is held"],
+            &["disk 93% full", "disk 97% full"],
+        ] {
+            let first = group(alike[0]);
+            for other in alike {
+                assert_eq!(group(other), first, "{:?} and {:?}", normalise(alike[0]), normalise(other));
+            }
+        }
+    }
+
+    #[test]
+    fn errors_of_different_causes_are_different_groups() {
+        let errors = [
+            "the server answered status 503",
+            "the server answered status 404",
+            "HTTP 500: internal",
+            "HTTP 502: internal",
+            "exit code 1",
+            "exit code 137",
+            "550 5.1.1 mailbox unavailable",
+            "421 4.3.2 mailbox unavailable",
+            "connection refused",
+            "connection reset",
+            "timed out",
+            "user 42 not found",
+            "order 42 not found",
+            "GET https://api.example.com/v1/users/42 timed out",
+            "GET https://api.example.com/v1/orders/42 timed out",
+            "GET https://mail.example.com/v1/users/42 timed out",
+            "don't know how",
+            "don't care how",
+            "",
+        ];
+        for (at, one) in errors.iter().enumerate() {
+            for other in &errors[at + 1..] {
+                assert_ne!(group(one), group(other), "{:?} and {:?}", normalise(one), normalise(other));
+            }
+        }
+        let other_kind = Fingerprint::of(&"http".parse().unwrap(), errors[0]);
+        assert_ne!(other_kind, group(errors[0]));
+    }
+
+    #[test]
+    fn what_is_left_can_be_read() {
+        for (error, said) in [
+            ("User 42 not found in 'main'", "user # not found in '…'"),
+            (
+                "GET https://api.example.com/v1/users/42?x=1: status 503",
+                "get https://api.example.com/v1/users/#: status 503",
+            ),
+            ("attempt 3\n  failed.", "attempt # failed."),
+            ("connect 10.0.0.7:3306 refused", "connect # refused"),
+        ] {
+            assert_eq!(normalise(error), said);
+        }
+    }
+
+    #[test]
+    fn fingerprints_are_hex_digits() {
+        let one = group("x");
+        assert_eq!(one.to_string().parse::<Fingerprint>().unwrap(), one);
+        assert_eq!(Fingerprint::from_bytes(*one.bytes()), one);
+        for bad in ["", "x", "0123456789ABCDEF", "+123456789abcdef", "0123456789abcde", "0123456789abcdef0"] {
+            assert!(bad.parse::<Fingerprint>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn normalising_is_bounded_and_total(error in any::<String>()) {
+            prop_assert!(normalise(&error).chars().count() <= MOST_KEPT);
+        }
+    }
+}

@@ -1,0 +1,719 @@
+//! Dead letters: written with the failure, replayed as new jobs, discarded with a reason.
+//!
+//! The row of a job in `jobs` is the lock: a retry, a replay, a discard and a purge of one job take turns there. Whoever
+//! holds it knows that a failed job stays failed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::audit::{Act, record};
+use super::error::{Fault, corrupt, fault};
+use super::insert::{Accepted, accepted_at, read_clock, receipts, write_jobs};
+use super::link::{Earlier, on_pool, transact};
+use super::once::{Answer, Once, Outcome, Wording, find, keep, lost};
+use super::operate::{Moved, Steered};
+use super::read::read_job;
+use super::shape::{groups, pad, padded, places, rows, statement};
+use super::{Store, StoreError};
+use crate::job::{
+    Actor, DeadLetter, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, Standing, State, Timestamp,
+};
+
+/// Longest beginning of an error that stands beside a dead letter, in characters; the column has this width.
+const MOST_ERROR: usize = 500;
+/// Dead letters that are counted; beyond them a count is a floor.
+const MOST_COUNTED: i64 = 100_000;
+/// The same where the rows themselves have to be read.
+const MOST_READ: i64 = 20_000;
+/// Ledger lines looked at in one page of the search for missing letters.
+const PAGE: i64 = 2_000;
+
+/// A failed job, before something is made of it.
+#[derive(Clone, Debug)]
+pub struct Original {
+    /// The job.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Its priority.
+    pub priority: Priority,
+    /// Its attempts.
+    pub max_attempts: u32,
+    /// Its unique key.
+    pub unique_key: Option<String>,
+    /// Its wishes.
+    pub options: JobOptions,
+    /// Its payload.
+    pub payload: Box<RawValue>,
+}
+
+/// How a new job is made of a failed one; an error text when that cannot be done any more.
+pub type Remake = Arc<dyn Fn(&Original) -> Result<NewJob, String> + Send + Sync>;
+
+/// Why a dead letter stays as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is no such job.
+    Missing,
+    /// It has not failed; it is in this state.
+    State(State),
+    /// It was replayed already, as this job.
+    Replayed(JobId),
+    /// It was discarded.
+    Discarded,
+    /// This unfinished job has its unique key.
+    KeyTaken(JobId),
+    /// A new job cannot be made of it, for this reason.
+    Unfit(String),
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Missing => f.write_str("there is no such job"),
+            Self::State(state) => write!(f, "it is {state}"),
+            Self::Replayed(id) => write!(f, "it was replayed as {id}"),
+            Self::Discarded => f.write_str("it was discarded"),
+            Self::KeyTaken(id) => write!(f, "job {id} has its unique key"),
+            Self::Unfit(why) => f.write_str(why),
+        }
+    }
+}
+
+/// A job that is about to be known as failed.
+pub(super) struct Grave<'a> {
+    pub(super) id: Uuid,
+    pub(super) kind: &'a Name,
+    pub(super) queue: &'a Name,
+    pub(super) failed_at: Timestamp,
+    pub(super) error: &'a str,
+}
+
+/// What a row of `dead_letters` is to say.
+struct Fate<'a> {
+    standing: Standing,
+    since: Timestamp,
+    replayed_as: Option<Uuid>,
+    actor: Option<&'a str>,
+    reason: Option<&'a str>,
+}
+
+/// Write the letters of jobs that failed, sorted by id, in the transaction that ends them.
+pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
+    let open = |grave: &Grave<'_>| Fate {
+        standing: Standing::Open,
+        since: grave.failed_at,
+        replayed_as: None,
+        actor: None,
+        reason: None,
+    };
+    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, open(grave))).collect();
+    write(conn, &letters).await
+}
+
+async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -> Result<(), sqlx::Error> {
+    for group in groups(letters) {
+        // A row may be there: of a job that failed before, or that a binary without dead letters retried.
+        let sql = format!(
+            "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, replayed_as, \
+             actor, reason) VALUES {} ON DUPLICATE KEY UPDATE fingerprint = VALUES(fingerprint), \
+             failed_at = VALUES(failed_at), error = VALUES(error), standing = VALUES(standing), since = VALUES(since), \
+             replayed_as = VALUES(replayed_as), actor = VALUES(actor), reason = VALUES(reason)",
+            rows(&places(11), group.len())
+        );
+        let mut query = statement(sql);
+        for (grave, fate) in group {
+            let error: String = grave.error.chars().take(MOST_ERROR).collect();
+            query = query
+                .bind(grave.id)
+                .bind(grave.kind.as_str())
+                .bind(grave.queue.as_str())
+                .bind(Fingerprint::of(grave.kind, grave.error).bytes().to_vec())
+                .bind(grave.failed_at)
+                .bind(error)
+                .bind(fate.standing.as_str())
+                .bind(fate.since)
+                .bind(fate.replayed_as)
+                .bind(fate.actor)
+                .bind(fate.reason);
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+/// Forget the letter of a job that gets a new life. Behind the lock of the job.
+pub(super) async fn unbury(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
+    sqlx::query("DELETE FROM dead_letters WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
+}
+
+/// Was a new job made of this one? Behind the lock of the job.
+pub(super) async fn was_replayed(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
+    let standing: Option<String> =
+        sqlx::query_scalar("SELECT standing FROM dead_letters WHERE job_id = ?").bind(id).fetch_optional(conn).await?;
+    Ok(standing.as_deref() == Some(Standing::Replayed.as_str()))
+}
+
+/// A letter, if there is one: fingerprint, failed_at, standing, since, replayed_as, actor, reason, from column `at` on.
+pub(super) fn letter(row: &MySqlRow, at: usize) -> Result<Option<DeadLetter>, sqlx::Error> {
+    let Some(fingerprint) = row.try_get::<Option<&[u8]>, _>(at)? else { return Ok(None) };
+    Ok(Some(DeadLetter {
+        fingerprint: group(fingerprint)?,
+        failed_at: row.try_get(at + 1)?,
+        standing: Standing::from_word(row.try_get(at + 2)?).ok_or_else(|| corrupt("standing"))?,
+        since: row.try_get(at + 3)?,
+        replayed_as: row.try_get::<Option<Uuid>, _>(at + 4)?.map(JobId::from_uuid),
+        by: row.try_get(at + 5)?,
+        reason: row.try_get(at + 6)?,
+    }))
+}
+
+fn group(bytes: &[u8]) -> Result<Fingerprint, sqlx::Error> {
+    bytes.try_into().map(Fingerprint::from_bytes).map_err(|_| corrupt("fingerprint"))
+}
+
+fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> super::search::Sql {
+    let mut query = statement(format!("{sql} {}{tail}", places(padded(ids.len()))));
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query
+}
+
+/// How a job failed, or why it is not to be touched.
+struct Failure {
+    kind: Name,
+    queue: Name,
+    failed_at: Timestamp,
+    error: String,
+}
+
+impl Failure {
+    fn grave(&self, id: Uuid) -> Grave<'_> {
+        Grave { id, kind: &self.kind, queue: &self.queue, failed_at: self.failed_at, error: &self.error }
+    }
+}
+
+/// Lock these jobs, in order of their ids, and say which have failed and nobody has seen to.
+async fn lock_failed(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+) -> Result<BTreeMap<Uuid, Result<Failure, Refusal>>, sqlx::Error> {
+    let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+    in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
+    let sql = "SELECT j.id, j.kind, j.queue, o.state, a.end_state, a.finished_at, a.error, d.standing, d.replayed_as \
+               FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id LEFT JOIN attempts a ON a.job_id = j.id \
+               AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
+               LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";
+    let mut found = BTreeMap::new();
+    for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
+        let (owed, end): (Option<&str>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
+        let state = owed.or(end).and_then(State::from_word).unwrap_or(State::Waiting);
+        let standing = row.try_get::<Option<&str>, _>(7)?.and_then(Standing::from_word);
+        let replayed_as: Option<Uuid> = row.try_get(8)?;
+        let verdict = match (state, standing, replayed_as) {
+            (State::Failed, Some(Standing::Discarded), _) => Err(Refusal::Discarded),
+            (State::Failed, Some(Standing::Replayed), Some(id)) => Err(Refusal::Replayed(JobId::from_uuid(id))),
+            (State::Failed, ..) => Ok(Failure {
+                kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+                queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+                failed_at: row.try_get(5)?,
+                error: row.try_get::<Option<String>, _>(6)?.unwrap_or_default(),
+            }),
+            (state, ..) => Err(Refusal::State(state)),
+        };
+        found.insert(row.try_get(0)?, verdict);
+    }
+    for id in ids {
+        found.entry(*id).or_insert(Err(Refusal::Missing));
+    }
+    Ok(found)
+}
+
+async fn originals(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<Original>, sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let sql = "SELECT id, kind, queue, priority, max_attempts, unique_key, options, payload FROM jobs \
+               FORCE INDEX (PRIMARY) WHERE id IN";
+    let original = |row: &MySqlRow| {
+        let (key, options): (Option<Vec<u8>>, Option<String>) = (row.try_get(5)?, row.try_get(6)?);
+        Ok(Original {
+            id: JobId::from_uuid(row.try_get(0)?),
+            kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+            queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+            priority: row.try_get::<u8, _>(3)?.try_into().map_err(corrupt)?,
+            max_attempts: row.try_get(4)?,
+            unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+            options: match options {
+                Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
+                None => JobOptions::default(),
+            },
+            payload: RawValue::from_string(row.try_get(7)?).map_err(|e| corrupt(format!("payload: {e}")))?,
+        })
+    };
+    in_list(sql, ids, " ORDER BY id").fetch_all(conn).await?.iter().map(original).collect()
+}
+
+/// Take the unique key of a new job. Says who has it, if somebody has.
+async fn take_key(conn: &mut MySqlConnection, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
+    let Some(key) = &job.unique_key else { return Ok(None) };
+    for _ in 0..2 {
+        let holder: Option<Uuid> =
+            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
+                .bind(job.kind.as_str())
+                .bind(key.as_bytes())
+                .fetch_optional(&mut *conn)
+                .await?;
+        if let Some(holder) = holder {
+            return Ok(Some(Refusal::KeyTaken(JobId::from_uuid(holder))));
+        }
+        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
+            .bind(job.kind.as_str())
+            .bind(key.as_bytes())
+            .bind(job.id.uuid())
+            .execute(&mut *conn)
+            .await;
+        match inserted {
+            Ok(_) => return Ok(None),
+            // Taken between the two statements: look again.
+            Err(e) if fault(&e) == Fault::Duplicate => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(super::error::again("a unique key comes and goes"))
+}
+
+/// What became of one job in a batch.
+pub(super) type Each<T> = Vec<(JobId, Result<T, Refusal>)>;
+
+/// Make new jobs of failed ones, and link both ways. Within the caller's transaction; `ids` are sorted.
+pub(super) async fn replay_all(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    remake: &Remake,
+    actor: &Actor,
+    now: Timestamp,
+) -> Result<Each<Accepted>, sqlx::Error> {
+    let failed = lock_failed(conn, ids).await?;
+    let fit: Vec<Uuid> = failed.iter().filter(|(_, failure)| failure.is_ok()).map(|(id, _)| *id).collect();
+    let mut refused: BTreeMap<Uuid, Refusal> = BTreeMap::new();
+    let mut made: Vec<(Uuid, NewJob, Accepted)> = Vec::new();
+    for original in originals(conn, &fit).await? {
+        let id = original.id.uuid();
+        let job = match remake(&original) {
+            Ok(job) => job,
+            Err(why) => {
+                refused.insert(id, Refusal::Unfit(why));
+                continue;
+            }
+        };
+        if let Some(refusal) = take_key(conn, &job).await? {
+            refused.insert(id, refusal);
+            continue;
+        }
+        let accepted = accepted_at(&job, now);
+        made.push((id, job, accepted));
+    }
+    let mut pairs: Vec<(&NewJob, &Accepted)> = made.iter().map(|(_, job, accepted)| (job, accepted)).collect();
+    pairs.sort_unstable_by_key(|(job, _)| job.id);
+    if !pairs.is_empty() {
+        write_jobs(conn, &pairs).await?;
+    }
+    let fate = |job: &NewJob| Fate {
+        standing: Standing::Replayed,
+        since: now,
+        replayed_as: Some(job.id.uuid()),
+        actor: Some(actor.as_str()),
+        reason: None,
+    };
+    let graves: Vec<(Grave<'_>, &NewJob)> =
+        made.iter().filter_map(|(id, job, _)| Some((failed.get(id)?.as_ref().ok()?.grave(*id), job))).collect();
+    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|(grave, job)| (grave, fate(job))).collect();
+    write(conn, &letters).await?;
+    let mut each: BTreeMap<Uuid, Result<Accepted, Refusal>> =
+        made.into_iter().map(|(id, _, accepted)| (id, Ok(accepted))).collect();
+    each.extend(refused.into_iter().map(|(id, refusal)| (id, Err(refusal))));
+    for (id, failure) in failed {
+        if let Err(refusal) = failure {
+            each.insert(id, Err(refusal));
+        }
+    }
+    Ok(each.into_iter().map(|(id, done)| (JobId::from_uuid(id), done)).collect())
+}
+
+/// Discard dead letters. Within the caller's transaction; `ids` are sorted.
+pub(super) async fn discard_all(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    reason: &str,
+    actor: &Actor,
+    now: Timestamp,
+) -> Result<Each<()>, sqlx::Error> {
+    let failed = lock_failed(conn, ids).await?;
+    let fate = || Fate {
+        standing: Standing::Discarded,
+        since: now,
+        replayed_as: None,
+        actor: Some(actor.as_str()),
+        reason: Some(reason),
+    };
+    let graves: Vec<Grave<'_>> =
+        failed.iter().filter_map(|(id, failure)| Some(failure.as_ref().ok()?.grave(*id))).collect();
+    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, fate())).collect();
+    write(conn, &letters).await?;
+    Ok(failed.into_iter().map(|(id, failure)| (JobId::from_uuid(id), failure.map(drop))).collect())
+}
+
+impl Store {
+    /// Make `job` of the failed job `id`, which stays failed and is marked as replayed. At most once for the key of
+    /// `once`; `word` words the receipt as the answer.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn replay(
+        &self,
+        id: JobId,
+        job: NewJob,
+        by: &Actor,
+        once: Option<Once>,
+        word: Wording<Accepted>,
+    ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
+        let shared = self.shared.clone();
+        let act = Act::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
+        transact(&self.shared.pool, "replay a dead letter", move |conn, earlier| {
+            let (shared, act, once, word, job) =
+                (shared.clone(), act.clone(), once.clone(), Arc::clone(&word), job.clone());
+            Box::pin(async move {
+                let made = job.clone();
+                let remake: Remake = Arc::new(move |_| Ok(made.clone()));
+                let now = read_clock(conn, &shared.clock).await?;
+                let each = replay_all(conn, &[id.uuid()], &remake, &act.actor, now).await?;
+                let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
+                let done = match done {
+                    // Our own, whose commit was not answered.
+                    Err(Refusal::Replayed(made)) if made == job.id && earlier == Earlier::MayHaveCommitted => {
+                        receipts(conn, &[&job]).await?.pop().ok_or(Refusal::Replayed(made))
+                    }
+                    done => done,
+                };
+                let answer = done.as_ref().ok().map(|accepted| word(accepted));
+                conclude(conn, done, answer, once.as_ref(), &act, now).await
+            })
+        })
+        .await
+    }
+
+    /// Discard the failed job `id`. At most once for the key of `once`; `word` words the job as the answer.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn discard(
+        &self,
+        id: JobId,
+        reason: String,
+        by: &Actor,
+        once: Option<Once>,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Result<(), Refusal>>, StoreError> {
+        let shared = self.shared.clone();
+        let act = Act::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
+        transact(&self.shared.pool, "discard a dead letter", move |conn, earlier| {
+            let (shared, act, once, word, reason) =
+                (shared.clone(), act.clone(), once.clone(), Arc::clone(&word), reason.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let each = discard_all(conn, &[id.uuid()], &reason, &act.actor, now).await?;
+                let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
+                let done = match done {
+                    Err(Refusal::Discarded) if earlier == Earlier::MayHaveCommitted => Ok(()),
+                    done => done,
+                };
+                let mut answer = None;
+                if done.is_ok() {
+                    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a locked job is gone"))?;
+                    answer = Some(word(&Steered { moved: Moved::Done(State::Failed), job, attempts }));
+                }
+                conclude(conn, done, answer, once.as_ref(), &act, now).await
+            })
+        })
+        .await
+    }
+
+    /// Look for failed jobs without a letter, in one page of the ledger from the newest job on: those that failed before
+    /// there were letters, or under a binary that writes none. How many were found, and where to go on.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn bury_missing(&self, before: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
+        transact(&self.shared.pool, "look for missing dead letters", move |conn, _| {
+            Box::pin(async move { bury_missing(conn, before).await })
+        })
+        .await
+    }
+}
+
+async fn conclude<T>(
+    conn: &mut MySqlConnection,
+    done: Result<T, Refusal>,
+    answer: Option<Answer>,
+    once: Option<&Once>,
+    act: &Act,
+    now: Timestamp,
+) -> Result<Outcome<Result<T, Refusal>>, sqlx::Error> {
+    let Some(answer) = answer else {
+        // Perhaps it was this very request, in an earlier call.
+        let kept = match once {
+            Some(once) => find(conn, once).await?.map(|kept| kept.meet(once, None)),
+            None => None,
+        };
+        return Ok(kept.unwrap_or(Outcome::Refused(done)));
+    };
+    if let Some(once) = once
+        && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
+    {
+        return lost(conn, once, error).await;
+    }
+    record(conn, act, now).await?;
+    Ok(Outcome::First { done: Some(done), answer })
+}
+
+async fn bury_missing(
+    conn: &mut MySqlConnection,
+    before: Option<JobId>,
+) -> Result<(usize, Option<JobId>), sqlx::Error> {
+    let sql = "SELECT w.job_id, w.end_state, d.job_id IS NULL FROM (SELECT job_id, end_state FROM attempts \
+               FORCE INDEX (PRIMARY) WHERE job_id < ? ORDER BY job_id DESC, number DESC LIMIT ?) w \
+               LEFT JOIN dead_letters d ON d.job_id = w.job_id";
+    let before = before.map_or(Uuid::max(), JobId::uuid);
+    let found = sqlx::query(sql).bind(before).bind(PAGE).fetch_all(&mut *conn).await?;
+    let (mut last, mut missing) = (before, BTreeSet::new());
+    for row in &found {
+        let id: Uuid = row.try_get(0)?;
+        last = last.min(id);
+        if row.try_get::<Option<&str>, _>(1)? == Some(State::Failed.as_str()) && row.try_get::<bool, _>(2)? {
+            missing.insert(id);
+        }
+    }
+    let missing: Vec<Uuid> = missing.into_iter().collect();
+    let mut buried = 0;
+    for ids in missing.chunks(super::shape::MOST_ROWS) {
+        let failed = lock_failed(conn, ids).await?;
+        let graves: Vec<Grave<'_>> =
+            failed.iter().filter_map(|(id, failure)| Some(failure.as_ref().ok()?.grave(*id))).collect();
+        buried += graves.len();
+        bury(conn, &graves).await?;
+    }
+    let full = i64::try_from(found.len()) == Ok(PAGE);
+    Ok((buried, full.then_some(JobId::from_uuid(last))))
+}
+
+/// Failures that are the same failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadGroup {
+    /// Which.
+    pub fingerprint: Fingerprint,
+    /// Their kind.
+    pub kind: Name,
+    /// Open letters that were counted.
+    pub open: u64,
+    /// There may be more.
+    pub capped: bool,
+    /// The oldest failure among those counted.
+    pub first_seen: Timestamp,
+    /// The newest one.
+    pub last_seen: Timestamp,
+    /// The newest job.
+    pub sample: JobId,
+    /// The beginning of its error.
+    pub error: String,
+}
+
+/// Open letters of one kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadCount {
+    /// The kind.
+    pub kind: Name,
+    /// How many, as far as they are counted.
+    pub open: u64,
+    /// How long ago the oldest failed, in milliseconds, by the database's clock.
+    pub oldest_ms: i64,
+}
+
+/// All letters of one group, whatever became of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadGroupWhole {
+    /// How many of each standing, as far as they are counted.
+    pub standings: BTreeMap<&'static str, u64>,
+    /// There may be more.
+    pub capped: bool,
+    /// The oldest and the newest failure among those counted.
+    pub seen: (Timestamp, Timestamp),
+    /// The newest job.
+    pub sample: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// The beginning of its error.
+    pub error: String,
+}
+
+const OPEN_BY_AGE: &str = "FROM (SELECT fingerprint, kind, since, job_id FROM dead_letters FORCE INDEX (dead_letters_since) \
+                           WHERE standing = 'open' ORDER BY since DESC LIMIT ?) d";
+
+impl Store {
+    /// Groups of open letters, the one that failed last first, behind `after` (when its last one failed, and which it
+    /// is). Counts the newest hundred thousand letters.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn dead_groups(
+        &self,
+        kind: Option<Name>,
+        after: Option<(Timestamp, Fingerprint)>,
+        limit: u32,
+    ) -> Result<Vec<DeadGroup>, StoreError> {
+        on_pool(&self.shared.pool, "group dead letters", move |conn, _| {
+            let kind = kind.clone();
+            Box::pin(async move { dead_groups(conn, kind.as_ref(), after, limit).await })
+        })
+        .await
+    }
+
+    /// One group as a whole; nothing when there is no letter of it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn dead_group(&self, fingerprint: Fingerprint) -> Result<Option<DeadGroupWhole>, StoreError> {
+        on_pool(&self.shared.pool, "read a group of dead letters", move |conn, _| {
+            Box::pin(async move { dead_group(conn, fingerprint).await })
+        })
+        .await
+    }
+
+    /// Open letters by kind, and how old the oldest is. Counts the oldest hundred thousand.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
+        on_pool(&self.shared.pool, "count dead letters", |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT d.kind, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(d.since), UTC_TIMESTAMP(6)) DIV 1000 FROM \
+                     (SELECT kind, since FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'open' \
+                     ORDER BY since LIMIT ?) d GROUP BY d.kind",
+                )
+                .bind(MOST_COUNTED)
+                .fetch_all(conn)
+                .await?;
+                let count = |row: &MySqlRow| {
+                    Ok(DeadCount {
+                        kind: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?,
+                        open: row.try_get::<i64, _>(1)?.unsigned_abs(),
+                        oldest_ms: row.try_get(2)?,
+                    })
+                };
+                found.iter().map(count).collect()
+            })
+        })
+        .await
+    }
+}
+
+async fn dead_groups(
+    conn: &mut MySqlConnection,
+    kind: Option<&Name>,
+    after: Option<(Timestamp, Fingerprint)>,
+    limit: u32,
+) -> Result<Vec<DeadGroup>, sqlx::Error> {
+    let total: i64 = statement(format!("SELECT COUNT(*) {OPEN_BY_AGE}"))
+        .bind(MOST_COUNTED)
+        .fetch_one(&mut *conn)
+        .await?
+        .try_get(0)?;
+    let of_kind = if kind.is_some() { "WHERE d.kind = ?" } else { "" };
+    let behind =
+        if after.is_some() { "HAVING MAX(d.since) < ? OR (MAX(d.since) = ? AND d.fingerprint < ?)" } else { "" };
+    let sql = format!(
+        "SELECT d.fingerprint, d.kind, COUNT(*), MIN(d.since), MAX(d.since), MAX(d.job_id) {OPEN_BY_AGE} {of_kind} \
+         GROUP BY d.fingerprint, d.kind {behind} ORDER BY MAX(d.since) DESC, d.fingerprint DESC LIMIT ?"
+    );
+    let mut query = statement(sql).bind(MOST_COUNTED);
+    if let Some(kind) = kind {
+        query = query.bind(kind.as_str());
+    }
+    if let Some((moment, fingerprint)) = after {
+        query = query.bind(moment).bind(moment).bind(fingerprint.bytes().to_vec());
+    }
+    let found = query.bind(limit).fetch_all(&mut *conn).await?;
+    let samples: Vec<Uuid> = found.iter().map(|row| row.try_get(5)).collect::<Result<_, sqlx::Error>>()?;
+    let mut errors: BTreeMap<Uuid, String> = BTreeMap::new();
+    if !samples.is_empty() {
+        let sql = "SELECT job_id, error FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id IN";
+        for row in in_list(sql, &samples, "").fetch_all(&mut *conn).await? {
+            errors.insert(row.try_get(0)?, row.try_get(1)?);
+        }
+    }
+    let dead_group = |row: &MySqlRow| {
+        let sample: Uuid = row.try_get(5)?;
+        Ok(DeadGroup {
+            fingerprint: group(row.try_get(0)?)?,
+            kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+            open: row.try_get::<i64, _>(2)?.unsigned_abs(),
+            capped: total >= MOST_COUNTED,
+            first_seen: row.try_get(3)?,
+            last_seen: row.try_get(4)?,
+            sample: JobId::from_uuid(sample),
+            error: errors.remove(&sample).unwrap_or_default(),
+        })
+    };
+    found.iter().map(dead_group).collect()
+}
+
+async fn dead_group(
+    conn: &mut MySqlConnection,
+    fingerprint: Fingerprint,
+) -> Result<Option<DeadGroupWhole>, sqlx::Error> {
+    let bytes = fingerprint.bytes().to_vec();
+    let found = sqlx::query(
+        "SELECT d.standing, COUNT(*), MIN(d.failed_at), MAX(d.failed_at) FROM (SELECT standing, failed_at FROM dead_letters \
+         FORCE INDEX (dead_letters_group) WHERE fingerprint = ? ORDER BY job_id DESC LIMIT ?) d GROUP BY d.standing",
+    )
+    .bind(bytes.clone())
+    .bind(MOST_READ)
+    .fetch_all(&mut *conn)
+    .await?;
+    let newest = sqlx::query(
+        "SELECT job_id, kind, error FROM dead_letters FORCE INDEX (dead_letters_group) WHERE fingerprint = ? \
+         ORDER BY job_id DESC LIMIT 1",
+    )
+    .bind(bytes)
+    .fetch_optional(conn)
+    .await?;
+    let Some(newest) = newest else { return Ok(None) };
+    let (mut standings, mut seen, mut total) = (BTreeMap::new(), None, 0);
+    for row in &found {
+        let standing = Standing::from_word(row.try_get(0)?).ok_or_else(|| corrupt("standing"))?;
+        let jobs: i64 = row.try_get(1)?;
+        let (first, last): (Timestamp, Timestamp) = (row.try_get(2)?, row.try_get(3)?);
+        total += jobs;
+        standings.insert(standing.as_str(), jobs.unsigned_abs());
+        seen = Some(seen.map_or((first, last), |(a, b): (Timestamp, Timestamp)| (a.min(first), b.max(last))));
+    }
+    let Some(seen) = seen else { return Ok(None) };
+    Ok(Some(DeadGroupWhole {
+        standings,
+        capped: total >= MOST_READ,
+        seen,
+        sample: JobId::from_uuid(newest.try_get(0)?),
+        kind: newest.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+        error: newest.try_get(2)?,
+    }))
+}

@@ -1,0 +1,307 @@
+//! Dead letters: every failure has one, whoever ended the job; replayed jobs are linked both ways; discarded ones stay
+//! for the audit and then go.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::handlers::{Context, Failure, Kind, Outcome, Registry};
+use tickr::job::{JobId, State};
+use tickr::store::Retention;
+
+use crate::support::{TestApp, answer, eventually};
+
+/// Fails for good with the text it is given.
+#[derive(Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Say {
+    error: Option<String>,
+}
+
+impl Kind for Say {
+    const NAME: &'static str = "say";
+}
+
+async fn say(job: Say, _ctx: Context) -> Outcome {
+    match job.error {
+        Some(error) => Err(Failure::reject(error)),
+        None => Ok(().into()),
+    }
+}
+
+async fn start() -> TestApp {
+    TestApp::start_with(|_| {}, kinds()).await
+}
+
+fn kinds() -> Registry {
+    let mut own = Registry::new();
+    own.register(say);
+    own
+}
+
+async fn fails(tickr: &TestApp, error: &str) -> JobId {
+    let id = tickr.enqueue_kind("say", json!({"error": error})).await;
+    tickr.until(id, State::Failed).await;
+    id
+}
+
+async fn dead(tickr: &TestApp, query: &str) -> Vec<JobId> {
+    let page = tickr.get(&format!("/v1/dead?limit=200&{query}")).await;
+    assert_eq!(page.status, 200, "{:#}", page.body);
+    let data = page.body["data"].as_array().unwrap();
+    data.iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts() {
+    let tickr = start().await;
+    let mut users = Vec::new();
+    for user in [7, 42, 77_213] {
+        users.push(fails(&tickr, &format!("user {user} not found")).await);
+    }
+    let refused = fails(&tickr, "connect 10.0.0.1:3306: connection refused").await;
+    let spent = tickr.enqueue(json!({"kind": "fail", "max_attempts": 1})).await;
+    tickr.until(spent, State::Failed).await;
+
+    let groups = tickr.get("/v1/dead/groups").await.body;
+    assert_eq!(groups["next_cursor"], Value::Null);
+    let groups = groups["data"].as_array().unwrap();
+    let seen: Vec<_> = groups.iter().map(|g| (g["kind"].clone(), g["error"].clone(), g["open"].clone())).collect();
+    assert_eq!(
+        seen,
+        [
+            (json!("fail"), json!("failed on request, attempt #"), json!(1)),
+            (json!("say"), json!("connect # connection refused"), json!(1)),
+            (json!("say"), json!("user # not found"), json!(3)),
+        ]
+        .map(|(kind, error, open)| (
+            kind,
+            if error == "connect # connection refused" { groups[1]["error"].clone() } else { error },
+            open
+        ))
+    );
+    let group = &groups[2];
+    assert_eq!(group["sample"], users[2].to_string());
+    assert_eq!(group["sample_error"], "user 77213 not found");
+    let (first, last) = (tickr.job(users[0]).await, tickr.job(users[2]).await);
+    assert_eq!(group["first_seen"], first["dead_letter"]["failed_at"]);
+    assert_eq!(group["last_seen"], last["dead_letter"]["failed_at"]);
+    assert_eq!(first["dead_letter"]["standing"], "open");
+    assert_eq!(first["attempts"].as_array().unwrap().len(), 1);
+
+    // Page by page, and by kind.
+    let (mut paged, mut cursor) = (Vec::new(), String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/dead/groups?limit=1{cursor}")).await.body;
+        paged.extend(page["data"].as_array().unwrap().clone());
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+    }
+    assert_eq!(&paged, groups);
+    assert_eq!(tickr.get("/v1/dead/groups?kind=fail").await.body["data"].as_array().unwrap().len(), 1);
+
+    let fingerprint = group["fingerprint"].as_str().unwrap();
+    let one = tickr.get(&format!("/v1/dead/groups/{fingerprint}")).await.body;
+    assert_eq!((&one["open"], &one["replayed"], &one["discarded"]), (&json!(3), &json!(0), &json!(0)));
+    users.reverse();
+    assert_eq!(dead(&tickr, &format!("fingerprint={fingerprint}")).await, users);
+    assert_eq!(dead(&tickr, &format!("q=group%3A{fingerprint}%20error%3A42")).await, [users[1]]);
+    assert_eq!(dead(&tickr, "kind=say").await.len(), 4);
+    assert_eq!(dead(&tickr, "q=error%3Arefused").await, [refused]);
+    for (path, status) in [("0123456789abcdef", 404), ("x", 422)] {
+        assert_eq!(tickr.get(&format!("/v1/dead/groups/{path}")).await.status, status);
+    }
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_a_new_job_with_links_both_ways() {
+    let tickr = start().await;
+    let body = json!({"kind": "say", "payload": {"error": "no"}, "queue": "default", "priority": 2, "max_attempts": 3,
+        "tags": ["t:1"], "timeout_ms": 5_000});
+    let old = tickr.enqueue(body).await;
+    tickr.until(old, State::Failed).await;
+
+    let wrong = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({"payload": {"wrong": 1}})).await;
+    assert_eq!((wrong.status, wrong.code()), (422, "invalid_payload"));
+    assert!(wrong.pointers()[0].starts_with("/payload"));
+
+    let made = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({"payload": {}})).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let new: JobId = made.body["id"].as_str().unwrap().parse().unwrap();
+    assert_eq!(made.header("location"), format!("/v1/jobs/{new}"));
+    let new_job = tickr.until(new, State::Completed).await;
+    assert_eq!(new_job["replay_of"], old.to_string());
+    for (field, value) in
+        [("priority", json!(2)), ("max_attempts", json!(3)), ("tags", json!(["t:1"])), ("timeout_ms", json!(5_000))]
+    {
+        assert_eq!(new_job[field], value, "{field}");
+    }
+    let old_job = tickr.job(old).await;
+    assert_eq!(old_job["state"], "failed");
+    let letter = &old_job["dead_letter"];
+    assert_eq!(
+        (&letter["standing"], &letter["replayed_as"], &letter["by"]),
+        (&json!("replayed"), &json!(new.to_string()), &json!("anyone"))
+    );
+
+    let again = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await;
+    assert_eq!((again.status, again.code()), (409, "already_replayed"));
+    assert_eq!(again.body["replayed_as"], new.to_string());
+    for (verb, body) in [("retry", json!({})), ("discard", json!({"reason": "x"}))] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{old}/{verb}"), body).await.status, 409, "{verb}");
+    }
+    let wrong = tickr.post(&format!("/v1/jobs/{new}/replay"), json!({})).await;
+    assert_eq!((wrong.status, wrong.code(), &wrong.body["current_state"]), (409, "wrong_state", &json!("completed")));
+    assert_eq!(dead(&tickr, "").await, []);
+    assert_eq!(dead(&tickr, "standing=replayed").await, [old]);
+    let acts = tickr.get(&format!("/v1/audit?target={old}")).await.body;
+    assert_eq!(acts["data"][0]["action"], "job.replay");
+    assert_eq!(acts["data"][0]["detail"]["replayed_as"], new.to_string());
+    tickr.assert_sound().await;
+
+    // What does not fit any more says so, with links cut the checker does.
+    tickr.sql(format!("UPDATE jobs SET options = NULL WHERE id = x'{}'", new.uuid().simple())).await;
+    let settings = crate::support::halted::settings(&tickr.config, Duration::ZERO, false);
+    let report = tickr::verify::verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    assert!(serde_json::to_string(&report).unwrap().contains("linked back"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_sent_twice_with_one_key_makes_one_job() {
+    let tickr = start().await;
+    let old = fails(&tickr, "no").await;
+    let send = |key: &'static str| {
+        let client = reqwest::Client::new();
+        let sent = client.post(tickr.url(&format!("/v1/jobs/{old}/replay"))).header("idempotency-key", key);
+        answer(sent.json(&json!({"payload": {}})))
+    };
+    let (one, two) = tokio::join!(send("k"), send("k"));
+    assert_eq!((one.status, two.status), (201, 201));
+    assert_eq!(one.body, two.body);
+    assert_eq!(send("k").await.body, one.body);
+    assert_eq!(send("other").await.code(), "already_replayed");
+    // Without a key, many at once: one is made.
+    let other = fails(&tickr, "no").await;
+    let path = format!("/v1/jobs/{other}/replay");
+    let answers = futures_util::future::join_all((0..8).map(|_| tickr.post(&path, json!({"payload": {}})))).await;
+    assert_eq!(answers.iter().filter(|answer| answer.status == 201).count(), 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_respects_unique_keys_and_a_retry_takes_the_letter_back() {
+    let tickr = start().await;
+    let keyed = |error: Value| json!({"kind": "say", "payload": {"error": error}, "unique_key": "k"});
+    let old = tickr.enqueue(keyed(json!("no"))).await;
+    tickr.until(old, State::Failed).await;
+    let mut later = keyed(Value::Null);
+    later["delay_ms"] = json!(3_600_000);
+    let holder = tickr.enqueue(later).await;
+    let refused = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (409, "key_taken"));
+    assert_eq!(refused.body["holder"], holder.to_string());
+    assert_eq!(dead(&tickr, "").await, [old]);
+    tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await;
+
+    // The same job again: while it lives it is no dead letter, when it fails again it is one.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{old}/retry"), json!({})).await.status, 200);
+    tickr.until_attempts(old, 2).await;
+    tickr.until(old, State::Failed).await;
+    assert_eq!(dead(&tickr, "").await, [old]);
+    let made = tickr.post(&format!("/v1/jobs/{old}/replay"), json!({"payload": {}})).await;
+    assert_eq!(made.body["unique_key"], "k");
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
+    let tickr = start().await;
+    let (old, other) = (fails(&tickr, "no").await, fails(&tickr, "no").await);
+    for (reason, pointer) in [(json!(""), "/reason"), (json!("x".repeat(501)), "/reason")] {
+        let wrong = tickr.post(&format!("/v1/jobs/{old}/discard"), json!({"reason": reason})).await;
+        assert_eq!((wrong.status, wrong.pointers()), (422, vec![pointer]));
+    }
+    let done = tickr.post(&format!("/v1/jobs/{old}/discard"), json!({"reason": "a test account"})).await;
+    assert_eq!(done.status, 200, "{:#}", done.body);
+    let letter = &done.body["dead_letter"];
+    assert_eq!((&letter["standing"], &letter["reason"]), (&json!("discarded"), &json!("a test account")));
+    let again = tickr.post(&format!("/v1/jobs/{old}/discard"), json!({"reason": "again"})).await;
+    assert_eq!((again.status, again.code()), (409, "wrong_state"));
+    assert_eq!(tickr.post(&format!("/v1/jobs/{old}/replay"), json!({})).await.status, 409);
+    assert_eq!(dead(&tickr, "").await, [other]);
+    assert_eq!(dead(&tickr, "standing=discarded").await, [old]);
+    assert_eq!(tickr.get("/v1/dead/groups").await.body["data"][0]["open"], 1);
+    assert_eq!(tickr.get("/v1/jobs?state=failed").await.body["data"].as_array().unwrap().len(), 2);
+
+    let store = tickr.app.broker().store();
+    let (day, moment) = (Duration::from_secs(86_400), Duration::ZERO);
+    // Failed jobs go, the discarded one stays; later it goes as well.
+    let keep = Retention { completed: day, failed: moment, discarded: day };
+    let gone = eventually("the failed job is purged", || async {
+        let purged = store.purge_page(None, keep).await.unwrap().jobs;
+        (purged > 0).then_some(purged)
+    });
+    assert_eq!(gone.await, 1);
+    assert_eq!(store.purge_discarded(keep).await.unwrap(), (0, false));
+    assert_eq!(tickr.job(old).await["state"], "failed");
+    assert_eq!(tickr.get(&format!("/v1/jobs/{other}")).await.status, 404);
+    let keep = Retention { discarded: moment, failed: day, ..keep };
+    assert_eq!(store.purge_discarded(keep).await.unwrap(), (1, false));
+    assert_eq!(tickr.get(&format!("/v1/jobs/{old}")).await.status, 404);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 0);
+    tickr.stop().await;
+}
+
+/// Many failures at once on two runners, of few causes: each is there once, and nothing deadlocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_failures_on_two_runners_is_counted_exactly() {
+    let tickr = start().await;
+    let other = tickr.another_with(|_| {}, kinds()).await;
+    let job =
+        |n: usize| json!({"kind": "say", "payload": {"error": format!("cause {}: user {n}", ["a", "b", "c"][n % 3])}});
+    tickr.enqueue_many((0..1_500).map(job)).await;
+    tickr.until_idle().await;
+    let groups = tickr.get("/v1/dead/groups").await.body;
+    let counts: BTreeMap<String, u64> = groups["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|group| (group["error"].as_str().unwrap().to_owned(), group["open"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(counts.values().copied().collect::<Vec<_>>(), [500; 3], "{counts:?}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 1_500);
+    tickr.assert_sound().await;
+    other.stop(tokio_util::sync::CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Jobs that failed before there were letters, or under a binary that writes none.
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_without_a_letter_are_found_and_get_one() {
+    let tickr = start().await;
+    let (one, two) = (fails(&tickr, "user 1 not found").await, fails(&tickr, "user 2 not found").await);
+    let done = tickr.enqueue_kind("say", json!({})).await;
+    tickr.until(done, State::Completed).await;
+    tickr.sql("DELETE FROM dead_letters").await;
+    // One is replayed before it is found.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{one}/replay"), json!({"payload": {}})).await.status, 201);
+    tickr.until_idle().await;
+    let store = tickr.app.broker().store();
+    assert_eq!(store.bury_missing(None).await.unwrap(), (1, None));
+    assert_eq!(store.bury_missing(None).await.unwrap(), (0, None));
+    assert_eq!(dead(&tickr, "").await, [two]);
+    assert_eq!(tickr.get("/v1/dead/groups").await.body["data"][0]["error"], "user # not found");
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
