@@ -11,6 +11,7 @@ mod enqueue;
 mod jobs;
 mod keys;
 mod migrate;
+mod operations;
 mod print;
 mod queues;
 mod rebuild;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
             jobs::command(),
             schedules::command(),
             dead::command(),
+            operations::command(),
             keys::command(),
             queues::command(),
             rebuild::command(),
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Some(("queues", matches)) => queues::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),
         Some(("dead", matches)) => dead::run(matches),
+        Some(("operations", matches)) => operations::run(matches),
         Some(("keys", matches)) => keys::run(matches),
         Some(("rebuild", matches)) => rebuild::run(matches),
         Some(("verify", matches)) => verify::run(matches),

@@ -15,6 +15,7 @@ mod jobs;
 mod keys;
 mod kinds;
 mod once;
+mod operations;
 mod problem;
 mod queues;
 mod reports;
@@ -86,6 +87,7 @@ type Api = Arc<ApiParts>;
         (name = "queues", description = "Pause, priorities and limits"),
         (name = "schedules", description = "Jobs that come by the clock"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
+        (name = "bulk operations", description = "What is done to many jobs at once"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -108,6 +110,9 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(dead::group))
         .routes(routes!(dead::replay))
         .routes(routes!(dead::discard))
+        .routes(routes!(operations::start, operations::list))
+        .routes(routes!(operations::show))
+        .routes(routes!(operations::cancel))
         .routes(routes!(results::result))
         .routes(routes!(explain::show))
         .routes(routes!(queues::list))

@@ -26,8 +26,8 @@ use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
 use crate::job::{Actor, JobId, JobOptions, Name, NewJob, State};
 use crate::store::{
-    Accepted, DueJob, Holder, Keyed, Moved, Once, Original, Outcome, Placed, Receipts, Refusal, Steer, Steered, Store,
-    StoreError, Wording,
+    Accepted, Batched, DueJob, Holder, Keyed, Moved, Once, Original, Outcome, Placed, Receipts, Refusal, Remake, Steer,
+    Steered, Store, StoreError, Wording,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -214,6 +214,35 @@ impl Broker {
             self.announce(std::slice::from_ref(accepted));
         }
         Ok(outcome)
+    }
+
+    /// As [`remake`](Self::remake), for a whole operation.
+    #[must_use]
+    pub fn remaker(&self) -> Remake {
+        let registry = Arc::clone(&self.registry);
+        Arc::new(move |original| {
+            remake(&registry, original, None).map_err(|invalid| {
+                let first = match &invalid {
+                    Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems.first(),
+                    Invalid::UnknownKind { .. } => None,
+                };
+                first.map_or(invalid.to_string(), |first| format!("{invalid}: {} {}", first.pointer, first.detail))
+            })
+        })
+    }
+
+    /// Tell listeners and the index of what a batch of an operation did.
+    pub fn announce_batch(&self, batched: Batched) {
+        self.announce(&batched.accepted);
+        for accepted in &batched.waits {
+            self.hints.send(entry(accepted));
+        }
+        for id in batched.cancelled {
+            self.events.emit(Event::Cancelled { id });
+        }
+        for id in batched.asked {
+            self.events.emit(Event::CancelRequested { id });
+        }
     }
 
     fn announce_move(&self, id: JobId, moved: &Moved) {

@@ -43,6 +43,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         if let Err(error) = forget_discarded(&shared).await {
             tracing::warn!(%error, "cannot purge discarded dead letters");
         }
+        if let Err(error) = forget_operations(&shared).await {
+            tracing::warn!(%error, "cannot purge operations");
+        }
         if let Err(error) = forget_answers(&shared).await {
             tracing::warn!(%error, "cannot purge idempotency keys");
         }
@@ -117,6 +120,18 @@ async fn forget_answers(shared: &Shared) -> Result<(), StoreError> {
         let (forgotten, next) = shared.store.purge_keys(place, shared.settings.keep_answers).await?;
         metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
         place = next;
+        if place.is_none() || shared.stop_loops.is_cancelled() {
+            break;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+    Ok(())
+}
+
+async fn forget_operations(shared: &Shared) -> Result<(), StoreError> {
+    let mut place = None;
+    for _ in 0..PAGES {
+        place = shared.store.purge_operations(place, shared.settings.keep_audit).await?.1;
         if place.is_none() || shared.stop_loops.is_cancelled() {
             break;
         }

@@ -8,6 +8,8 @@
 //! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
 //! ticker: fires the ticks of schedules
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
+//! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock ·
+//! operator: what is done to many jobs at once · gauges: figures of attempts
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
@@ -20,6 +22,7 @@ mod heartbeat;
 mod janitor;
 mod live;
 mod permits;
+mod operator;
 mod reaper;
 mod reconciler;
 mod rhythm;
@@ -214,6 +217,7 @@ impl Engine {
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
+        keep_running(&looping, &shared, "operator", operator::run_until_stopped);
         keep_running(&looping, &shared, "cancels", live::pass_on_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })

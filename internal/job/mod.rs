@@ -9,6 +9,7 @@
 //! - [`Schedule`], [`plan`]: jobs that come by the clock
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
 //! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
+//! - [`Operation`]: what is done to many jobs at once
 //! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
 
 mod actor;
@@ -17,6 +18,7 @@ mod fingerprint;
 mod id;
 mod letter;
 mod name;
+pub mod operation;
 pub mod query;
 mod record;
 mod retry;
@@ -35,6 +37,7 @@ pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use letter::{DeadLetter, Standing};
 pub use name::{InvalidName, Name};
+pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
 pub use schedule::{

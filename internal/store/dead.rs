@@ -180,7 +180,7 @@ fn group(bytes: &[u8]) -> Result<Fingerprint, sqlx::Error> {
     bytes.try_into().map(Fingerprint::from_bytes).map_err(|_| corrupt("fingerprint"))
 }
 
-fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> super::search::Sql {
+pub(super) fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> super::search::Sql {
     let mut query = statement(format!("{sql} {}{tail}", places(padded(ids.len()))));
     for id in pad(ids) {
         query = query.bind(id);

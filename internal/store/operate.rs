@@ -194,13 +194,13 @@ pub(super) async fn cancel_waiting(
 }
 
 /// What was done, and what the tallies are to learn of it, last in the transaction.
-struct Step {
-    moved: Moved,
-    counts: BTreeMap<(Name, Name, State), i64>,
+pub(super) struct Step {
+    pub(super) moved: Moved,
+    pub(super) counts: BTreeMap<(Name, Name, State), i64>,
     now: Timestamp,
 }
 
-async fn step(
+pub(super) async fn step(
     conn: &mut MySqlConnection,
     shared: &Shared,
     id: JobId,

@@ -13,7 +13,7 @@ use super::link::on_pool;
 use super::search::{Effort, Order, Search};
 use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
-use crate::job::{Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
+use crate::job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
 
 /// Rows that one page of a listing may look at before it says "go on from here".
 const MOST_LOOKED_AT: i64 = 20_000;
@@ -27,7 +27,7 @@ pub struct JobPage {
     pub next: Option<JobId>,
 }
 
-const COLUMNS: &str = "j.id, j.kind, j.queue, j.priority, j.max_attempts, j.unique_key, j.options, j.execute_at, \
+const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority), j.max_attempts, j.unique_key, j.options, j.execute_at, \
      j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
 /// Where the letter begins, and what comes behind it.
@@ -61,9 +61,23 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn list(&self, filter: Filter, before: Option<JobId>, limit: u32) -> Result<JobPage, StoreError> {
+        self.list_among(filter, Among::All, before, limit).await
+    }
+
+    /// As [`list`](Self::list), in part of all jobs.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn list_among(
+        &self,
+        filter: Filter,
+        among: Among,
+        before: Option<JobId>,
+        limit: u32,
+    ) -> Result<JobPage, StoreError> {
         on_pool(&self.shared.pool, "list jobs", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { list(conn, &filter, before, limit).await })
+            Box::pin(async move { list(conn, &filter, among, before, limit).await })
         })
         .await
     }
@@ -90,10 +104,11 @@ pub(super) async fn read_job(
 async fn list(
     conn: &mut MySqlConnection,
     filter: &Filter,
+    among: Among,
     before: Option<JobId>,
     limit: u32,
 ) -> Result<JobPage, sqlx::Error> {
-    let search = Search::new(filter, Order::NewestFirst);
+    let search = Search::among(filter, Order::NewestFirst, among);
     let mut jobs = Vec::new();
     let mut effort = Effort::of(MOST_LOOKED_AT);
     let mut place = search.span(before.map(JobId::uuid));

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::link::on_pool;
 use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
-use crate::job::{Filter, Timestamp, Wanted, first_id_of};
+use crate::job::{Among, Filter, Timestamp, Wanted, first_id_of};
 
 /// Rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -131,6 +131,11 @@ pub(super) struct Chunk {
 
 impl Search {
     pub(super) fn new(filter: &Filter, order: Order) -> Self {
+        Self::among(filter, order, Among::All)
+    }
+
+    /// Only in part of all jobs.
+    pub(super) fn among(filter: &Filter, order: Order, among: Among) -> Self {
         let mut conditions = Piece::default();
         let mut search = Self {
             source: Piece::default(),
@@ -141,7 +146,12 @@ impl Search {
             order,
             chunk: CHUNK,
         };
-        search.choose_source(filter, &mut conditions);
+        search.choose_source(filter, among, &mut conditions);
+        match among {
+            Among::All => {}
+            Among::Owed => conditions.add(" AND o.id IS NOT NULL", []),
+            Among::Ended => conditions.add(" AND o.id IS NULL", []),
+        }
         narrow(filter, &mut conditions);
         if !filter.payload.is_empty() {
             search.chunk = HEAVY_CHUNK;
@@ -150,7 +160,7 @@ impl Search {
         search
     }
 
-    fn choose_source(&mut self, filter: &Filter, conditions: &mut Piece) {
+    fn choose_source(&mut self, filter: &Filter, among: Among, conditions: &mut Piece) {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
         let source = &mut self.source;
@@ -187,7 +197,7 @@ impl Search {
                 [],
             );
             (self.key, self.by_line) = ("job_id", true);
-        } else if owed.is_some() {
+        } else if owed.is_some() || among == Among::Owed {
             source.add("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE TRUE", []);
         } else {
             source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE TRUE", []);
@@ -427,15 +437,14 @@ impl Store {
     pub async fn count(&self, filter: Filter) -> Result<Counted, StoreError> {
         on_pool(&self.shared.pool, "count jobs of a filter", move |conn, _| {
             let filter = filter.clone();
-            Box::pin(async move { count(conn, &filter).await })
+            Box::pin(async move { count(conn, &Search::new(&filter, Order::OldestFirst)).await })
         })
         .await
     }
 }
 
-/// Count the jobs of a filter, within bounds.
-pub(super) async fn count(conn: &mut MySqlConnection, filter: &Filter) -> Result<Counted, sqlx::Error> {
-    let search = Search::new(filter, Order::OldestFirst);
+/// Count the jobs of a search, within bounds.
+pub(super) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
     let mut effort = Effort::of(MOST_COUNTED_OVER);
     while let Some(span) = place {

@@ -26,6 +26,7 @@ mod layering;
 mod leases;
 mod mysql_faults;
 mod openapi;
+mod operations;
 mod poison;
 mod problems;
 mod queues;

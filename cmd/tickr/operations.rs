@@ -1,0 +1,192 @@
+//! `tickr operations list|show|start|cancel|watch`: what is done to many jobs at once, through the API.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::jobs::limit;
+use crate::print::{encoded, number, printable, table, text};
+
+/// How often a watch asks.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+pub(crate) fn command() -> Command {
+    let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
+    let id = || Arg::new("id").required(true).value_name("ID").help("The operation's id");
+    let one =
+        |name: &'static str, about: &'static str| client::args(Command::new(name).about(about).arg(id()).arg(json()));
+    let start = Command::new("start")
+        .about("Do something to all jobs of a filter, in the background")
+        .arg(
+            Arg::new("action")
+                .required(true)
+                .value_name("ACTION")
+                .help("cancel, retry, run_now, reschedule, set_priority, delete, replay or discard"),
+        )
+        .args(client::filter())
+        .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Without a filter: yes, all jobs"))
+        .arg(Arg::new("rate").long("rate").value_name("N").value_parser(value_parser!(u32)).help("Jobs per second"))
+        .arg(
+            Arg::new("dry-run")
+                .long("dry-run")
+                .action(ArgAction::SetTrue)
+                .help("Say what would happen, change nothing"),
+        )
+        .arg(Arg::new("reason").long("reason").value_name("TEXT").help("Why; a discard needs one"))
+        .arg(Arg::new("execute-at").long("execute-at").value_name("MOMENT").help("The new due time of a reschedule"))
+        .arg(
+            Arg::new("priority")
+                .long("priority")
+                .value_name("0-9")
+                .value_parser(value_parser!(u8))
+                .help("The new priority of a set_priority"),
+        )
+        .arg(Arg::new("watch").long("watch").action(ArgAction::SetTrue).help("Follow it to its end"))
+        .arg(client::idempotency_key())
+        .arg(json());
+    Command::new("operations")
+        .about("What is done to many jobs at once, through the API")
+        .subcommand_required(true)
+        .subcommand(client::args(
+            Command::new("list")
+                .about("List operations, newest first")
+                .arg(Arg::new("state").long("state").value_name("STATE").help("running, done, cancelled or failed"))
+                .arg(limit())
+                .arg(json()),
+        ))
+        .subcommand(one("show", "Show an operation with its progress"))
+        .subcommand(client::args(start))
+        .subcommand(one("cancel", "Stop an operation").arg(client::idempotency_key()))
+        .subcommand(one("watch", "Follow an operation to its end; exit code 1 unless it is done"))
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    let client = Client::from_matches(matches)?;
+    let as_json = matches.get_flag("json");
+    crate::runtime()?.block_on(async {
+        if verb == "list" {
+            return list(&client, matches, as_json).await;
+        }
+        if verb == "start" {
+            return start(&client, matches, as_json).await;
+        }
+        let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
+        match verb {
+            "show" => print(&client.get(&format!("/v1/operations/{id}")).await?, as_json),
+            "cancel" => {
+                let key = matches.get_one::<String>("idempotency-key");
+                print(&client.post(&format!("/v1/operations/{id}/cancel"), &json!({}), key).await?, as_json);
+            }
+            _ => return watch(&client, &id, as_json).await,
+        }
+        Ok(())
+    })
+}
+
+async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let given = |name: &str| matches.get_one::<String>(name).map(|text| json!(text));
+    let filter: Map<String, Value> =
+        client::filter_given(matches).into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+    let mut body = Map::new();
+    let mut put = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            body.insert(name.to_owned(), value);
+        }
+    };
+    put("action", given("action"));
+    put("filter", (!filter.is_empty()).then_some(Value::Object(filter)));
+    put("all", matches.get_flag("all").then_some(json!(true)));
+    put("dry_run", matches.get_flag("dry-run").then_some(json!(true)));
+    put("rate", matches.get_one::<u32>("rate").map(|rate| json!(rate)));
+    put("priority", matches.get_one::<u8>("priority").map(|priority| json!(priority)));
+    put("reason", given("reason"));
+    put("execute_at", given("execute-at"));
+    let key = matches.get_one::<String>("idempotency-key");
+    let answer = client.post("/v1/operations", &Value::Object(body), key).await?;
+    if matches.get_flag("watch") && !matches.get_flag("dry-run") {
+        return watch(client, &text(&answer, "id"), as_json).await;
+    }
+    print(&answer, as_json);
+    Ok(())
+}
+
+/// Follow an operation with a progress bar; it is drawn only on a terminal.
+async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
+    let bar = ProgressBar::new(0);
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
+    bar.set_style(style);
+    loop {
+        let operation = client.get(&format!("/v1/operations/{id}")).await?;
+        let seen = number(&operation, "done") + number(&operation, "skipped") + number(&operation, "failed");
+        bar.set_length(number(&operation, "estimate").max(seen));
+        bar.set_position(seen);
+        let rate = operation.get("measured_rate").and_then(Value::as_f64).unwrap_or_default();
+        bar.set_message(format!("{} {rate:.0}/s", text(&operation, "state")));
+        let state = text(&operation, "state");
+        if state != "running" {
+            bar.finish_and_clear();
+            print(&operation, as_json);
+            if state == "done" {
+                return Ok(());
+            }
+            return Err(anyhow::anyhow!("the operation is {state}").into());
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20);
+    let mut path = format!("/v1/operations?limit={}", wanted.clamp(1, 200));
+    if let Some(state) = matches.get_one::<String>("state") {
+        path.push_str(&format!("&state={}", encoded(state)));
+    }
+    let page = client.get(&path).await?;
+    let data = page.get("data").cloned().unwrap_or_default();
+    if as_json {
+        println!("{data:#}");
+        return Ok(());
+    }
+    let mut table = table(["ID", "ACTION", "STATE", "DONE", "SKIPPED", "FAILED", "OF", "ASKED BY", "CREATED"]);
+    for operation in data.as_array().into_iter().flatten() {
+        let more = if operation.get("estimate_capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
+        table.add_row([
+            text(operation, "id"),
+            text(operation, "action"),
+            text(operation, "state"),
+            number(operation, "done").to_string(),
+            number(operation, "skipped").to_string(),
+            number(operation, "failed").to_string(),
+            format!("{}{more}", number(operation, "estimate")),
+            printable(&text(operation, "asked_by")),
+            text(operation, "created_at"),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn print(answer: &Value, as_json: bool) {
+    if as_json {
+        println!("{answer:#}");
+        return;
+    }
+    for (field, value) in answer.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => {}
+            Value::String(text) => println!("{field:<15} {}", printable(text)),
+            Value::Array(items) => {
+                println!("{field:<15} {}", items.len());
+                for item in items {
+                    println!("  {}", printable(&item.to_string()));
+                }
+            }
+            other => println!("{field:<15} {}", printable(&other.to_string())),
+        }
+    }
+}

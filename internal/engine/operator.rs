@@ -1,0 +1,186 @@
+//! The operator: carries out operations on many jobs, whichever runner they were asked for at.
+//!
+//! It leases what nobody carries out and does it batch by batch, each a transaction of the store that renews the lease as
+//! well. A rate is kept with a bucket that fills with time: several small batches in a second, and what a slow server
+//! made late is caught up within bounds. A runner that dies leaves a lease behind that ends; one that stops gives back.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use crate::store::{OperationLease, Remake};
+
+/// Between looks for operations that nobody carries out.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long an operation stays ours without a batch.
+const LEASE: Duration = Duration::from_secs(8);
+/// Jobs in one batch.
+const MOST_AT_ONCE: u32 = 200;
+/// Batches in a second, at a rate that needs no more.
+const BATCHES: f64 = 5.0;
+/// Seconds of its rate that an operation may be behind and still catch up.
+const BEHIND: f64 = 2.0;
+/// Batches in a row that may fail before an operation is given up.
+const MOST_FAILURES: u32 = 20;
+/// After a batch that failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What an operation may do by now.
+#[derive(Debug)]
+struct Bucket {
+    rate: Option<f64>,
+    allowed: f64,
+    filled: Instant,
+}
+
+impl Bucket {
+    fn new(rate: Option<u32>, now: Instant) -> Self {
+        Self { rate: rate.map(f64::from), allowed: 0.0, filled: now }
+    }
+
+    /// Jobs for a batch now; none when it is too early.
+    fn take(&mut self, now: Instant) -> u32 {
+        let Some(rate) = self.rate else { return MOST_AT_ONCE };
+        self.allowed =
+            (self.allowed + rate * now.duration_since(self.filled).as_secs_f64()).min((rate * BEHIND).max(1.0));
+        self.filled = now;
+        // In small batches, evenly: not a second's worth at once.
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
+        if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MOST_AT_ONCE)) as u32 }
+    }
+
+    fn spend(&mut self, jobs: u64) {
+        if self.rate.is_some() {
+            self.allowed -= jobs as f64;
+        }
+    }
+
+    /// When to look again.
+    fn pause(&self) -> Duration {
+        let Some(rate) = self.rate else { return Duration::ZERO };
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
+        Duration::from_secs_f64(((worth_it - self.allowed) / rate).clamp(0.0, 1.0))
+    }
+}
+
+struct Running {
+    lease: OperationLease,
+    bucket: Bucket,
+    failures: u32,
+    not_before: Instant,
+}
+
+pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+    let remake = shared.broker.remaker();
+    let mut running: Vec<Running> = Vec::new();
+    let mut looked: Option<Instant> = None;
+    loop {
+        if looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+            looked = Some(Instant::now());
+            match shared.store.lease_operations(shared.runner.clone(), LEASE).await {
+                Ok(taken) => running.extend(taken.into_iter().map(|lease| {
+                    tracing::info!(operation = %lease.id, "operation taken");
+                    let now = Instant::now();
+                    Running { lease, bucket: Bucket::new(lease.rate, now), failures: 0, not_before: now }
+                })),
+                Err(error) => tracing::debug!(%error, "cannot look for operations"),
+            }
+        }
+        let mut pause = LOOK_EVERY;
+        let mut kept = Vec::with_capacity(running.len());
+        for mut one in running {
+            if shared.stop_loops.is_cancelled() || batch(&shared, &mut one, &remake).await {
+                pause = pause.min(one.bucket.pause().max(one.not_before.saturating_duration_since(Instant::now())));
+                kept.push(one);
+            }
+        }
+        running = kept;
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    for one in running {
+        if let Err(error) = shared.store.release_operation(one.lease).await {
+            tracing::debug!(%error, "an operation is left to the end of its lease");
+        }
+    }
+}
+
+/// Do a batch if it is time. Does the operation go on here?
+async fn batch(shared: &Shared, one: &mut Running, remake: &Remake) -> bool {
+    let now = Instant::now();
+    if now < one.not_before {
+        return true;
+    }
+    let most = one.bucket.take(now);
+    if most == 0 {
+        return true;
+    }
+    match shared.store.advance_operation(one.lease, most, LEASE, Arc::clone(remake)).await {
+        Ok(batched) => {
+            one.failures = 0;
+            one.bucket.spend(batched.handled);
+            metrics::counter!("tickr_operation_jobs_total").increment(batched.handled);
+            let over = batched.over;
+            shared.broker.announce_batch(batched);
+            if over {
+                tracing::info!(operation = %one.lease.id, "operation ended");
+            }
+            !over
+        }
+        Err(error) => {
+            // Short of the lease there may be another try; past it, somebody else may have taken it over.
+            tracing::warn!(operation = %one.lease.id, %error, "a batch of an operation failed");
+            one.failures += 1;
+            one.not_before = Instant::now() + PAUSE;
+            if error.is_transient() || one.failures < MOST_FAILURES {
+                return true;
+            }
+            if let Err(error) = shared.store.fail_operation(one.lease, error.to_string()).await {
+                tracing::warn!(operation = %one.lease.id, %error, "cannot end an operation that fails");
+            }
+            false
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_kept_evenly_and_caught_up_within_bounds() {
+        let start = Instant::now();
+        let mut bucket = Bucket::new(Some(500), start);
+        let (mut moved, mut batches) = (0, 0);
+        for ms in (0..10_000).step_by(20) {
+            let most = bucket.take(start + Duration::from_millis(ms));
+            assert!(most <= MOST_AT_ONCE);
+            bucket.spend(u64::from(most));
+            moved += most;
+            batches += u32::from(most > 0);
+        }
+        assert!((4_800..=5_000).contains(&moved), "{moved}");
+        assert!((40..=55).contains(&batches), "{batches}");
+        // A stall of ten seconds is not made up for as a whole.
+        let mut caught_up = 0;
+        for step in 0..50 {
+            let most = bucket.take(start + Duration::from_secs(20) + Duration::from_millis(step));
+            bucket.spend(u64::from(most));
+            caught_up += most;
+        }
+        assert!((900..=1_030).contains(&caught_up), "{caught_up}");
+    }
+
+    #[test]
+    fn one_in_a_second_is_one_in_a_second_and_no_rate_is_as_fast_as_it_goes() {
+        let start = Instant::now();
+        let mut slow = Bucket::new(Some(1), start);
+        assert_eq!(slow.take(start), 0);
+        assert_eq!(slow.pause(), Duration::from_secs(1));
+        assert_eq!(slow.take(start + Duration::from_secs(1)), 1);
+        let mut free = Bucket::new(None, start);
+        assert_eq!((free.take(start), free.pause()), (MOST_AT_ONCE, Duration::ZERO));
+    }
+}

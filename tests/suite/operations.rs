@@ -1,0 +1,311 @@
+//! Operations on many jobs: each action does what it says to exactly the jobs of its filter, keeps its rate, stops when it
+//! is told to, and survives whoever carries it out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::job::{Action, Actor, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, Standing, State};
+use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
+use uuid::Uuid;
+
+use crate::support::{Proxy, Runner, TestApp, database, drop_database, eventually};
+
+const LATER_MS: u64 = 86_400_000;
+
+/// Failed jobs of a queue that nobody serves, straight into the tables.
+fn dead_letters(count: u32) -> String {
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    format!(
+        "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+         SELECT UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000000')), 'noop', 'parked', 5, 1, '{{}}', \
+         '2026-06-01', '2026-06-01' FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {digits} a, {digits} b, \
+         {digits} c, {digits} e) s WHERE n < {count}; \
+         INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
+         SELECT id, 1, 1, 'gone/1-x', execute_at, created_at, created_at, 'failed', 'failed', 'no' FROM jobs; \
+         INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
+         SELECT id, kind, queue, x'0123456789abcdef', created_at, 'no', created_at FROM jobs; \
+         INSERT INTO tallies VALUES (0, 'parked', 'noop', 'failed', {count})"
+    )
+}
+
+async fn start(tickr: &TestApp, body: Value) -> Uuid {
+    let answer = tickr.post("/v1/operations", body).await;
+    assert_eq!(answer.status, 202, "{:#}", answer.body);
+    answer.body["id"].as_str().unwrap().parse().unwrap()
+}
+
+async fn show(tickr: &TestApp, id: Uuid) -> Value {
+    let answer = tickr.get(&format!("/v1/operations/{id}")).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    answer.body
+}
+
+async fn until_over(tickr: &TestApp, id: Uuid) -> Value {
+    eventually("the operation is over", || async {
+        let operation = show(tickr, id).await;
+        (operation["state"] != "running").then_some(operation)
+    })
+    .await
+}
+
+/// Carried out to its end: done, skipped, failed.
+async fn carried_out(tickr: &TestApp, body: Value) -> (u64, u64, u64) {
+    let id = start(tickr, body).await;
+    let operation = until_over(tickr, id).await;
+    assert_eq!(operation["state"], "done", "{operation:#}");
+    let number = |field: &str| operation[field].as_u64().unwrap();
+    (number("done"), number("skipped"), number("failed"))
+}
+
+const REPLAYS: &str = "SELECT COUNT(*) FROM jobs WHERE options LIKE '%replay_of%'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped() {
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(10_000)).await;
+    let id = start(&tickr, json!({"action": "replay", "filter": {"kind": "noop"}, "rate": 500})).await;
+    let running = show(&tickr, id).await;
+    assert_eq!((&running["estimate"], &running["estimate_capped"]), (&json!(10_000), &json!(true)));
+    eventually("it has run for six seconds", || async { (tickr.count(REPLAYS).await >= 3_000).then_some(()) }).await;
+
+    let stopped = tickr.post(&format!("/v1/operations/{id}/cancel"), json!({})).await;
+    assert_eq!((stopped.status, &stopped.body["state"]), (200, &json!("cancelled")), "{:#}", stopped.body);
+    let moved = tickr.count(REPLAYS).await;
+    assert!(moved < 9_000, "{moved}");
+    assert_eq!(stopped.body["done"], moved);
+    // By the database's own times: everything after the first batch, over the time since it.
+    let later = "SELECT COUNT(*) FROM jobs WHERE options LIKE '%replay_of%' AND created_at > \
+                 (SELECT MIN(created_at) FROM jobs WHERE options LIKE '%replay_of%')";
+    let span = "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(created_at), MAX(created_at)) FROM jobs WHERE options LIKE '%replay_of%'";
+    let rate = tickr.count(later).await as f64 * 1_000_000.0 / tickr.count(span).await as f64;
+    assert!((425.0..=575.0).contains(&rate), "{rate} in a second");
+
+    // Whoever carries out operations has been through all there are when it has done another one.
+    let left = "SELECT LOWER(HEX(job_id)) FROM dead_letters WHERE standing = 'open' ORDER BY job_id DESC LIMIT 1";
+    let one: String = sqlx::query_scalar(left).fetch_one(&mut tickr.mysql().await).await.unwrap();
+    let one: Uuid = one.parse().unwrap();
+    assert_eq!(carried_out(&tickr, json!({"action": "replay", "filter": {"ids": [one]}})).await, (1, 0, 0));
+    assert_eq!(tickr.count(REPLAYS).await, moved + 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'").await, moved + 1);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, moved + 1);
+    let again = tickr.post(&format!("/v1/operations/{id}/cancel"), json!({})).await;
+    assert_eq!((again.status, again.code()), (409, "wrong_state"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
+    let tickr = TestApp::start().await;
+    let waiting = |tag: &str| json!({"kind": "noop", "tags": [tag], "delay_ms": LATER_MS});
+    tickr.enqueue_many((0..25).map(|n| waiting(if n % 5 == 0 { "five" } else { "other" }))).await;
+    let fives = json!({"tag": "five"});
+
+    let dry =
+        tickr.post("/v1/operations", json!({"action": "cancel", "filter": {"q": "tag:five"}, "dry_run": true})).await;
+    assert_eq!(
+        (dry.status, &dry.body["count"], &dry.body["capped"]),
+        (200, &json!(5), &json!(false)),
+        "{:#}",
+        dry.body
+    );
+    assert_eq!(dry.body["sample"].as_array().unwrap().len(), 5);
+    assert_eq!(dry.body["sample"][0]["would_be"], "cancelled");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 25);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 0);
+
+    assert_eq!(carried_out(&tickr, json!({"action": "set_priority", "filter": fives, "priority": 1})).await, (5, 0, 0));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE priority = 1").await, 5);
+    let shown = tickr.get("/v1/jobs?tag=five&limit=1").await.body;
+    assert_eq!(shown["data"][0]["priority"], 1);
+    let moment = "2026-12-24T12:00:00Z";
+    assert_eq!(
+        carried_out(&tickr, json!({"action": "reschedule", "filter": fives, "execute_at": moment})).await,
+        (5, 0, 0)
+    );
+    assert_eq!(tickr.get("/v1/jobs/count?due_after=2026-12-24&due_before=2026-12-25").await.body["count"], 5);
+    assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"tag": "five"}})).await, (5, 0, 0));
+    // Those that have ended are not looked at.
+    assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"tag": "five"}})).await, (0, 0, 0));
+    assert_eq!(
+        carried_out(&tickr, json!({"action": "run_now", "filter": {"state": "waiting", "tag": "other"}})).await,
+        (20, 0, 0)
+    );
+    tickr.until_idle().await;
+    assert_eq!(carried_out(&tickr, json!({"action": "retry", "filter": {"q": "state:cancelled"}})).await, (5, 0, 0));
+    tickr.until_idle().await;
+    assert_eq!(tickr.get("/v1/jobs/count?state=completed").await.body["count"], 25);
+
+    // What fails again is not chased, and what was retried is not taken twice.
+    tickr.enqueue_many((0..6).map(|_| json!({"kind": "fail", "payload": {"permanent": true}}))).await;
+    tickr.until_idle().await;
+    assert_eq!(carried_out(&tickr, json!({"action": "retry", "filter": {"q": "dead:open"}})).await, (6, 0, 0));
+    tickr.until_idle().await;
+    let dead = tickr.get("/v1/dead/groups").await.body["data"][0].clone();
+    assert_eq!(dead["open"], 6);
+    let body = json!({"action": "discard", "filter": {"fingerprint": dead["fingerprint"]}, "reason": "known"});
+    assert_eq!(carried_out(&tickr, body).await, (6, 0, 0));
+    assert_eq!(tickr.get("/v1/dead").await.body["data"], json!([]));
+    let discarded = tickr.get("/v1/dead?standing=discarded").await.body;
+    assert_eq!(discarded["data"][0]["dead_letter"]["reason"], "known");
+    tickr.assert_sound().await;
+
+    let target = discarded["data"][0]["id"].as_str().unwrap().to_owned();
+    let acts = tickr.get(&format!("/v1/audit?target={target}")).await.body;
+    assert_eq!(acts["data"][0]["action"], "job.discard");
+    assert!(acts["data"][0]["detail"]["operation"].is_string(), "{acts:#}");
+    let started = tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'operation.start'").await;
+    assert_eq!(started, tickr.count("SELECT COUNT(*) FROM operations").await);
+
+    assert_eq!(carried_out(&tickr, json!({"action": "delete", "all": true})).await, (31, 0, 0));
+    for table in ["jobs", "attempts", "job_tags", "dead_letters"] {
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT COUNT(*) FROM {table}")))
+            .fetch_one(&mut tickr.mysql().await)
+            .await
+            .unwrap();
+        assert_eq!(count, 0, "{table}");
+    }
+    let listed = tickr.get("/v1/operations?state=done&limit=2").await.body;
+    assert_eq!(listed["data"][0]["action"], "delete");
+    assert!(listed["next_cursor"].is_string());
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once() {
+    let tickr = TestApp::start().await;
+    for (body, pointers) in [
+        (json!({"action": "cancel"}), vec!["/filter"]),
+        (json!({"action": "cancel", "filter": {}}), vec!["/filter"]),
+        (json!({"action": "cancel", "filter": {"q": ""}}), vec!["/filter"]),
+        (json!({"action": "cancel", "filter": {"kind": "noop"}, "all": true}), vec!["/all"]),
+        (json!({"action": "bury", "all": true}), vec!["/action"]),
+        (json!({"action": "cancel", "all": true, "rate": 0}), vec!["/rate"]),
+        (json!({"action": "discard", "all": true}), vec!["/reason"]),
+        (json!({"action": "reschedule", "all": true}), vec!["/execute_at"]),
+        (json!({"action": "cancel", "all": true, "priority": 3}), vec!["/priority"]),
+        (json!({"action": "replay", "filter": {"q": "dead:discarded"}}), vec!["/filter"]),
+        (
+            json!({"action": "cancel", "filter": {"q": "kind:noop bogus", "ids": ["x"]}}),
+            vec!["/filter/q", "/filter/ids/0"],
+        ),
+        (
+            json!({"action": "cancel", "filter": {"payload": {"a..b": 1, "c": [1]}}}),
+            vec!["/filter/payload/a..b", "/filter/payload/c"],
+        ),
+        (json!({"action": "cancel", "filter": {"colour": "red"}}), vec!["/filter/colour"]),
+    ] {
+        let answer = tickr.post("/v1/operations", body.clone()).await;
+        assert_eq!((answer.status, answer.code()), (422, "invalid_request"), "{body}");
+        assert_eq!(answer.pointers(), pointers, "{body}");
+    }
+    for (path, status) in [("x", 422), ("0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a", 404)] {
+        assert_eq!(tickr.get(&format!("/v1/operations/{path}")).await.status, status);
+        assert_eq!(tickr.post(&format!("/v1/operations/{path}/cancel"), json!({})).await.status, status);
+    }
+    let send = || {
+        let client = reqwest::Client::new();
+        let sent = client.post(tickr.url("/v1/operations")).header("idempotency-key", "once");
+        crate::support::answer(sent.json(&json!({"action": "cancel", "filter": {"payload": {"a": 1}}})))
+    };
+    let (one, two) = tokio::join!(send(), send());
+    assert_eq!((one.status, two.status), (202, 202));
+    assert_eq!(one.body["id"], two.body["id"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit").await, 1);
+    tickr.stop().await;
+}
+
+/// The runner that carries it out is killed: another takes over, and no job is moved twice or passed over.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_survives_the_death_of_its_runner() {
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(2_000)).await;
+    let mut runner = Runner::start(&tickr, &[]);
+    runner.base().await;
+    let pid = format!("/{}-", runner.pid());
+    let operation = loop {
+        let id = start(&tickr, json!({"action": "replay", "filter": {"queue": "parked"}, "rate": 200})).await;
+        let holder = eventually("somebody has taken it", || async {
+            show(&tickr, id).await["runner"].as_str().map(str::to_owned)
+        })
+        .await;
+        if holder.contains(&pid) {
+            break id;
+        }
+        // The test's own process was quicker: another try.
+        tickr.post(&format!("/v1/operations/{id}/cancel"), json!({})).await;
+    };
+    eventually("it is under way", || async {
+        (show(&tickr, operation).await["done"].as_u64() > Some(50)).then_some(())
+    })
+    .await;
+    runner.kill9();
+    let over = until_over(&tickr, operation).await;
+    assert_eq!(over["state"], "done", "{over:#}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'").await, 2_000);
+    assert_eq!(tickr.count(REPLAYS).await, 2_000);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 2_000);
+    let done = "SELECT CAST(SUM(done) AS SIGNED) FROM operations";
+    assert_eq!(tickr.count(done).await, 2_000);
+    tickr.stop().await;
+}
+
+/// The answer to the COMMIT of a batch is lost: the jobs of the batch are not moved again, and none is passed over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
+    let (name, url) = database().await;
+    let proxy = Proxy::start(&url).await;
+    let settings = StoreSettings { url: proxy.url(), connections: 4, flushers: 1 };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    let mut mysql = crate::support::connect(&url).await;
+    sqlx::Executor::execute(&mut mysql, sqlx::raw_sql(sqlx::AssertSqlSafe(dead_letters(50)))).await.unwrap();
+    let operation = NewOperation {
+        id: Uuid::now_v7(),
+        action: Action::Replay,
+        filter: Filter { state: Some(State::Failed), dead: Some(Standing::Open), ..Filter::default() },
+        params: OperationParams::default(),
+        rate: None,
+    };
+    let word = |_: &tickr::job::Operation| Kept { status: 202, body: "{}".into() };
+    proxy.cut_after("COMMIT");
+    store.start_operation(operation, &Actor::anyone(), None, Arc::new(word)).await.unwrap();
+    let lease = Duration::from_secs(60);
+    let runner = RunnerId::of_process("test");
+    let taken = store.lease_operations(runner.clone(), lease).await.unwrap();
+    assert_eq!(taken.len(), 1, "started once, though the answer was lost");
+    assert!(store.lease_operations(runner, lease).await.unwrap().is_empty(), "and taken once");
+    let remake = |original: &Original| {
+        Ok(NewJob {
+            id: JobId::new(),
+            kind: original.kind.clone(),
+            queue: original.queue.clone(),
+            payload: original.payload.clone(),
+            due: tickr::job::Due::Now,
+            priority: original.priority,
+            max_attempts: original.max_attempts,
+            unique_key: None,
+            on_conflict: tickr::job::OnConflict::default(),
+            options: tickr::job::JobOptions { replay_of: Some(original.id), ..Default::default() },
+            batch: None,
+        })
+    };
+    for _ in 0..10 {
+        proxy.cut_after("COMMIT");
+        let batched = store.advance_operation(taken[0], 7, lease, Arc::new(remake)).await.unwrap();
+        if batched.over {
+            break;
+        }
+    }
+    assert!(proxy.cuts() >= 4, "{}", proxy.cuts());
+    let count = async |sql: &'static str| -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&mut crate::support::connect(&url).await).await.unwrap()
+    };
+    assert_eq!(count("SELECT COUNT(*) FROM jobs").await, 100);
+    assert_eq!(count("SELECT COUNT(DISTINCT replayed_as) FROM dead_letters").await, 50);
+    assert_eq!(count("SELECT CAST(done AS SIGNED) FROM operations WHERE state = 'done'").await, 50);
+    drop(store);
+    drop_database(&url, &name).await;
+}
