@@ -33,12 +33,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Tokens};
 use crate::broker::{Broker, Controls};
-use crate::config::{Config, ConfigErrors};
-use crate::engine::{Engine, EngineSettings, Stopped};
+use crate::config::{Alerts, Config, ConfigErrors, Threshold};
+use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
-use crate::job::{Name, RunnerId};
+use crate::job::{AlertRule, Name, RunnerId};
 use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
 use door::Door;
 
@@ -163,6 +163,7 @@ impl App {
                 discarded: config.retention_discarded,
             },
             keep_answers: config.retention_idempotency,
+            alerts: config.alerts.as_ref().map(alert_settings),
             keep_audit: config.retention_audit,
             keep_ticks: config.retention_ticks,
         };
@@ -340,6 +341,21 @@ async fn serve_http(listener: TcpListener, router: axum::Router, stop: Cancellat
     let served = axum::serve(listener, router).with_graceful_shutdown(closed);
     if let Err(error) = served.await {
         tracing::error!(%error, "http server ended");
+    }
+}
+
+/// The thresholds of the configuration as rules: one for all kinds, one for each that has its own.
+fn alert_settings(alerts: &Alerts) -> AlertSettings {
+    let rule = |kind: Option<Name>, threshold: &Threshold| {
+        let Threshold { dead_letters, dead_letter_age } = threshold;
+        threshold.is_set().then_some(AlertRule { kind, count: *dead_letters, age: *dead_letter_age })
+    };
+    let kinds = alerts.kinds.iter().filter_map(|(kind, threshold)| rule(Some(kind.parse().ok()?), threshold));
+    AlertSettings {
+        url: alerts.url.clone(),
+        queue: alerts.queue.clone(),
+        cooldown: alerts.cooldown,
+        rules: rule(None, &alerts.all).into_iter().chain(kinds).collect(),
     }
 }
 

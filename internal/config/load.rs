@@ -32,9 +32,10 @@ pub(super) fn load(
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
-    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "reports", "schedules"]);
+    loading.unknown_keys("", &root, SETTINGS, &["smtp", "kinds", "alerts", "reports", "schedules"]);
     config.smtp = loading.smtp(&root);
     config.kinds = loading.kinds(&root);
+    config.alerts = loading.alerts(&root);
     config.reports = loading.reports(&root);
     config.schedules = loading.schedules(&root);
     if !loading.broken_file {

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::alerts::{ALERTS, THRESHOLD};
 use super::kinds::KINDS;
 use super::param_draft::PARAM;
 use super::reports::{QUERY, REPORTS};
@@ -26,6 +27,8 @@ pub fn markdown_table() -> String {
     }
     section(&mut out, "smtp", "[smtp]", SMTP);
     section(&mut out, "kinds", "[kinds.<kind>]", KINDS);
+    section(&mut out, "alerts", "[alerts]", ALERTS);
+    section(&mut out, "", "[alerts.kinds.<kind>]", THRESHOLD);
     section(&mut out, "reports", "[reports]", REPORTS);
     section(&mut out, "", "[reports.queries.<name>]", QUERY);
     section(&mut out, "", "[[reports.queries.<name>.params]]", PARAM);

@@ -18,11 +18,12 @@
 //! | `load`, `sections` | the layers and the checks across settings; the sections of the file |
 //! | `file`, `flags` | the sources that need reading; the environment is a map |
 //! | `origin`, `error` | where a value came from, what is wrong with it |
-//! | `smtp`, `kinds`, `schedules` | what the sections of that name hold |
+//! | `smtp`, `kinds`, `alerts`, `schedules` | what the sections of that name hold |
 //! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
 //! | `url`, `callback`, `duration`, `size`, `parse` | kinds of value |
 //! | `markdown` | the table of the README |
 
+mod alerts;
 mod callback;
 mod duration;
 mod error;
@@ -54,6 +55,7 @@ use secrecy::SecretString;
 
 use crate::job::{Name, suggest};
 
+pub use alerts::{Alerts, Threshold};
 pub use callback::CallbackSecret;
 pub use duration::parse as parse_duration;
 pub use error::{ConfigError, ConfigErrors, ConfigWarning};
@@ -135,6 +137,8 @@ pub struct Config {
     pub smtp: Option<Smtp>,
     /// Overrides by kind. Whether the kind exists is not known here; the registry checks it.
     pub kinds: BTreeMap<String, KindConfig>,
+    /// Whom to tell of dead letters, if anybody.
+    pub alerts: Option<Alerts>,
     /// The reports.
     pub reports: Reports,
     /// The schedules that are declared here, by name. Whether their kinds exist and take the payloads is not known here.
@@ -257,6 +261,7 @@ impl Config {
             test_kinds: false,
             smtp: None,
             kinds: BTreeMap::new(),
+            alerts: None,
             reports: Reports::blank(),
             schedules: BTreeMap::new(),
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::alerts::{ALERTS, Alerts, THRESHOLD, Threshold};
 use super::error::Wrong;
 use super::file::{Entry, Node, Table};
 use super::kinds::{KINDS, KindConfig};
@@ -59,6 +60,33 @@ impl Loading<'_> {
             kinds.insert(name.to_owned(), kind);
         }
         kinds
+    }
+
+    pub(super) fn alerts(&mut self, root: &Table) -> Option<Alerts> {
+        let (line, table) = self.section("alerts", root.entries.get("alerts"))?;
+        let mut alerts = Alerts::blank();
+        self.settings("alerts", ALERTS, table, &mut alerts);
+        self.unknown_keys("alerts", table, ALERTS, &["kinds"]);
+        if let Some((_, kinds)) = self.section("alerts.kinds", table.entries.get("kinds")) {
+            for (name, _, table) in self.named_sections("alerts.kinds", kinds) {
+                let section = full_name("alerts.kinds", name);
+                let mut threshold = Threshold::default();
+                self.settings(&section, THRESHOLD, table, &mut threshold);
+                self.unknown_keys(&section, table, THRESHOLD, &[]);
+                alerts.kinds.insert(name.to_owned(), threshold);
+            }
+        }
+        if alerts.url.is_empty() && !self.has_failed(&["alerts.url"]) {
+            let wrong = Wrong::new("required but not set", "write url = \"https://example.com/hook\" in [alerts]");
+            self.fail("alerts.url", self.at(line), None, wrong);
+        }
+        let thresholds = ["alerts.dead_letters", "alerts.dead_letter_age"];
+        let any = alerts.all.is_set() || alerts.kinds.values().any(Threshold::is_set);
+        if !any && alerts.kinds.is_empty() && !self.has_failed(&thresholds) {
+            let wrong = Wrong::new("no threshold is set", "write dead_letters = 100 or dead_letter_age = \"1h\"");
+            self.fail("alerts", self.at(line), None, wrong);
+        }
+        Some(alerts)
     }
 
     pub(super) fn reports(&mut self, root: &Table) -> Reports {

@@ -9,20 +9,21 @@
 //! ticker: fires the ticks of schedules
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock ·
-//! operator: what is done to many jobs at once · gauges: figures of attempts
+//! operator: what is done to many jobs at once · alerts: too many dead letters · gauges: figures of attempts
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
 
 mod alarm;
+mod alerts;
 mod executor;
 mod fetcher;
 mod gauges;
 mod heartbeat;
 mod janitor;
 mod live;
-mod permits;
 mod operator;
+mod permits;
 mod reaper;
 mod reconciler;
 mod rhythm;
@@ -32,6 +33,7 @@ mod ticker;
 mod ward;
 mod worker;
 
+pub use alerts::AlertSettings;
 pub use live::StopReason;
 
 use std::collections::HashSet;
@@ -74,6 +76,8 @@ pub struct EngineSettings {
     pub retention: Retention,
     /// How long answers are kept for their idempotency keys.
     pub keep_answers: Duration,
+    /// Whom to tell of dead letters, if anybody.
+    pub alerts: Option<AlertSettings>,
     /// How long it is known what operators did.
     pub keep_audit: Duration,
     /// How long it is known what became of the ticks of schedules.
@@ -218,6 +222,7 @@ impl Engine {
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "operator", operator::run_until_stopped);
+        keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
         keep_running(&looping, &shared, "cancels", live::pass_on_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
         Ok(Self { shared, fetching, working, looping, heartbeat })

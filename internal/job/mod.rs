@@ -13,6 +13,7 @@
 //! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
 
 mod actor;
+mod alert;
 mod filter;
 mod fingerprint;
 mod id;
@@ -32,6 +33,7 @@ mod time;
 mod verdict;
 
 pub use actor::Actor;
+pub use alert::{AlertRule, Measured, Told};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};

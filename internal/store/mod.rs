@@ -10,10 +10,13 @@
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
+//! - `dead.rs`: jobs that failed for good, replayed or discarded
 //! - `read.rs`, `search.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
+mod alert;
 mod audit;
 mod bare;
 mod claim;
@@ -36,9 +39,9 @@ mod link;
 mod migrated;
 mod once;
 mod operate;
+mod operation;
 mod pending;
 mod permits;
-mod operation;
 mod purge;
 mod queues;
 mod read;
@@ -51,6 +54,7 @@ mod shape;
 mod stats;
 mod ticks;
 
+pub use alert::Message;
 pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
@@ -71,9 +75,9 @@ pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
 pub use link::rolled_back_on_release;
 pub use once::{Answer, Digest, Once, Outcome, Wording};
 pub use operate::{Moved, Steer, Steered};
+pub use operation::{Batched, OperationCancelled, OperationLease};
 pub use pending::Pending;
 pub use permits::{PermitGrant, PermitRequest};
-pub use operation::{Batched, OperationCancelled, OperationLease};
 pub use purge::{Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;

@@ -305,3 +305,79 @@ async fn failures_without_a_letter_are_found_and_get_one() {
     tickr.assert_sound().await;
     tickr.stop().await;
 }
+
+/// Two runners measure the same, one tells: once when the threshold is crossed, once when it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
+    // A receiver that answers everybody with 200.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hook", listener.local_addr().unwrap());
+    let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel::<Value>();
+    let receiver = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        loop {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            let (mut request, mut chunk) = (Vec::new(), [0; 4_096]);
+            loop {
+                let read = socket.read(&mut chunk).await.unwrap();
+                request.extend_from_slice(&chunk[..read]);
+                let text = String::from_utf8_lossy(&request).into_owned();
+                let body = text.split_once("\r\n\r\n").and_then(|(_, body)| serde_json::from_str(body).ok());
+                if let Some(body) = body {
+                    heard.send(body).unwrap();
+                    break;
+                }
+                assert!(read > 0, "{text}");
+            }
+            socket.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await.unwrap();
+        }
+    });
+    let say: tickr::job::Name = "say".parse().unwrap();
+    let alerts = tickr::config::Alerts {
+        url,
+        queue: "default".into(),
+        cooldown: Duration::from_secs(3_600),
+        all: tickr::config::Threshold { dead_letters: Some(5), dead_letter_age: None },
+        kinds: BTreeMap::from([(
+            say.to_string(),
+            tickr::config::Threshold { dead_letters: None, dead_letter_age: Some(Duration::from_secs(86_400)) },
+        )]),
+    };
+    let tickr = TestApp::start_with(|config| config.alerts = Some(alerts), kinds()).await;
+    let other = tickr.another_with(|_| {}, kinds()).await;
+    for n in 0..5 {
+        fails(&tickr, &format!("user {n} not found")).await;
+    }
+    let fired = tokio::time::timeout(crate::support::DEADLINE, hears.recv()).await.unwrap().unwrap();
+    assert_eq!(
+        (&fired["type"], &fired["alert"], &fired["open"]),
+        (&json!("dead_letters.fired"), &json!("dead_letters"), &json!(5))
+    );
+    assert_eq!(fired["threshold"], json!({"count": 5, "age_seconds": null}));
+    let metrics = reqwest::get(tickr.url("/metrics")).await.unwrap().text().await.unwrap();
+    let line = |name: &str| metrics.lines().any(|line| line.starts_with(name) && line.contains("kind=\"say\""));
+    assert!(line("tickr_dead_letters{") && line("tickr_dead_letter_oldest_seconds{"), "{metrics}");
+
+    // The oldest is a day old: the rule of the kind, and that one alone.
+    tickr.sql("UPDATE dead_letters SET since = since - INTERVAL 1 DAY ORDER BY job_id LIMIT 1").await;
+    let aged = tokio::time::timeout(crate::support::DEADLINE, hears.recv()).await.unwrap().unwrap();
+    assert_eq!(
+        (&aged["type"], &aged["alert"], &aged["kind"]),
+        (&json!("dead_letters.fired"), &json!("dead_letters:say"), &json!("say"))
+    );
+
+    // Seen to: both are told to be over.
+    let body = json!({"action": "discard", "filter": {"kind": "say"}, "reason": "known"});
+    assert_eq!(tickr.post("/v1/operations", body).await.status, 202);
+    let mut over = Vec::new();
+    for _ in 0..2 {
+        over.push(tokio::time::timeout(crate::support::DEADLINE, hears.recv()).await.unwrap().unwrap());
+    }
+    assert!(over.iter().all(|told| told["type"] == "dead_letters.resolved" && told["open"] == 0), "{over:?}");
+    tickr.until_idle().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'http'").await, 4, "each was told once");
+    other.stop(tokio_util::sync::CancellationToken::new()).await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+    receiver.abort();
+}

@@ -1,0 +1,115 @@
+//! Alerts: how many dead letters there are, as figures, and told to whoever wants to be called.
+//!
+//! Every runner measures; the store lets one of them tell. The message is an ordinary `http` job: durable, signed,
+//! retried, and to be found like any other.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::Shared;
+use crate::broker::Draft;
+use crate::job::{AlertRule, Measured, Name, NewJob, Told};
+use crate::store::{DeadCount, StoreError};
+
+/// Between two measurements.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Whom to tell, and of what.
+#[derive(Clone, Debug)]
+pub struct AlertSettings {
+    /// Where the callback goes.
+    pub url: String,
+    /// The queue of the callback's job.
+    pub queue: String,
+    /// How long nobody is told again that the same rule fired.
+    pub cooldown: Duration,
+    /// The thresholds.
+    pub rules: Vec<AlertRule>,
+}
+
+pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
+    // Kinds that were shown, whose figures go back to zero when there are no more.
+    let mut shown: BTreeSet<Name> = shared.registry.names().into_iter().collect();
+    loop {
+        if let Err(error) = look(&shared, &mut shown).await {
+            tracing::debug!(%error, "cannot count dead letters");
+        }
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreError> {
+    let counts = shared.store.dead_counts().await?;
+    shown.extend(counts.iter().map(|count| count.kind.clone()));
+    for kind in shown.iter() {
+        let measured = of_kind(&counts, Some(kind));
+        metrics::gauge!("tickr_dead_letters", "kind" => kind.to_string()).set(measured.open as f64);
+        metrics::gauge!("tickr_dead_letter_oldest_seconds", "kind" => kind.to_string())
+            .set(measured.oldest.as_secs_f64());
+    }
+    let Some(alerts) = &shared.settings.alerts else { return Ok(()) };
+    for rule in &alerts.rules {
+        let measured = of_kind(&counts, rule.kind.as_ref());
+        // Both messages are made before it is known which is told: making one may fail, the telling must not.
+        let messages = (
+            message(shared, alerts, rule, measured, Told::Fired),
+            message(shared, alerts, rule, measured, Told::Resolved),
+        );
+        let (Ok(fired), Ok(resolved)) = messages else {
+            tracing::warn!(url = alerts.url, "the url of [alerts] cannot be called");
+            continue;
+        };
+        let either = Arc::new(move |told| match told {
+            Told::Fired => fired.clone(),
+            Told::Resolved => resolved.clone(),
+        });
+        if let Some((told, accepted)) = shared.store.tell(rule.clone(), measured, alerts.cooldown, either).await? {
+            tracing::warn!(alert = rule.name(), ?told, open = measured.open, job = %accepted.id, "alert");
+            metrics::counter!("tickr_alerts_total", "alert" => rule.name()).increment(1);
+            shared.broker.announce(&[accepted]);
+        }
+    }
+    Ok(())
+}
+
+/// All kinds together when none is named.
+fn of_kind(counts: &[DeadCount], kind: Option<&Name>) -> Measured {
+    let mut measured = Measured::default();
+    for count in counts.iter().filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {
+        measured.open += count.open;
+        measured.oldest = measured.oldest.max(Duration::from_millis(u64::try_from(count.oldest_ms).unwrap_or(0)));
+    }
+    measured
+}
+
+fn message(
+    shared: &Shared,
+    alerts: &AlertSettings,
+    rule: &AlertRule,
+    measured: Measured,
+    told: Told,
+) -> Result<NewJob, String> {
+    let event = match told {
+        Told::Fired => "dead_letters.fired",
+        Told::Resolved => "dead_letters.resolved",
+    };
+    let body = json!({
+        "type": event,
+        "alert": rule.name(),
+        "kind": rule.kind,
+        "open": measured.open,
+        "oldest_seconds": measured.oldest.as_secs(),
+        "threshold": {"count": rule.count, "age_seconds": rule.age.map(|age| age.as_secs())},
+    });
+    let payload = json!({"method": "POST", "url": alerts.url, "body": body}).to_string();
+    let payload = RawValue::from_string(payload).map_err(|e| e.to_string())?;
+    let draft = Draft { queue: Some(alerts.queue.clone()), priority: Some(0), ..Draft::new("http", payload) };
+    shared.broker.prepare(draft).map_err(|invalid| invalid.to_string())
+}

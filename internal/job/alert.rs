@@ -1,0 +1,112 @@
+//! When to tell somebody about dead letters. Pure.
+
+use std::time::Duration;
+
+use super::Name;
+
+/// A threshold of open dead letters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AlertRule {
+    /// Only of this kind; of all kinds together when absent.
+    pub kind: Option<Name>,
+    /// So many are too many.
+    pub count: Option<u64>,
+    /// So long is too long for the oldest of them.
+    pub age: Option<Duration>,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Open dead letters.
+    pub open: u64,
+    /// How long ago the oldest failed.
+    pub oldest: Duration,
+}
+
+/// What is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// A threshold was crossed.
+    Fired,
+    /// It is well below again.
+    Resolved,
+}
+
+impl AlertRule {
+    /// The name under which it is remembered what was told.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.kind.as_ref().map_or("dead_letters".to_owned(), |kind| format!("dead_letters:{kind}"))
+    }
+
+    /// Is a threshold crossed?
+    #[must_use]
+    pub fn is_crossed(&self, measured: Measured) -> bool {
+        let many = self.count.is_some_and(|count| measured.open >= count);
+        let old = self.age.is_some_and(|age| measured.open > 0 && measured.oldest >= age);
+        many || old
+    }
+
+    /// Is it well below? A fifth below the count, so that one more and one less do not ring and calm in turns.
+    #[must_use]
+    pub fn is_calm(&self, measured: Measured) -> bool {
+        let few = self.count.is_none_or(|count| measured.open <= count.saturating_sub(1) * 4 / 5);
+        let young = self.age.is_none_or(|age| measured.open == 0 || measured.oldest < age);
+        few && young
+    }
+
+    /// What is to be told now. `firing`: the last thing told was that it fired. `fired_ago`: how long ago that was; within
+    /// `cooldown` of it, nobody is told again.
+    #[must_use]
+    pub fn judge(
+        &self,
+        measured: Measured,
+        firing: bool,
+        fired_ago: Option<Duration>,
+        cooldown: Duration,
+    ) -> Option<Told> {
+        if firing {
+            return self.is_calm(measured).then_some(Told::Resolved);
+        }
+        let rested = fired_ago.is_none_or(|ago| ago >= cooldown);
+        (rested && self.is_crossed(measured)).then_some(Told::Fired)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn measured(open: u64, minutes: u64) -> Measured {
+        Measured { open, oldest: Duration::from_secs(60 * minutes) }
+    }
+
+    #[test]
+    fn a_threshold_fires_once_and_resolves_well_below() {
+        let rule = AlertRule { kind: None, count: Some(100), age: None };
+        let judge = |open, firing| rule.judge(measured(open, 0), firing, None, HOUR);
+        assert_eq!(judge(99, false), None);
+        assert_eq!(judge(100, false), Some(Told::Fired));
+        for still in [150, 100, 99, 80] {
+            assert_eq!(judge(still, true), None, "{still}");
+        }
+        assert_eq!(judge(79, true), Some(Told::Resolved));
+        let first = AlertRule { count: Some(1), ..rule };
+        assert_eq!(first.judge(measured(1, 0), true, None, HOUR), None);
+        assert_eq!(first.judge(measured(0, 0), true, None, HOUR), Some(Told::Resolved));
+    }
+
+    #[test]
+    fn the_age_of_the_oldest_counts_as_well_and_nobody_is_told_again_within_the_cooldown() {
+        let rule = AlertRule { kind: None, count: None, age: Some(HOUR) };
+        assert_eq!(rule.judge(measured(1, 59), false, None, HOUR), None);
+        assert_eq!(rule.judge(measured(1, 60), false, None, HOUR), Some(Told::Fired));
+        assert_eq!(rule.judge(measured(0, 60), false, None, HOUR), None);
+        assert_eq!(rule.judge(measured(1, 60), false, Some(HOUR / 2), HOUR), None);
+        assert_eq!(rule.judge(measured(1, 60), false, Some(HOUR), HOUR), Some(Told::Fired));
+        assert_eq!(rule.judge(measured(1, 5), true, Some(HOUR / 2), HOUR), Some(Told::Resolved));
+    }
+}

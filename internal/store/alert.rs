@@ -1,0 +1,98 @@
+//! What has been told about crossed thresholds: decided under the lock of one row, with the message in the same commit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{MySqlConnection, Row};
+
+use super::error::{Fault, again, fault};
+use super::insert::{Accepted, insert_owed, read_clock};
+use super::link::{Earlier, on_pool, transact};
+use super::{Shared, Store, StoreError};
+use crate::job::{AlertRule, Measured, NewJob, Timestamp, Told};
+
+/// The message about what is told.
+pub type Message = Arc<dyn Fn(Told) -> NewJob + Send + Sync>;
+
+impl Store {
+    /// Tell what is to be told of a rule, if nobody has. Of many that measure the same one tells; its message is accepted
+    /// in the transaction that notes it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn tell(
+        &self,
+        rule: AlertRule,
+        measured: Measured,
+        cooldown: Duration,
+        message: Message,
+    ) -> Result<Option<(Told, Accepted)>, StoreError> {
+        // Nearly always there is nothing to tell: found out without a lock.
+        let (seen, name) = (rule.clone(), rule.name());
+        let quiet = on_pool(&self.shared.pool, "look at an alert", move |conn, _| {
+            let (rule, name) = (seen.clone(), name.clone());
+            Box::pin(async move {
+                let (firing, fired_ago) = read(conn, &name, "").await?.unwrap_or((false, None));
+                Ok(rule.judge(measured, firing, fired_ago, cooldown).is_none())
+            })
+        });
+        if quiet.await? {
+            return Ok(None);
+        }
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "tell an alert", move |conn, _| {
+            let (shared, rule, message) = (shared.clone(), rule.clone(), Arc::clone(&message));
+            Box::pin(async move { tell(conn, &shared, &rule, measured, cooldown, &message).await })
+        })
+        .await
+    }
+}
+
+type Last = (bool, Option<Duration>);
+
+async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
+    let sql = format!(
+        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) FROM alerts WHERE name = ? {lock}"
+    );
+    let Some(row) = super::shape::statement(sql).bind(name).fetch_optional(conn).await? else { return Ok(None) };
+    let ago: Option<i64> = row.try_get(1)?;
+    Ok(Some((row.try_get(0)?, ago.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))))
+}
+
+async fn tell(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    rule: &AlertRule,
+    measured: Measured,
+    cooldown: Duration,
+    message: &Message,
+) -> Result<Option<(Told, Accepted)>, sqlx::Error> {
+    let name = rule.name();
+    let (firing, fired_ago) = match read(conn, &name, "FOR UPDATE").await? {
+        Some(last) => last,
+        None => {
+            // The first time; somebody else may be about to write the same.
+            let sql = "INSERT INTO alerts (name, firing) VALUES (?, FALSE)";
+            sqlx::query(sql).bind(&name).execute(&mut *conn).await.map_err(|e| match fault(&e) {
+                Fault::Duplicate => again("an alert was noted by another runner"),
+                _ => e,
+            })?;
+            (false, None)
+        }
+    };
+    let Some(told) = rule.judge(measured, firing, fired_ago, cooldown) else { return Ok(None) };
+    let now: Timestamp = read_clock(conn, &shared.clock).await?;
+    let (column, firing) = match told {
+        Told::Fired => ("fired_at", true),
+        Told::Resolved => ("resolved_at", false),
+    };
+    super::shape::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
+        .bind(firing)
+        .bind(now)
+        .bind(&name)
+        .execute(&mut *conn)
+        .await?;
+    let job = message(told);
+    let accepted = insert_owed(conn, &[&job], &shared.clock, Earlier::Nothing).await?.pop();
+    Ok(accepted.map(|accepted| (told, accepted)))
+}
