@@ -131,6 +131,15 @@ mutants() {
     mutant 'share of the least urgent' internal/engine/service.rs \
         'self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE)' 'None' \
         queues::urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve
+    mutant 'letter with the failure' internal/store/settle.rs \
+        'bury(conn, &graves).await?;' 'bury(conn, &graves[..0]).await?;' \
+        dead_letters::a_flood_of_failures_on_two_runners_is_counted_exactly
+    mutant 'state of an operation in a batch' internal/store/operation.rs \
+        'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
+        operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
+    mutant 'lock of a replay' internal/store/dead.rs \
+        'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
+        dead_letters::a_replay_sent_twice_with_one_key_makes_one_job
     mutant 'revoked keys' internal/api/auth.rs \
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
         keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked

@@ -360,3 +360,49 @@ async fn jobs_are_listed_by_any_filter() {
     assert!(code == 1 && err.contains("\"bogus\" at 10"), "{err}");
     app.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_letters_and_operations_are_handled_from_the_command_line() {
+    let app = TestApp::start().await;
+    let mut failed = Vec::new();
+    for _ in 0..4 {
+        let id = app.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
+        app.until(id, State::Failed).await;
+        failed.push(id.to_string());
+    }
+    let listed = ok(client(&app, &["dead", "list", "--kind", "fail"])).await;
+    assert!(failed.iter().all(|id| listed.contains(id)), "{listed}");
+    let groups: Value = serde_json::from_str(&ok(client(&app, &["dead", "groups", "--json"])).await).unwrap();
+    assert_eq!(groups[0]["open"], 4);
+    let fingerprint = groups[0]["fingerprint"].as_str().unwrap();
+    let shown = ok(client(&app, &["dead", "show", fingerprint])).await;
+    assert!(shown.contains("rejected on request"), "{shown}");
+    let shown = ok(client(&app, &["dead", "show", &failed[0]])).await;
+    assert!(shown.contains("failed") && shown.contains("#1"), "{shown}");
+
+    let made = ok(client(&app, &["dead", "replay", &failed[0], "--payload", r#"{"times":0}"#, "--json"])).await;
+    let made: Value = serde_json::from_str(&made).unwrap();
+    assert_eq!(made["replay_of"], failed[0]);
+    let (code, _, err) = outcome(client(&app, &["dead", "replay", &failed[0]])).await;
+    assert!(code == 1 && err.contains("already_replayed"), "{err}");
+    ok(client(&app, &["dead", "discard", &failed[1], "--reason", "known"])).await;
+    let discarded = ok(client(&app, &["dead", "list", "--standing", "discarded"])).await;
+    assert!(discarded.contains(&failed[1]) && !discarded.contains(&failed[2]), "{discarded}");
+
+    let start = ["operations", "start", "replay", "-q", "kind:fail"];
+    let dry: Value =
+        serde_json::from_str(&ok(client(&app, &[&start[..], &["--dry-run", "--json"]].concat())).await).unwrap();
+    assert_eq!((&dry["count"], &dry["dry_run"]), (&json!(2), &json!(true)));
+    let done = ok(client(&app, &[&start[..], &["--rate", "100", "--watch", "--json"]].concat())).await;
+    let done: Value = serde_json::from_str(&done).unwrap();
+    assert_eq!((&done["state"], &done["done"], &done["rate"]), (&json!("done"), &json!(2), &json!(100)));
+    let id = done["id"].as_str().unwrap();
+    assert!(ok(client(&app, &["operations", "list"])).await.contains(id));
+    assert!(ok(client(&app, &["operations", "show", id])).await.contains("done"));
+    ok(client(&app, &["operations", "watch", id])).await;
+    let (code, _, err) = outcome(client(&app, &["operations", "cancel", id])).await;
+    assert!(code == 1 && err.contains("wrong_state"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["operations", "start", "delete"])).await;
+    assert!(code == 1 && err.contains("all: true"), "{err}");
+    app.stop().await;
+}
