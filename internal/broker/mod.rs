@@ -316,7 +316,8 @@ fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue
     job.priority = original.priority;
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
-    job.options = JobOptions { replay_of: Some(original.id), ..original.options.clone() };
+    // It is no second job of the tick that made the first.
+    job.options = JobOptions { replay_of: Some(original.id), schedule: None, ..original.options.clone() };
     Ok(job)
 }
 
