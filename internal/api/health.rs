@@ -1,16 +1,14 @@
-//! `/livez`, `/readyz`, `/metrics`.
+//! `/livez`, `/readyz`.
 
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::Response;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::problem::Problem;
 use super::{Api, json};
-use crate::telemetry::metrics_page;
 
 /// Is the process alive?
 #[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
@@ -68,17 +66,4 @@ pub(super) async fn readyz(State(api): State<Api>) -> Response {
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(code, answer)
-}
-
-/// Metrics of this runner for Prometheus
-#[utoipa::path(
-    get, path = "/metrics", tag = "operations",
-    responses(
-        (status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"),
-        (status = 401, description = "unauthorized", body = Problem),
-    )
-)]
-pub(super) async fn metrics() -> Response {
-    let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, plain)], metrics_page()).into_response()
 }

@@ -14,6 +14,8 @@ mod health;
 mod jobs;
 mod keys;
 mod kinds;
+mod metrics;
+mod observe;
 mod once;
 mod operations;
 mod problem;
@@ -27,6 +29,7 @@ mod view;
 
 pub use auth::Tokens;
 pub use keys::new_key;
+pub use metrics::Readings;
 pub use problem::{Code, Problem};
 
 use std::collections::BTreeSet;
@@ -59,6 +62,8 @@ pub struct ApiParts {
     pub index: Index,
     /// What operators have set; the keys of the API among it.
     pub controls: Controls,
+    /// What the metrics page reads from both servers.
+    pub readings: Readings,
     /// Tokens of the configuration.
     pub tokens: Tokens,
     /// Is the API reached from this host alone? Then it is open until there are tokens or keys.
@@ -136,7 +141,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(reports::download))
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
-        .routes(routes!(health::metrics))
+        .routes(routes!(metrics::page))
         .split_for_parts();
     once::describe(&mut document);
     auth::describe(&mut document);
@@ -180,6 +185,7 @@ pub fn router(parts: ApiParts) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
         .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
+        .layer(middleware::from_fn(observe::observe))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "the request made tickr stumble").into_response()
         }))

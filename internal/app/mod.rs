@@ -31,7 +31,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Tokens};
+use crate::api::{self, ApiParts, Readings, Tokens};
 use crate::broker::{Broker, Controls};
 use crate::config::{Alerts, Config, ConfigErrors, Threshold};
 use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped};
@@ -153,9 +153,10 @@ impl App {
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let declared = schedules::declare(config, &broker).await?;
+        let queues: Vec<Name> = config.queues.iter().filter_map(|name| name.parse().ok()).collect();
         let settings = EngineSettings {
             workers: config.workers,
-            queues: config.queues.iter().filter_map(|name| name.parse::<Name>().ok()).collect(),
+            queues: queues.clone(),
             lease: config.lease,
             retention: Retention {
                 completed: config.retention_completed,
@@ -174,6 +175,7 @@ impl App {
             broker: broker.clone(),
             index: index.clone(),
             controls: controls.clone(),
+            readings: Readings::new(store.clone(), index.clone(), queues, tasks.clone()),
             tokens: Tokens::of(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,

@@ -16,8 +16,10 @@ pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use schedules::TriggerError;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use metrics::Counter;
 use serde_json::value::RawValue;
 use tokio_util::task::TaskTracker;
 
@@ -40,6 +42,8 @@ pub struct Broker {
     events: Events,
     hints: Hints,
     meters: Meters,
+    /// Accepted jobs by kind, the handles at hand.
+    accepted: Arc<HashMap<Name, Counter>>,
 }
 
 /// What became of an enqueue.
@@ -59,7 +63,12 @@ impl Broker {
     #[must_use]
     pub fn new(store: Store, index: Index, registry: Arc<Registry>, events: Events, tasks: &TaskTracker) -> Self {
         let hints = Hints::start(index, tasks);
-        Self { store, registry, events, hints, meters: Meters::default() }
+        let counter = |kind: Name| {
+            let counter = metrics::counter!("tickr_jobs_accepted_total", "kind" => kind.to_string());
+            (kind, counter)
+        };
+        let accepted = Arc::new(registry.names().into_iter().map(counter).collect());
+        Self { store, registry, events, hints, meters: Meters::default(), accepted }
     }
 
     /// The kinds this process knows.
@@ -270,8 +279,11 @@ impl Broker {
         for receipt in accepted {
             self.events.emit(Event::Accepted { id: receipt.id });
             self.hints.send(entry(receipt));
+            // Only kinds of this registry are accepted.
+            if let Some(counter) = self.accepted.get(&receipt.kind) {
+                counter.increment(1);
+            }
         }
-        metrics::counter!("tickr_jobs_accepted_total").increment(accepted.len() as u64);
         self.meters.accepted(accepted.len() as u64);
     }
 

@@ -57,9 +57,8 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
 
 /// Execute a claimed job. `asked` is a moment before its claim, from which its lease is counted here.
 pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
-    let began = Instant::now();
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
-    shared.gauges.started(lateness);
+    shared.gauges.started(&claimed, lateness);
     shared.broker.meters().started(lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
@@ -68,14 +67,18 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
+    let began = Instant::now();
     let ended = run(shared, &claimed, &stop, progress, &defaults).await;
+    shared.gauges.ran(&claimed.kind, began.elapsed());
     let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults);
     let verdict = settlement.verdict;
     shared.live.settling(claimed.id, claimed.token);
+    let began = Instant::now();
     let settled = settle(shared, settlement).await;
+    shared.gauges.settled(began.elapsed());
     shared.live.remove(claimed.id, claimed.token);
 
-    shared.gauges.ended(&claimed.kind, verdict, began.elapsed());
+    shared.gauges.ended(&claimed.kind, verdict);
     shared.broker.meters().ended();
     tell(shared, &claimed, verdict, settled);
 }

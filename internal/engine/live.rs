@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -71,11 +72,21 @@ struct Running {
 }
 
 /// All running attempts. A plain mutex: it is held for moments, also by the heartbeat's own thread.
-#[derive(Default)]
 pub(super) struct Live {
     attempts: Mutex<HashMap<JobId, Running>>,
+    /// How many they are, with those of other runners in this process.
+    busy: Gauge,
     /// The runner's grace is over. Read and written under the lock, so that no attempt slips in between.
     closed: AtomicBool,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        let busy = metrics::gauge!("tickr_worker_slots_busy");
+        // Nobody is busy is an answer as well.
+        busy.increment(0.0);
+        Self { attempts: Mutex::default(), busy, closed: AtomicBool::default() }
+    }
 }
 
 impl Live {
@@ -89,7 +100,9 @@ impl Live {
         if self.closed.load(Ordering::Relaxed) {
             stop.now(StopReason::Shutdown);
         }
-        attempts.insert(id, Running { token, stop, progress, leased, settling: false });
+        if attempts.insert(id, Running { token, stop, progress, leased, settling: false }).is_none() {
+            self.busy.increment(1.0);
+        }
     }
 
     /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
@@ -105,6 +118,7 @@ impl Live {
         let mut attempts = self.lock();
         if attempts.get(&id).is_some_and(|running| running.token == token) {
             attempts.remove(&id);
+            self.busy.decrement(1.0);
         }
     }
 

@@ -173,7 +173,7 @@ impl Engine {
         let tick_alarm = Arc::new(Alarm::start()?);
         let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
         let (ward, suspects) = Ward::new();
-        let gauges = Gauges::of(&registry.names());
+        let gauges = Gauges::of(&registry.names(), &settings.queues, settings.workers);
         let permits = Permits::new(&settings.queues, &controls.now());
         let shared = Arc::new(Shared {
             store,

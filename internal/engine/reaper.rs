@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::event::Event;
-use crate::job::{Name, RetryPolicy};
+use crate::job::{Name, RetryPolicy, Verdict};
 use crate::store::{Settled, StoreError};
 
 /// How often the list of runners is looked at, before jitter.
@@ -80,8 +80,9 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
         }
         let last = expired.len() < PAGE as usize;
         if !expired.is_empty() {
-            for (id, settled) in shared.store.reap(expired, Arc::clone(&policies)).await? {
+            for (id, kind, settled) in shared.store.reap(expired, Arc::clone(&policies)).await? {
                 round.attempts += 1;
+                shared.gauges.ended(&kind, Verdict::Lost);
                 if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = settled {
                     shared.broker.hint(id, &queue, priority, execute_at);
                 }

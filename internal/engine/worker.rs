@@ -31,6 +31,7 @@ pub(super) async fn work_until_closed(
         // The lease runs from some moment after this one.
         let asked = Instant::now();
         let claim = claimant.claim(id).await;
+        shared.gauges.claimed(asked.elapsed());
         take_up(&shared, id, claim, asked).await;
         drop((slot, permit));
     }

@@ -38,6 +38,8 @@ pub struct Claimed {
     pub payload: Box<RawValue>,
     /// The rarer wishes.
     pub options: JobOptions,
+    /// When it was accepted.
+    pub created_at: Timestamp,
     /// When it was due.
     pub execute_at: Timestamp,
     /// When it was claimed, by the store's clock.
@@ -184,7 +186,7 @@ impl Claims {
         values.push(token.uuid().into());
         let select = format!(
             "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
-             j.payload, j.options, o.keyed FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
+             j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
              WHERE o.id IN {list} AND o.token = ?",
         );
         script.say(select, values);
@@ -256,6 +258,7 @@ impl Claims {
                 Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
                 None => JobOptions::default(),
             },
+            created_at: row.try_get(11)?,
             execute_at: row.try_get(6)?,
             started_at: row.try_get(7)?,
             runner: Arc::clone(&self.runner),

@@ -215,6 +215,8 @@ async fn flush_until_closed<B: Batch>(
     mut link: Link,
 ) {
     let mut taken: Vec<Waiting<B>> = Vec::new();
+    let rows = metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED);
+    let commit = metrics::histogram!("tickr_commit_seconds", "write" => B::ATTEMPTED);
     loop {
         let writing = {
             // One flusher at a time fills its batch; the lock is released before the write, so the next flusher
@@ -225,11 +227,14 @@ async fn flush_until_closed<B: Batch>(
             gather::<B>(first, &mut queue, &mut taken).await;
             traffic.enter()
         };
-        metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED).record(taken.len() as f64);
+        rows.record(taken.len() as f64);
         let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).map(|waiting| (waiting.item, waiting.reply)).unzip();
         let items = Arc::new(items);
         let mark = batch.mark();
-        match flush(batch, &items, mark, &mut link).await {
+        let began = Instant::now();
+        let flushed = flush(batch, &items, mark, &mut link).await;
+        commit.record(began.elapsed().as_secs_f64());
+        match flushed {
             Ok(answers) => {
                 debug_assert_eq!(answers.len(), replies.len(), "one answer for each item");
                 for (reply, answer) in replies.into_iter().zip(answers) {

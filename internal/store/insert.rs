@@ -20,6 +20,8 @@ use crate::job::{BatchPlace, Due, JobId, Name, NewJob, Priority, Timestamp, ceil
 pub struct Accepted {
     /// The job.
     pub id: JobId,
+    /// Picks its handler.
+    pub kind: Name,
     /// The line it waits in.
     pub queue: Name,
     /// Urgency within the queue.
@@ -131,6 +133,7 @@ async fn written_before(
 pub(super) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
     Accepted {
         id: job.id,
+        kind: job.kind.clone(),
         queue: job.queue.clone(),
         priority: job.priority,
         execute_at: due_at(job.due, now),
@@ -254,7 +257,7 @@ pub(super) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -
 pub(super) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Result<Vec<Accepted>, sqlx::Error> {
     let ids: Vec<Uuid> = jobs.iter().map(|job| job.id.uuid()).collect();
     let sql = format!(
-        "SELECT id, queue, priority, execute_at, created_at FROM jobs WHERE id IN {} ORDER BY id",
+        "SELECT id, queue, priority, execute_at, created_at, kind FROM jobs WHERE id IN {} ORDER BY id",
         places(padded(ids.len()))
     );
     let mut query = statement(sql);
@@ -267,6 +270,7 @@ pub(super) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Re
         .map(|row| {
             Ok(Accepted {
                 id: JobId::from_uuid(row.try_get(0)?),
+                kind: row.try_get::<String, _>(5)?.parse().map_err(|_| corrupt("kind"))?,
                 queue: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?,
                 priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
                 execute_at: row.try_get(3)?,

@@ -167,7 +167,7 @@ impl Store {
         &self,
         expired: Vec<(JobId, AttemptToken)>,
         policies: Arc<HashMap<Name, RetryPolicy>>,
-    ) -> Result<Vec<(JobId, Settled)>, StoreError> {
+    ) -> Result<Vec<(JobId, Name, Settled)>, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pool, "end lost attempts", move |conn, _| {
             let (shared, expired, policies) = (shared.clone(), expired.clone(), Arc::clone(&policies));
@@ -203,7 +203,11 @@ impl Store {
                 write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
                 let done = |step: &super::settle::Move<'_>| {
                     let (state, execute_at, line) = (step.state, step.execute_at, step.line());
-                    (step.item.id, Settled::Done { state, execute_at, line, follow_ups: Vec::new() })
+                    (
+                        step.item.id,
+                        step.owed.kind.clone(),
+                        Settled::Done { state, execute_at, line, follow_ups: Vec::new() },
+                    )
                 };
                 Ok(moves.iter().map(done).collect())
             })

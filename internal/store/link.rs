@@ -246,7 +246,7 @@ impl Pace {
             // Our own rows: the first run's commit arrived after all. The next run recognises them.
             Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
             Fault::Final | Fault::Duplicate => return Err(StoreError::from_driver(self.attempted, error)),
-            Fault::Again => {}
+            Fault::Again => metrics::counter!("tickr_store_repeats_total", "cause" => "conflict").increment(1),
             Fault::Reconnect => {
                 // Three tries tell a killed connection from a server that is out; the caller knows how to wait longer.
                 // The pool has tried for seconds by itself.
@@ -254,6 +254,7 @@ impl Pace {
                     return Err(StoreError::from_driver(self.attempted, error));
                 }
                 self.earlier = Earlier::MayHaveCommitted;
+                metrics::counter!("tickr_store_repeats_total", "cause" => "line").increment(1);
             }
         }
         if self.runs >= MOST_RUNS {

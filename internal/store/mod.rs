@@ -85,7 +85,7 @@ pub use report_query::{InvalidUrl, ReportQueries};
 pub use schedules::{Condition, Deleted, DueSchedules, Origin, Put, Scheduled, VersionTag};
 pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
-pub use stats::{StateCount, Stats};
+pub use stats::{PoolUse, StateCount, Stats};
 pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
 
 use std::str::FromStr;

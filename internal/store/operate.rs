@@ -222,7 +222,10 @@ pub(super) async fn step(
         });
     };
     let priority = owed.priority.try_into().map_err(corrupt)?;
-    let waits = |execute_at| Accepted { id, queue: owed.queue.clone(), priority, execute_at, created_at: now };
+    let waits = |execute_at| {
+        let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
+        Accepted { id, kind, queue, priority, execute_at, created_at: now }
+    };
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
             // Our own retry, whose answer was lost.
@@ -341,7 +344,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     .execute(&mut *conn)
     .await?;
     unbury(conn, id.uuid()).await?;
-    let counts = BTreeMap::from([((queue.clone(), kind, state), -1)]);
+    let counts = BTreeMap::from([((queue.clone(), kind.clone(), state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
-    Ok(Step { moved: Moved::Waits(Accepted { id, queue, priority, execute_at, created_at: now }), counts, now })
+    Ok(Step { moved: Moved::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }), counts, now })
 }

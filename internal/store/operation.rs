@@ -615,7 +615,14 @@ impl Work {
                 .execute(&mut *conn)
                 .await?;
             self.done.push(id.uuid());
-            self.batched.waits.push(Accepted { id, queue: owed.queue, priority, execute_at, created_at: now });
+            self.batched.waits.push(Accepted {
+                id,
+                kind: owed.kind,
+                queue: owed.queue,
+                priority,
+                execute_at,
+                created_at: now,
+            });
         }
         Ok(())
     }

@@ -38,7 +38,23 @@ pub struct Stats {
     pub next_due: Option<Timestamp>,
 }
 
+/// The shared pool of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUse {
+    /// Connections that nobody uses at this moment.
+    pub idle: usize,
+    /// Connections in use.
+    pub busy: usize,
+}
+
 impl Store {
+    /// How much of the shared pool is in use. The group commits and the heartbeat have connections of their own.
+    #[must_use]
+    pub fn pool_use(&self) -> PoolUse {
+        let (size, idle) = (self.shared.pool.size() as usize, self.shared.pool.num_idle());
+        PoolUse { idle, busy: size.saturating_sub(idle) }
+    }
+
     /// Count jobs by queue and state. Owed jobs are counted up to a million; ended ones come from the tallies.
     ///
     /// # Errors

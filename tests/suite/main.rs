@@ -24,6 +24,7 @@ mod keys;
 mod kinds;
 mod layering;
 mod leases;
+mod metrics;
 mod mysql_faults;
 mod openapi;
 mod operations;

@@ -1,0 +1,430 @@
+//! The metrics page, the table of metrics, and what the dashboard and the alert rules ask for.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tickr::telemetry::{Form, METRICS, Metric, Of, metrics_table};
+use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::support::{Runner, TestApp, contract, eventually, http};
+
+/// What only shows after something that this file does not bring about.
+const RARE: &[&str] = &[
+    // Defects, and faults that have tests of their own.
+    "tickr_blocked_handlers_total",
+    "tickr_loop_panics_total",
+    "tickr_store_repeats_total",
+    // Only with a schedule, a dead letter, a collector.
+    "tickr_schedule_ticks_total",
+    "tickr_schedule_lateness_seconds",
+    "tickr_dead_letters",
+    "tickr_dead_letter_oldest_seconds",
+    "tickr_http_connections",
+    "tickr_spans_total",
+];
+
+/// A page, parsed.
+#[derive(Debug, Default)]
+struct Page {
+    types: BTreeMap<String, String>,
+    helps: BTreeMap<String, String>,
+    samples: Vec<Sample>,
+}
+
+#[derive(Debug)]
+struct Sample {
+    name: String,
+    labels: BTreeMap<String, String>,
+    value: f64,
+}
+
+impl Page {
+    fn parse(text: &str) -> Self {
+        let mut page = Self::default();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, word) = rest.split_once(' ').unwrap();
+                assert!(page.types.insert(name.into(), word.into()).is_none(), "{name} is there twice");
+            } else if let Some(rest) = line.strip_prefix("# HELP ") {
+                let (name, help) = rest.split_once(' ').unwrap();
+                page.helps.insert(name.into(), help.into());
+            } else {
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                let (name, labels) = match series.split_once('{') {
+                    Some((name, rest)) => (name, labels(rest.strip_suffix('}').unwrap())),
+                    None => (series, BTreeMap::new()),
+                };
+                page.samples.push(Sample { name: name.into(), labels, value: value.parse().unwrap() });
+            }
+        }
+        page
+    }
+
+    /// The sum of the samples of this name that have these labels.
+    fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let fits = |sample: &&Sample| {
+            sample.name == name
+                && labels.iter().all(|(label, value)| sample.labels.get(*label).is_some_and(|v| v == value))
+        };
+        self.samples.iter().filter(fits).map(|sample| sample.value).sum()
+    }
+}
+
+/// `a="1",b="2"`: no value of ours has a comma or a quote.
+fn labels(text: &str) -> BTreeMap<String, String> {
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap();
+        (name.to_owned(), value.trim_matches('"').to_owned())
+    };
+    text.split(',').map(pair).collect()
+}
+
+fn metric(name: &str) -> Option<&'static Metric> {
+    METRICS.iter().find(|metric| metric.name == name)
+}
+
+/// The metric that a sample of the page, or a name in an expression, belongs to.
+fn metric_of_series(name: &str) -> Option<&'static Metric> {
+    let of_histogram = |suffix| {
+        let found = name.strip_suffix(suffix).and_then(metric);
+        found.filter(|metric| matches!(metric.form, Form::Histogram(_)))
+    };
+    let plain = metric(name).filter(|metric| !matches!(metric.form, Form::Histogram(_)));
+    plain.or_else(|| ["_bucket", "_sum", "_count"].into_iter().find_map(of_histogram))
+}
+
+async fn scrape(base: &str) -> Page {
+    let answer = http().get(format!("{base}/metrics")).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    Page::parse(&answer.text().await.unwrap())
+}
+
+/// A tickr that runs nothing: its queue is nobody's.
+async fn idle() -> TestApp {
+    TestApp::start_with(|config| config.queues = vec!["nowhere".into()], Registry::new()).await
+}
+
+async fn post(base: &str, path: &str, body: Value) -> Value {
+    http().post(format!("{base}{path}")).json(&body).send().await.unwrap().json().await.unwrap()
+}
+
+/// Work of every sort, through the API at `base`; how many jobs are to end.
+async fn work(base: &str) -> usize {
+    let jobs = [
+        json!({"kind": "noop"}),
+        json!({"kind": "noop", "queue": "mail", "delay_ms": 300}),
+        json!({"kind": "sleep", "payload": {"ms": 5}, "unique_key": "one"}),
+        json!({"kind": "fail", "payload": {"times": 1}, "retry": {"base_ms": 1}}),
+        json!({"kind": "fail", "payload": {"permanent": true}}),
+        json!({"kind": "panic", "max_attempts": 1}),
+        json!({"kind": "sleep", "payload": {"ms": 60_000}, "timeout_ms": 50, "max_attempts": 1}),
+    ];
+    for job in &jobs {
+        let made = post(base, "/v1/jobs", job.clone()).await;
+        assert!(made["id"].is_string(), "{made:#}");
+    }
+    let batch = vec![json!({"kind": "noop"}); 20];
+    post(base, "/v1/jobs/batch", json!({"jobs": batch})).await;
+    // What callers make up must not become labels.
+    let strangers: Vec<Value> = (0..40).map(|n| json!({"kind": "noop", "queue": format!("made-up-{n}")})).collect();
+    post(base, "/v1/jobs/batch", json!({"jobs": strangers})).await;
+    for n in 0..10 {
+        post(base, "/v1/jobs", json!({"kind": format!("unknown-{n}")})).await;
+        let _ = http().get(format!("{base}/made/up/{n}")).send().await.unwrap();
+        let method = reqwest::Method::from_bytes(format!("MADE{n}").as_bytes()).unwrap();
+        let _ = http().request(method, format!("{base}/v1/jobs")).send().await.unwrap();
+        let _ = http().get(format!("{base}/v1/jobs/{}", uuid::Uuid::now_v7())).send().await.unwrap();
+    }
+    jobs.len() + batch.len()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
+    let tickr = idle().await;
+    let runner = Runner::start(&tickr, &[("TICKR_QUEUES", "default,mail")]);
+    let base = runner.base().await;
+    let jobs = work(&base).await;
+    eventually("the work has ended", || async {
+        let ended = tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state IS NOT NULL").await;
+        (ended == jobs as i64).then_some(())
+    })
+    .await;
+    let rare = |name: &str| RARE.contains(&name);
+    // The reconciler has made a pass and a reading is newer than the last job.
+    let page = eventually("the page has everything", || async {
+        let page = scrape(&base).await;
+        let missing: Vec<&str> = METRICS
+            .iter()
+            .map(|metric| metric.name)
+            .filter(|name| !rare(name) && !page.types.contains_key(*name))
+            .collect();
+        let read = page.sum("tickr_jobs_ended", &[]) as usize == jobs;
+        (missing.is_empty() && read).then_some(page)
+    })
+    .await;
+
+    for (name, word) in &page.types {
+        let metric = metric(name).unwrap_or_else(|| panic!("{name} is on the page and not in the table"));
+        assert_eq!(word, metric.type_word(), "{name}");
+        assert_eq!(page.helps.get(name).map(String::as_str), Some(metric.help), "{name}");
+    }
+    let kinds: Value = http().get(format!("{base}/v1/kinds")).send().await.unwrap().json().await.unwrap();
+    let kinds: BTreeSet<&str> = kinds["data"].as_array().unwrap().iter().filter_map(|k| k["kind"].as_str()).collect();
+    assert!(kinds.len() > 5, "{kinds:?}");
+    let paths = contract::document()["paths"].as_object().unwrap();
+    let words = |list: &[&'static str]| list.iter().copied().collect::<BTreeSet<&str>>();
+    for sample in &page.samples {
+        let metric = metric_of_series(&sample.name).unwrap_or_else(|| panic!("{sample:?} is not in the table"));
+        let names: BTreeSet<&str> = sample.labels.keys().map(String::as_str).filter(|name| *name != "le").collect();
+        assert_eq!(names, metric.labels.iter().copied().collect(), "{sample:?}");
+        for (label, value) in sample.labels.iter().filter(|(label, _)| *label != "le") {
+            let value = value.as_str();
+            let fits = match label.as_str() {
+                "kind" => kinds.contains(value),
+                "queue" => words(&["default", "mail", "nowhere", "_other"]).contains(value),
+                "route" => value == "_other" || paths.contains_key(value),
+                "method" => words(&["GET", "POST", "other"]).contains(value),
+                "status" => words(&["2xx", "4xx"]).contains(value),
+                "server" => words(&["mysql", "redis"]).contains(value),
+                "version" => value == env!("CARGO_PKG_VERSION"),
+                // Words of the program's own.
+                _ => value.len() <= 20 && value.chars().all(|c| c.is_ascii_lowercase() || " _".contains(c)),
+            };
+            assert!(fits, "{sample:?}: nobody said that {label} may be {value:?}");
+        }
+    }
+
+    let attempts = |kind, verdict| page.sum("tickr_attempts_total", &[("kind", kind), ("verdict", verdict)]);
+    assert_eq!(attempts("noop", "succeeded"), 22.0);
+    assert_eq!(
+        (attempts("fail", "failed"), attempts("fail", "succeeded"), attempts("fail", "rejected")),
+        (1.0, 1.0, 1.0)
+    );
+    assert_eq!((attempts("panic", "panicked"), attempts("sleep", "timed_out")), (1.0, 1.0));
+    assert_eq!(page.sum("tickr_jobs_accepted_total", &[("kind", "noop")]), 62.0);
+    assert_eq!(page.sum("tickr_jobs", &[("queue", "_other"), ("state", "waiting")]), 40.0);
+    assert_eq!(page.sum("tickr_jobs_ended", &[("queue", "mail"), ("state", "completed")]), 1.0);
+    assert_eq!(page.sum("tickr_jobs_ended", &[("state", "failed")]), 3.0);
+    // One more start than there are jobs, and no wait for the second.
+    assert_eq!(page.sum("tickr_lateness_seconds_count", &[]), jobs as f64 + 1.0);
+    assert_eq!(page.sum("tickr_wait_seconds_count", &[]), jobs as f64);
+    let waited = page.sum("tickr_wait_seconds_sum", &[("queue", "mail")]);
+    assert!(waited >= 0.3 && page.sum("tickr_lateness_seconds_sum", &[("queue", "mail")]) < waited, "{waited}");
+    assert_eq!(page.sum("tickr_run_seconds_count", &[]), jobs as f64 + 1.0);
+    assert_eq!(page.sum("tickr_settle_seconds_count", &[]), jobs as f64 + 1.0);
+    assert!(page.sum("tickr_claim_seconds_count", &[]) > jobs as f64);
+    assert!(page.sum("tickr_oldest_due_seconds", &[]) > 0.0, "forty jobs wait for nobody");
+    assert_eq!(page.sum("tickr_runners", &[]), 2.0);
+    assert_eq!(page.sum("tickr_up", &[]), 2.0);
+    assert_eq!((page.sum("tickr_worker_slots", &[]), page.sum("tickr_worker_slots_busy", &[])), (64.0, 0.0));
+    assert_eq!(page.sum("tickr_index_state", &[]), 1.0);
+    let route = |route, method, status| {
+        page.sum("tickr_http_request_seconds_count", &[("route", route), ("method", method), ("status", status)])
+    };
+    assert_eq!((route("/v1/jobs", "POST", "2xx"), route("/v1/jobs", "POST", "4xx")), (7.0, 10.0));
+    assert_eq!((route("_other", "GET", "4xx"), route("/v1/jobs", "other", "4xx")), (10.0, 10.0));
+    assert_eq!(route("/v1/jobs/{id}", "GET", "4xx"), 10.0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["nowhere".into()]).await;
+    let runner = Runner::start(&tickr, &[]);
+    let base = runner.base().await;
+    let up = |page: &Page| (page.sum("tickr_up", &[("server", "mysql")]), page.sum("tickr_up", &[("server", "redis")]));
+    eventually("both are up", || async { (up(&scrape(&base).await) == (1.0, 1.0)).then_some(()) }).await;
+
+    // Frozen, not closed: nothing answers, nothing refuses.
+    tickr.services().mysql().pause().unwrap();
+    tickr.services().redis().pause().unwrap();
+    let slowest = Cell::new(Duration::ZERO);
+    let page = eventually("both are down", || async {
+        let began = Instant::now();
+        let page = scrape(&base).await;
+        slowest.set(slowest.get().max(began.elapsed()));
+        (up(&page) == (0.0, 0.0)).then_some(page)
+    })
+    .await;
+    let slowest = slowest.get();
+    println!("slowest scrape while MySQL and Redis are frozen: {} ms", slowest.as_millis());
+    // Half a second, and what a busy machine adds. The servers' own limits are 2 and 10 s.
+    assert!(slowest < Duration::from_millis(1_500), "{slowest:?}");
+    assert!(page.sum("tickr_reading_age_seconds", &[]) > 0.0);
+    assert_eq!(page.sum("tickr_index_state", &[("state", "degraded")]), 1.0);
+
+    tickr.services().redis().resume().unwrap();
+    tickr.services().mysql().resume().unwrap();
+    eventually("both are up again", || async { (up(&scrape(&base).await) == (1.0, 1.0)).then_some(()) }).await;
+    tickr.stop().await;
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn the_documents_have_the_table_of_this_binary() {
+    let page = fs::read_to_string(root().join("docs/METRICS.md")).unwrap();
+    let (_, rest) = page.split_once("<!-- metrics: made from internal/telemetry/catalogue.rs -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- end of metrics -->").unwrap();
+    assert_eq!(
+        table.trim(),
+        metrics_table().trim(),
+        "put this between the marks of docs/METRICS.md:\n{}",
+        metrics_table()
+    );
+}
+
+#[test]
+fn what_the_sources_count_is_in_the_table() {
+    fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|ext| ext == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    sources(&root().join("internal"), &mut files);
+    let mut counted = 0;
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap();
+        for word in ["counter", "gauge", "histogram"] {
+            for (at, open) in text.match_indices(&format!("{word}!(")) {
+                let rest = text[at + open.len()..].trim_start();
+                let Some(name) = rest.strip_prefix('"').and_then(|rest| rest.split('"').next()) else { continue };
+                let metric = metric(name).unwrap_or_else(|| panic!("{}: {name} is not in the table", file.display()));
+                assert_eq!(metric.type_word(), word, "{}: {name}", file.display());
+                counted += 1;
+            }
+        }
+    }
+    assert!(counted > 25, "{counted}");
+}
+
+/// An expression without its strings, and the names in it that are ours, each with the labels that are asked of it.
+fn asked(expression: &str) -> Vec<(String, Vec<String>)> {
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    for (at, _) in expression.match_indices("tickr_") {
+        if expression[..at].ends_with(word) {
+            continue;
+        }
+        let rest = &expression[at..];
+        let end = rest.find(|c| !word(c)).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let selector = rest.strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
+        let labels = selector.split(',').filter_map(|one| one.split(['=', '!']).next()).map(str::trim);
+        found.push((name.to_owned(), labels.filter(|label| !label.is_empty()).map(str::to_owned).collect()));
+    }
+    found
+}
+
+/// The labels that an expression groups by.
+fn grouped(expression: &str) -> Vec<String> {
+    let lists = expression.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
+    lists.flat_map(|list| list.split(',')).map(|label| label.trim().to_owned()).collect()
+}
+
+/// Every name in an expression is a series of the page, and every label one of its own, of the bucket or of the scrape.
+fn hold(place: &str, expression: &str) -> BTreeSet<&'static str> {
+    let asked = asked(expression);
+    assert!(!asked.is_empty(), "{place} asks for nothing: {expression}");
+    let mut names = BTreeSet::new();
+    let mut known = BTreeSet::from(["job", "instance", "le"]);
+    for (name, labels) in &asked {
+        let metric = metric_of_series(name).unwrap_or_else(|| panic!("{place}: there is no {name}"));
+        for label in labels {
+            let there = metric.labels.contains(&label.as_str()) || ["job", "instance"].contains(&label.as_str());
+            assert!(there, "{place}: {name} has no label {label}");
+        }
+        if metric.of == Of::All {
+            // Added up over runners, it would be counted once for each.
+            let before = &expression[..expression.find(name.as_str()).unwrap()];
+            let innermost = ["sum", "max", "min", "delta", "absent"].into_iter().max_by_key(|word| before.rfind(word));
+            assert_ne!(innermost, Some("sum"), "{place}: {name} is the same from every runner");
+        }
+        known.extend(metric.labels);
+        names.insert(metric.name);
+    }
+    for label in grouped(expression) {
+        assert!(known.contains(label.as_str()), "{place} groups by {label}, which nothing in it has");
+    }
+    let (open, close) = (expression.matches('(').count(), expression.matches(')').count());
+    assert_eq!(open, close, "{place}: {expression}");
+    names
+}
+
+#[test]
+fn the_dashboard_asks_for_what_there_is_and_shows_all_of_it() {
+    let text = fs::read_to_string(root().join("docs/grafana/tickr.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let variables: Vec<&str> =
+        dashboard["templating"]["list"].as_array().unwrap().iter().filter_map(|v| v["name"].as_str()).collect();
+    assert_eq!(variables, ["datasource", "job"]);
+    let mut ids = BTreeSet::new();
+    let mut shown = BTreeSet::new();
+    let mut taken: BTreeSet<(u64, u64)> = BTreeSet::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = panel["title"].as_str().unwrap();
+        assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}");
+        let grid = |name: &str| panel["gridPos"][name].as_u64().unwrap();
+        for cell in
+            (grid("x")..grid("x") + grid("w")).flat_map(|x| (grid("y")..grid("y") + grid("h")).map(move |y| (x, y)))
+        {
+            assert!(cell.0 < 24 && taken.insert(cell), "{title} lies on another panel");
+        }
+        if panel["type"] == "row" {
+            continue;
+        }
+        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
+        for target in panel["targets"].as_array().unwrap() {
+            assert_eq!(target["datasource"]["uid"], "${datasource}", "{title}");
+            shown.extend(hold(title, target["expr"].as_str().unwrap()));
+        }
+    }
+    let hidden: Vec<&str> = METRICS.iter().map(|metric| metric.name).filter(|name| !shown.contains(name)).collect();
+    assert!(hidden.is_empty(), "no panel shows {hidden:?}");
+}
+
+#[test]
+fn the_alert_rules_ask_for_what_there_is_and_say_what_to_do() {
+    let text = fs::read_to_string(root().join("docs/prometheus/alerts.yaml")).unwrap();
+    let documents = YamlLoader::load_from_str(&text).unwrap();
+    let [Yaml::Hash(_)] = &documents[..] else { panic!("one document") };
+    let mut names = BTreeSet::new();
+    for group in documents[0]["groups"].as_vec().unwrap() {
+        for rule in group["rules"].as_vec().unwrap() {
+            let name = rule["alert"].as_str().unwrap();
+            assert!(names.insert(name) && name.starts_with("Tickr"), "{name}");
+            hold(name, rule["expr"].as_str().unwrap());
+            let severity = rule["labels"]["severity"].as_str();
+            assert!(matches!(severity, Some("page" | "ticket")), "{name}: {severity:?}");
+            for part in ["summary", "description"] {
+                assert!(rule["annotations"][part].as_str().is_some_and(|text| text.len() > 15), "{name} has no {part}");
+            }
+            // Labels that a text shows are still there after the grouping.
+            let texts = format!("{:?}", rule["annotations"]);
+            for (at, mark) in texts.match_indices("$labels.") {
+                let rest = &texts[at + mark.len()..];
+                let label = &rest[..rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap()];
+                let groups = grouped(rule["expr"].as_str().unwrap());
+                assert!(groups.iter().any(|group| group == label), "{name} shows {label}, which is grouped away");
+            }
+        }
+    }
+    for wanted in
+        ["TickrLate", "TickrBacklogOld", "TickrNoRunner", "TickrMysqlDown", "TickrIndexDegraded", "TickrLeasesLost"]
+    {
+        assert!(names.contains(wanted), "{wanted}");
+    }
+}
