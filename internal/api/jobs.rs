@@ -18,11 +18,12 @@ use super::cursor::Listing;
 use super::filter::{filter_query, refused};
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
-use super::view::{JobView, RetryView};
+use super::trace::Traced;
+use super::view::{JobView, RetryView, TraceView};
 use super::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
-use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, limits};
+use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, TraceContext, limits};
 use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
 
 /// A job to enqueue.
@@ -67,6 +68,9 @@ pub(super) struct NewJobBody {
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
     tags: Vec<String>,
+    /// The trace that its attempts continue; that of the request's `traceparent` header when left out.
+    #[schema(value_type = Option<TraceView>)]
+    trace: Option<Object<TraceView>>,
 }
 
 /// What happens to a job whose unique key an unfinished job has.
@@ -84,7 +88,7 @@ fn empty_object() -> Box<RawValue> {
 }
 
 impl NewJobBody {
-    fn draft(self, prefix: &str) -> Result<Draft, Problem> {
+    fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
         let due = match (self.execute_at, self.delay_ms) {
             (None, None) => Due::Now,
             (Some(moment), None) => Due::At(moment),
@@ -106,12 +110,13 @@ impl NewJobBody {
             unique_key: self.unique_key,
             on_conflict: self.on_conflict,
             tags: self.tags,
+            trace: self.trace.and_then(|Object(own)| own.context()).or_else(|| trace.cloned()),
         })
     }
 }
 
-fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem> {
-    let draft = body.draft(prefix)?;
+fn prepare(api: &Api, body: NewJobBody, prefix: &str, trace: Option<&TraceContext>) -> Result<NewJob, Problem> {
+    let draft = body.draft(prefix, trace)?;
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
 
@@ -161,13 +166,19 @@ pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
 )]
 pub(super) async fn enqueue(
     State(api): State<Api>,
+    traced: Traced,
     key: Key,
     Body(body, text): Body<NewJobBody>,
-) -> Result<Response, Problem> {
-    let once = key.once("POST /v1/jobs", Some(&text))?;
-    let job = match prepare(&api, body, "") {
+) -> Response {
+    let answer = enqueue_one(&api, &traced, key, body, &text).await;
+    traced.answered("/v1/jobs", answer)
+}
+
+async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, text: &[u8]) -> Result<Response, Problem> {
+    let once = key.once("POST /v1/jobs", Some(text))?;
+    let job = match prepare(api, body, "", traced.0.carried()) {
         Ok(job) => job,
-        Err(problem) => return recall(&api, once, problem).await,
+        Err(problem) => return recall(api, once, problem).await,
     };
     let asked = job.clone();
     let word = move |receipts: &Receipts| match (receipts.placed.first(), receipts.holder.as_deref()) {
@@ -176,7 +187,7 @@ pub(super) async fn enqueue(
         // The store gives the one or the other.
         (_, None) => worded(StatusCode::OK, &()),
     };
-    accept(&api, vec![job], once, Arc::new(word), |taken| {
+    accept(api, vec![job], once, Arc::new(word), |taken| {
         let detail = "an unfinished job has this unique key; nothing was written";
         let problem =
             Problem::new(Code::KeyTaken, detail).at("", taken.iter().map(|held| key_taken("", held)).collect());
@@ -241,13 +252,19 @@ pub(super) struct Receipt {
 )]
 pub(super) async fn enqueue_batch(
     State(api): State<Api>,
+    traced: Traced,
     key: Key,
     Body(body, text): Body<BatchBody>,
-) -> Result<Response, Problem> {
-    let once = key.once("POST /v1/jobs/batch", Some(&text))?;
-    let jobs = match prepare_all(&api, body) {
+) -> Response {
+    let answer = enqueue_all(&api, &traced, key, body, &text).await;
+    traced.answered("/v1/jobs/batch", answer)
+}
+
+async fn enqueue_all(api: &Api, traced: &Traced, key: Key, body: BatchBody, text: &[u8]) -> Result<Response, Problem> {
+    let once = key.once("POST /v1/jobs/batch", Some(text))?;
+    let jobs = match prepare_all(api, body, traced.0.carried()) {
         Ok(jobs) => jobs,
-        Err(problem) => return recall(&api, once, problem).await,
+        Err(problem) => return recall(api, once, problem).await,
     };
     let word = |receipts: &Receipts| {
         let receipt = |placed: &Placed| match placed {
@@ -261,7 +278,7 @@ pub(super) async fn enqueue_batch(
         let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
         worded(status, &BatchAnswer { jobs: receipts.placed.iter().map(receipt).collect() })
     };
-    accept(&api, jobs, once, Arc::new(word), |taken| {
+    accept(api, jobs, once, Arc::new(word), |taken| {
         let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
         let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
         problem.at("", taken.iter().map(here).collect())
@@ -269,7 +286,7 @@ pub(super) async fn enqueue_batch(
     .await
 }
 
-fn prepare_all(api: &Api, body: BatchBody) -> Result<Vec<NewJob>, Problem> {
+fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
     let count = body.jobs.len();
     if count == 0 || count > limits::MAX_BATCH {
         let here = handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
@@ -286,7 +303,7 @@ fn prepare_all(api: &Api, body: BatchBody) -> Result<Vec<NewJob>, Problem> {
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(body)) in body.jobs.into_iter().enumerate() {
         let prefix = format!("/jobs/{place}");
-        let job = match prepare(api, body, &prefix) {
+        let job = match prepare(api, body, &prefix, trace) {
             Ok(job) => job,
             Err(problem) => {
                 wrong(problem);

@@ -24,6 +24,7 @@ mod reports;
 mod results;
 mod schedules;
 mod stats;
+mod trace;
 mod version;
 mod view;
 
@@ -52,6 +53,7 @@ use utoipa_axum::routes;
 
 use crate::broker::{Broker, Controls};
 use crate::index::Index;
+use crate::telemetry::Tracer;
 
 /// What the API needs.
 #[derive(Clone, Debug)]
@@ -64,6 +66,8 @@ pub struct ApiParts {
     pub controls: Controls,
     /// What the metrics page reads from both servers.
     pub readings: Readings,
+    /// Records the requests that enqueue.
+    pub tracer: Tracer,
     /// Tokens of the configuration.
     pub tokens: Tokens,
     /// Is the API reached from this host alone? Then it is open until there are tokens or keys.

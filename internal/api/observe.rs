@@ -9,7 +9,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::middleware::Next;
 use axum::response::Response;
 use metrics::Histogram;
-use tracing::Instrument as _;
+
+use crate::telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a caller.
@@ -29,20 +30,18 @@ pub(super) async fn observe(request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let method = METHODS.iter().position(|known| known == request.method()).unwrap_or(METHODS.len());
     let id = request_id(request.headers());
-    let span = tracing::info_span!("request", request_id = id.to_str().unwrap_or(""));
-    let mut response = next.run(request).instrument(span.clone()).await;
-    let took = began.elapsed();
-    let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
-    let class = usize::from(response.status().as_u16() / 100).clamp(1, CLASSES.len()) - 1;
-    handle(route, method, class).record(took.as_secs_f64());
-    tracing::debug!(
-        parent: &span,
-        method = METHOD_WORDS[method],
-        route,
-        status = response.status().as_u16(),
-        elapsed_ms = took.as_millis() as u64,
-        "request answered"
-    );
+    let scope = LogScope::Request { id: id.to_str().unwrap_or("").into() };
+    let mut response = in_log_scope(scope, async {
+        let response = next.run(request).await;
+        let (took, status) = (began.elapsed(), response.status().as_u16());
+        let route = route.as_ref().map_or(NO_ROUTE, MatchedPath::as_str);
+        let class = usize::from(status / 100).clamp(1, CLASSES.len()) - 1;
+        handle(route, method, class).record(took.as_secs_f64());
+        let elapsed_ms = took.as_millis() as u64;
+        tracing::debug!(method = METHOD_WORDS[method], route, status, elapsed_ms, "request answered");
+        response
+    })
+    .await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

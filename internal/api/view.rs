@@ -6,7 +6,8 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::job::{
-    Attempt, DeadLetter, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State, Timestamp, Verdict,
+    Attempt, DeadLetter, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State, Timestamp, TraceContext,
+    Verdict,
 };
 use crate::store::Accepted;
 
@@ -65,6 +66,30 @@ impl From<RetryPolicy> for RetryView {
     }
 }
 
+/// W3C Trace Context. What cannot be read as such is taken for nothing.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TraceView {
+    /// `00-<trace id>-<span id>-<flags>`.
+    #[schema(example = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
+    pub(super) traceparent: String,
+    /// What other tracing systems want to find again, 512 bytes at the most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tracestate: Option<String>,
+}
+
+impl From<TraceContext> for TraceView {
+    fn from(context: TraceContext) -> Self {
+        Self { traceparent: context.place.to_string(), tracestate: context.state }
+    }
+}
+
+impl TraceView {
+    pub(super) fn context(&self) -> Option<TraceContext> {
+        TraceContext::parse(&self.traceparent, self.tracestate.as_deref())
+    }
+}
+
 /// A job.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct JobView {
@@ -95,6 +120,9 @@ pub(super) struct JobView {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub(super) tags: Vec<String>,
+    /// The trace that its attempts continue, if whoever enqueued it came with one or tickr records.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) trace: Option<TraceView>,
     #[schema(value_type = String, format = DateTime)]
     pub(super) created_at: Moment,
     /// When it is, or last was, due.
@@ -267,6 +295,7 @@ impl JobView {
             unique_key: job.unique_key.clone(),
             schedule: job.options.schedule.clone().map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
+            trace: job.options.trace.clone().map(Into::into),
             created_at: Moment(accepted.created_at),
             execute_at: Moment(accepted.execute_at),
             started_at: None,
@@ -297,6 +326,7 @@ impl JobView {
             unique_key: job.unique_key,
             schedule: job.options.schedule.map(Into::into),
             tags: job.options.tags.iter().map(ToString::to_string).collect(),
+            trace: job.options.trace.map(Into::into),
             created_at: Moment(job.created_at),
             execute_at: Moment(job.execute_at),
             started_at: job.started_at.map(Moment),

@@ -34,12 +34,13 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, ApiParts, Readings, Tokens};
 use crate::broker::{Broker, Controls};
 use crate::config::{Alerts, Config, ConfigErrors, Threshold};
-use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped};
+use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped, runner_of_this_process};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
 use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
+use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use door::Door;
 
 /// How long a start waits for MySQL before it says that it is missing.
@@ -93,6 +94,9 @@ pub enum StartError {
     /// The Redis URL cannot be used. A Redis that is merely out is no error.
     #[error("{0}")]
     Index(#[from] crate::index::IndexError),
+    /// The collector of traces cannot be reached as it is configured.
+    #[error("cannot set up traces: {0}")]
+    Tracer(#[from] TracerError),
     /// The operating system refused a thread.
     #[error("cannot start the heartbeat's thread: {0}")]
     Thread(std::io::Error),
@@ -112,6 +116,7 @@ pub struct App {
     stop_controls: DropGuard,
     draining: watch::Sender<bool>,
     tasks: TaskTracker,
+    exporter: Option<Exporter>,
     grace: Duration,
     notice: Duration,
 }
@@ -124,6 +129,8 @@ impl App {
     pub async fn start(config: &Config, own: Registry) -> Result<Self, StartError> {
         // Metrics begin before the first thing worth counting.
         let _ = crate::telemetry::metrics_page();
+        let runner = runner_of_this_process();
+        let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
         let durability = store.durability().await.map_err(|e| of_the_store(e, config))?;
         if !durability.durable {
@@ -155,9 +162,11 @@ impl App {
         let declared = schedules::declare(config, &broker).await?;
         let queues: Vec<Name> = config.queues.iter().filter_map(|name| name.parse().ok()).collect();
         let settings = EngineSettings {
+            runner,
             workers: config.workers,
             queues: queues.clone(),
             lease: config.lease,
+            tracer: tracer.clone(),
             retention: Retention {
                 completed: config.retention_completed,
                 failed: config.retention_failed,
@@ -176,6 +185,7 @@ impl App {
             index: index.clone(),
             controls: controls.clone(),
             readings: Readings::new(store.clone(), index.clone(), queues, tasks.clone()),
+            tracer,
             tokens: Tokens::of(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,
@@ -199,6 +209,7 @@ impl App {
             stop_controls,
             draining,
             tasks,
+            exporter,
             grace,
             notice,
         })
@@ -269,6 +280,7 @@ impl App {
             stop_controls,
             draining,
             tasks,
+            exporter,
             grace,
             notice,
             addr: _,
@@ -292,7 +304,13 @@ impl App {
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
             tracing::warn!("hints to the index were still under way");
         }
-        store.close().await;
+        // The last spans are those of the last requests.
+        let exported = async {
+            if let Some(exporter) = exporter {
+                exporter.stop().await;
+            }
+        };
+        tokio::join!(store.close(), exported);
         stopped
     }
 }
@@ -308,6 +326,20 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
         flushers: 2,
     };
     Store::connect(&settings, PATIENCE).await.map_err(|e| of_the_store(e, config))
+}
+
+/// Where spans go, if anywhere.
+fn tracer_of(config: &Config, runner: &RunnerId) -> Result<(Tracer, Option<Exporter>), TracerError> {
+    let Some(endpoint) = &config.otlp_endpoint else { return Ok((Tracer::off(), None)) };
+    let headers = config.otlp_headers.iter();
+    let settings = TracerSettings {
+        endpoint: endpoint.clone(),
+        headers: headers.map(|(name, value)| (name.clone(), value.expose_secret().to_owned())).collect(),
+        sample: config.otlp_sample,
+        service: config.otlp_service.clone(),
+        instance: runner.to_string(),
+    };
+    Tracer::start(settings).map(|(tracer, exporter)| (tracer, Some(exporter)))
 }
 
 /// The index of this configuration, for commands that need no more. Connects when it is first asked.

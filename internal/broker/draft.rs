@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use crate::handlers::{Problem, Registry};
-use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, limits};
+use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
 
 /// What a caller asks for. Everything but kind and payload may be left open.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Draft {
     pub on_conflict: Option<OnConflict>,
     /// Words to find it again, at most ten.
     pub tags: Vec<String>,
+    /// The trace that its attempts continue.
+    pub trace: Option<TraceContext>,
 }
 
 impl Draft {
@@ -50,6 +52,7 @@ impl Draft {
             unique_key: None,
             on_conflict: None,
             tags: Vec::new(),
+            trace: None,
         }
     }
 }
@@ -161,7 +164,13 @@ impl Draft {
             max_attempts,
             unique_key: self.unique_key,
             on_conflict: self.on_conflict.unwrap_or_default(),
-            options: JobOptions { timeout_ms: self.timeout_ms, retry: self.retry, tags, ..JobOptions::default() },
+            options: JobOptions {
+                timeout_ms: self.timeout_ms,
+                retry: self.retry,
+                tags,
+                trace: self.trace,
+                ..JobOptions::default()
+            },
             batch: None,
         })
     }

@@ -24,8 +24,7 @@ pub(super) fn load(
     fallback: Option<PathBuf>,
 ) -> Result<Loaded, ConfigErrors> {
     // An empty variable is how compose files and CI say "not set".
-    let env: BTreeMap<String, String> =
-        env.filter(|(name, value)| name.starts_with("TICKR_") && !value.is_empty()).collect();
+    let env: BTreeMap<String, String> = env.filter(|(name, value)| is_ours(name) && !value.is_empty()).collect();
     let path = flags.config.clone().or_else(|| env.get("TICKR_CONFIG").map(PathBuf::from)).or(fallback);
     let mut loading = Loading::new(flags, &env, path);
     let root = loading.read_file();
@@ -134,10 +133,10 @@ impl<'a> Loading<'a> {
         {
             return (Origin::Flag(setting.flag().unwrap_or_default()), Ok(Some(text.clone())));
         }
-        if let Some(variable) = setting.env(section)
-            && let Some(text) = self.env.get(&variable)
-        {
-            return (Origin::Environment(variable), Ok(Some(text.clone())));
+        for variable in setting.env(section).into_iter().chain(setting.also.map(str::to_owned)) {
+            if let Some(text) = self.env.get(&variable) {
+                return (Origin::Environment(variable), Ok(Some(text.clone())));
+            }
         }
         match table.entries.get(setting.name) {
             Some(entry) => (self.at(entry.line), entry.node.text(setting.shape == Shape::List).map(Some)),
@@ -187,7 +186,8 @@ impl<'a> Loading<'a> {
         let known: Vec<String> =
             flat.chain(smtp.clone()).chain(reports).chain(OTHER_VARIABLES.map(str::to_owned)).collect();
         for variable in self.env.keys() {
-            if known.contains(variable) || variable.starts_with(TEST_VARIABLES) {
+            let others = SETTINGS.iter().any(|setting| setting.also == Some(variable.as_str()));
+            if known.contains(variable) || others || variable.starts_with(TEST_VARIABLES) {
                 continue;
             }
             let hint = nearest(variable, known.iter().map(String::as_str))
@@ -227,6 +227,11 @@ impl<'a> Loading<'a> {
             effective.map_or((None, Origin::Default), |effective| (effective.value, effective.origin));
         self.fail(setting, origin, value, wrong);
     }
+}
+
+/// Is this a variable that anything here asks for, or misspells?
+fn is_ours(variable: &str) -> bool {
+    variable.starts_with("TICKR_") || SETTINGS.iter().any(|setting| setting.also == Some(variable))
 }
 
 pub(super) fn full_name(section: &str, name: &str) -> String {

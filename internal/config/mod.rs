@@ -4,7 +4,8 @@
 //! the file, its help, its line in `tickr config` and its line in the README. The layers are asked in this order:
 //!
 //! 1. the flag, `--mysql-url`
-//! 2. the environment, `TICKR_MYSQL_URL`; an empty variable counts as not set
+//! 2. the environment, `TICKR_MYSQL_URL`; an empty variable counts as not set. A few settings also have a variable that
+//!    other programs know, such as `OTEL_SERVICE_NAME`, asked after their own
 //! 3. the file, `mysql_url` in `tickr.toml`
 //! 4. the default of the row
 //!
@@ -123,6 +124,14 @@ pub struct Config {
     pub log: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// The collector of traces, if there is one: where its `/v1/traces` is.
+    pub otlp_endpoint: Option<String>,
+    /// Headers for the collector: name and value.
+    pub otlp_headers: Vec<(String, SecretString)>,
+    /// Share of the traces that begin here and are recorded, 0 to 1.
+    pub otlp_sample: f64,
+    /// What the collector knows this service by.
+    pub otlp_service: String,
     /// Where mails go instead of to a server.
     pub outbox_dir: Option<PathBuf>,
     /// Where report files are written.
@@ -183,13 +192,13 @@ impl Config {
         Some(PathBuf::from(FILE_NAME)).filter(|path| Path::exists(path))
     }
 
-    /// The `TICKR_*` variables of the process. One that is not valid Unicode arrives damaged and is then refused by its
+    /// The `TICKR_*` and `OTEL_*` variables of the process. One that is not valid Unicode arrives damaged and is then refused by its
     /// parser, where `std::env::vars` would panic.
     pub fn process_env() -> impl Iterator<Item = (String, String)> {
         let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
         std::env::vars_os()
             .map(move |(name, value)| (text(name), text(value)))
-            .filter(|(name, _)| name.starts_with("TICKR_"))
+            .filter(|(name, _)| name.starts_with("TICKR_") || name.starts_with("OTEL_"))
     }
 
     /// Every setting at its default, without servers.
@@ -254,6 +263,10 @@ impl Config {
             body_limit_bytes: 0,
             log: String::new(),
             log_format: LogFormat::Text,
+            otlp_endpoint: None,
+            otlp_headers: Vec::new(),
+            otlp_sample: 0.0,
+            otlp_service: String::new(),
             outbox_dir: None,
             reports_dir: PathBuf::new(),
             callback_secret: Vec::new(),

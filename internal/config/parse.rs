@@ -97,6 +97,43 @@ pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
     Ok(SecretString::from(text))
 }
 
+/// Where a service answers over HTTP. Credentials belong into headers, which are kept secret.
+pub(super) fn web_address(text: &str) -> Result<String, Wrong> {
+    let text = text.trim();
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let host = rest.map(|rest| rest.split(['/', '?', '#']).next().unwrap_or(""));
+    let fits = host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && text.len() <= 2_048;
+    if fits && text.bytes().all(|b| b.is_ascii_graphic()) && !text.contains(['?', '#']) {
+        return Ok(text.to_owned());
+    }
+    Err(Wrong::new("not such an address", "write http://HOST:PORT or https://HOST:PORT, without a user and a query"))
+}
+
+/// `name=value`, the value perhaps with percent signs, as in `OTEL_EXPORTER_OTLP_HEADERS`.
+pub(super) fn header(text: &str) -> Result<(String, SecretString), Wrong> {
+    let wrong = || Wrong::new("not a header", "write name=value, with %20 for a space and %2C for a comma");
+    let (name, value) = text.split_once('=').ok_or_else(wrong)?;
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
+    let value = unescaped(value.trim()).ok_or_else(wrong)?;
+    let printable = (1..=4_096).contains(&value.len()) && value.bytes().all(|b| (b' '..=b'~').contains(&b));
+    let name = name.trim();
+    if name.is_empty() || name.len() > 128 || !name.bytes().all(legal) || !printable {
+        return Err(wrong());
+    }
+    Ok((name.to_ascii_lowercase(), SecretString::from(value)))
+}
+
+fn unescaped(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut out = parts.next()?.to_owned();
+    for part in parts {
+        let byte = u8::from_str_radix(part.get(..2)?, 16).ok()?;
+        out.push(char::from(byte));
+        out.push_str(&part[2..]);
+    }
+    Some(out)
+}
+
 /// An address to listen on. `localhost` is understood, other names are not: resolving is no business of a parser.
 pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Wrong> {
     let wrong =

@@ -23,6 +23,8 @@ pub struct Setting<T: 'static> {
     pub shape: Shape,
     /// Where it may be set.
     pub reach: Reach,
+    /// A variable of the environment that other programs know it by, asked after its own.
+    pub also: Option<&'static str>,
     /// Parses a value and stores it.
     pub(super) set: fn(&mut T, &str) -> Result<(), Wrong>,
 }
@@ -68,7 +70,7 @@ impl<T> Setting<T> {
         set: fn(&mut T, &str) -> Result<(), Wrong>,
     ) -> Setting<T> {
         let (secrecy, shape, reach) = (Secrecy::Public, Shape::One, Reach::Everywhere);
-        Setting { name, value, default: None, doc, secrecy, shape, reach, set }
+        Setting { name, value, default: None, doc, secrecy, shape, reach, also: None, set }
     }
 
     pub(super) const fn default(self, default: &'static str) -> Setting<T> {
@@ -85,6 +87,10 @@ impl<T> Setting<T> {
 
     pub(super) const fn switch(self) -> Setting<T> {
         Setting { shape: Shape::Switch, default: Some("false"), ..self }
+    }
+
+    pub(super) const fn also(self, variable: &'static str) -> Setting<T> {
+        Setting { also: Some(variable), ..self }
     }
 
     pub(super) const fn file_only(self) -> Setting<T> {

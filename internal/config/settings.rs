@@ -122,6 +122,32 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.log_format, parse::one_of(t, &[("text", LogFormat::Text), ("json", LogFormat::Json)]))
     })
     .default("text"),
+    Row::new(
+        "otlp_endpoint",
+        "URL",
+        "Collector of traces that takes OTLP over HTTP, like http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
+        |c, t| parse::some(&mut c.otlp_endpoint, parse::web_address(t)),
+    )
+    .secrecy(Secrecy::Url)
+    .also("OTEL_EXPORTER_OTLP_ENDPOINT"),
+    Row::new(
+        "otlp_headers",
+        "HEADERS",
+        "Headers for the collector, name=value, comma separated; or OTEL_EXPORTER_OTLP_HEADERS",
+        |c, t| parse::put(&mut c.otlp_headers, parse::list(t, parse::header)),
+    )
+    .secrecy(Secrecy::Secret)
+    .list()
+    .also("OTEL_EXPORTER_OTLP_HEADERS"),
+    Row::new("otlp_sample", "SHARE", "Share of the traces that begin here and are recorded, 0 to 1", |c, t| {
+        parse::put(&mut c.otlp_sample, parse::number(t, 0.0..=1.0))
+    })
+    .default("1"),
+    Row::new("otlp_service", "NAME", "What the collector knows this service by; or OTEL_SERVICE_NAME", |c, t| {
+        parse::put(&mut c.otlp_service, parse::line(t))
+    })
+    .default("tickr")
+    .also("OTEL_SERVICE_NAME"),
     Row::new("outbox_dir", "DIR", "Write mails here as .eml files instead of sending them", |c, t| {
         parse::some(&mut c.outbox_dir, parse::line(t).map(Into::into))
     }),

@@ -10,11 +10,13 @@ use tokio::time::Instant;
 
 use super::Shared;
 use super::live::{Stop, StopReason};
+use super::trace::AttemptTrace;
 use crate::broker::Draft;
 use crate::event::Event;
 use crate::handlers::{Context, ContextParts, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
-use crate::job::{NewJob, Verdict, limits};
+use crate::job::{NewJob, TraceContext, Verdict, limits};
 use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
+use crate::telemetry::{LogScope, in_log_scope};
 
 /// How long a handler that was told to stop may take before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -57,6 +59,17 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
 
 /// Execute a claimed job. `asked` is a moment before its claim, from which its lease is counted here.
 pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
+    let scope = LogScope::Attempt {
+        job: claimed.id,
+        kind: claimed.kind.clone(),
+        queue: claimed.queue.clone(),
+        attempt: claimed.attempt,
+        place: claimed.options.trace.as_ref().map(|context| context.place),
+    };
+    in_log_scope(scope.clone(), attempt(shared, claimed, asked, scope)).await;
+}
+
+async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
     shared.gauges.started(&claimed, lateness);
     shared.broker.meters().started(lateness);
@@ -67,10 +80,11 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
+    let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
-    let ended = run(shared, &claimed, &stop, progress, &defaults).await;
+    let ended = run(shared, &claimed, &stop, progress, &defaults, &trace, scope).await;
     shared.gauges.ran(&claimed.kind, began.elapsed());
-    let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults);
+    let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
     let verdict = settlement.verdict;
     shared.live.settling(claimed.id, claimed.token);
     let began = Instant::now();
@@ -78,6 +92,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     shared.gauges.settled(began.elapsed());
     shared.live.remove(claimed.id, claimed.token);
 
+    trace.end(&shared.settings.tracer, shared.runner.as_str(), &claimed, verdict);
     shared.gauges.ended(&claimed.kind, verdict);
     shared.broker.meters().ended();
     tell(shared, &claimed, verdict, settled);
@@ -90,6 +105,8 @@ async fn run(
     stop: &Stop,
     progress: ProgressSlot,
     defaults: &KindDefaults,
+    trace: &AttemptTrace,
+    scope: LogScope,
 ) -> Ended {
     let Some(kind) = shared.registry.get(claimed.kind.as_str()) else {
         // The claim asks only for kinds that are registered.
@@ -107,8 +124,10 @@ async fn run(
         deadline,
         stop: stop.token().clone(),
         progress,
+        trace: trace.carried().cloned(),
     });
-    let mut handler = tokio::spawn(kind.run(&claimed.payload, context));
+    // A task of its own: it takes along what its lines should say.
+    let mut handler = tokio::spawn(in_log_scope(scope, kind.run(&claimed.payload, context)));
     let returned = tokio::select! {
         returned = &mut handler => Some(returned),
         () = stop.token().cancelled() => None,
@@ -161,6 +180,7 @@ fn judge(
     ended: Ended,
     stopped: Option<StopReason>,
     defaults: &KindDefaults,
+    trace: Option<&TraceContext>,
 ) -> Settlement {
     let policy = claimed.options.retry.unwrap_or(defaults.retry);
     let chance = rand::random();
@@ -196,7 +216,7 @@ fn judge(
                 let most = limits::MAX_RESULT_BYTES;
                 return failed(settlement, Verdict::Rejected, format!("the result is larger than {most} bytes"));
             }
-            match follow_ups.into_iter().map(|job| prepare(shared, job)).collect() {
+            match follow_ups.into_iter().map(|job| prepare(shared, job, trace)).collect() {
                 Ok(jobs) => settlement.follow_ups = jobs,
                 Err(error) => return failed(settlement, Verdict::Rejected, error),
             }
@@ -229,9 +249,10 @@ fn judge(
     }
 }
 
-fn prepare(shared: &Shared, follow_up: FollowUp) -> Result<NewJob, String> {
+fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -> Result<NewJob, String> {
     let kind = follow_up.kind;
-    shared.broker.prepare(Draft::new(kind, follow_up.payload)).map_err(|invalid| {
+    let draft = Draft { trace: trace.cloned(), ..Draft::new(kind, follow_up.payload) };
+    shared.broker.prepare(draft).map_err(|invalid| {
         let detail = match &invalid {
             crate::broker::Invalid::Payload { problems, .. } | crate::broker::Invalid::Job { problems } => {
                 problems.iter().map(|p| format!("{} {}", p.pointer, p.detail)).collect::<Vec<_>>().join("; ")

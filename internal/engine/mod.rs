@@ -30,6 +30,7 @@ mod rhythm;
 mod scheduler;
 mod service;
 mod ticker;
+mod trace;
 mod ward;
 mod worker;
 
@@ -54,6 +55,7 @@ use crate::handlers::Registry;
 use crate::index::Index;
 use crate::job::{Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
+use crate::telemetry::{Tracer, log_as};
 use alarm::Alarm;
 use fetcher::Fetcher;
 use gauges::Gauges;
@@ -66,12 +68,16 @@ use ward::Ward;
 /// How this runner works.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
+    /// This runner, from its start to its end.
+    pub runner: RunnerId,
     /// Worker slots.
     pub workers: usize,
     /// Queues to serve; their order breaks ties between equal priorities.
     pub queues: Vec<Name>,
     /// How long a claimed job stays ours without a heartbeat.
     pub lease: Duration,
+    /// Records attempts.
+    pub tracer: Tracer,
     /// How long ended jobs are kept.
     pub retention: Retention,
     /// How long answers are kept for their idempotency keys.
@@ -156,7 +162,8 @@ impl Engine {
         settings: EngineSettings,
     ) -> std::io::Result<Self> {
         let store = broker.store().clone();
-        let runner = RunnerId::of_process(&host_name());
+        let runner = settings.runner.clone();
+        log_as(&runner);
         let live = Arc::new(Live::default());
         let row = RunnerRow {
             id: runner.clone(),
@@ -336,6 +343,12 @@ where
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
+}
+
+/// A new identity for a runner in this process.
+#[must_use]
+pub fn runner_of_this_process() -> RunnerId {
+    RunnerId::of_process(&host_name())
 }
 
 fn host_name() -> String {

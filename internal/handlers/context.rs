@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{AttemptToken, JobId, Name, Progress};
+use crate::job::{AttemptToken, JobId, Name, Progress, TraceContext};
 
 /// The handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct ContextParts {
     pub stop: CancellationToken,
     /// Where progress is left for the heartbeat to pick up.
     pub progress: ProgressSlot,
+    /// Where the attempt stands in its job's trace.
+    pub trace: Option<TraceContext>,
 }
 
 /// The newest progress of an attempt, overwritten in memory and written to the store about once a second.
@@ -83,6 +85,7 @@ impl Context {
             deadline: Instant::now() + Duration::from_secs(60),
             stop: CancellationToken::new(),
             progress: ProgressSlot::default(),
+            trace: None,
         })
     }
 
@@ -127,6 +130,19 @@ impl Context {
     #[must_use]
     pub fn token(&self) -> AttemptToken {
         self.parts.token
+    }
+
+    /// The trace that the job was enqueued in, for calls to other systems: as W3C Trace Context, to be sent on as
+    /// `traceparent` and `tracestate`. None when whoever enqueued it said nothing and nobody records.
+    #[must_use]
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.parts.trace.as_ref()
+    }
+
+    /// As [`Context::trace`], the text of the `traceparent` header alone.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<String> {
+        self.parts.trace.as_ref().map(|context| context.place.to_string())
     }
 
     /// When the attempt is stopped as timed out.

@@ -7,6 +7,7 @@
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
 //! - [`RetryPolicy`]: when a failed job runs again
 //! - [`Schedule`], [`plan`]: jobs that come by the clock
+//! - [`TraceContext`]: the trace that a job continues
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
 //! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
 //! - [`Operation`]: what is done to many jobs at once
@@ -30,6 +31,7 @@ mod state;
 pub(crate) mod suggest;
 mod tag;
 mod time;
+mod trace;
 mod verdict;
 
 pub use actor::Actor;
@@ -51,4 +53,5 @@ pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits
 pub use state::{Event, Refused, State, next};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
+pub use trace::{Place, SpanId, TraceContext};
 pub use verdict::Verdict;

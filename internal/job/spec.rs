@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp};
+use super::{JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext};
 
 /// The limits on what one job may ask for; the API says which one was passed.
 pub mod limits {
@@ -115,6 +115,9 @@ pub struct JobOptions {
     /// The failed job that it was made of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_of: Option<JobId>,
+    /// The trace that its attempts continue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceContext>,
 }
 
 impl JobOptions {

@@ -3,9 +3,12 @@
 mod catalogue;
 mod logs;
 mod meters;
+mod otlp;
 mod prometheus;
+mod traces;
 
 pub use catalogue::{Form, METRICS, Metric, Of, metrics_table};
-pub use logs::init_logs;
+pub use logs::{LOG_FIELDS, LogScope, in_log_scope, init_logs, log_as, log_fields_table};
 pub use meters::{Figures, Meters};
 pub use prometheus::metrics_page;
+pub use traces::{Exporter, RequestSpan, Role, Span, Tracer, TracerError, TracerSettings, Value};

@@ -134,6 +134,7 @@ fn stoppable() -> (Context, CancellationToken) {
         deadline: tokio::time::Instant::now() + Duration::from_secs(60),
         stop: stop.clone(),
         progress: ProgressSlot::default(),
+        trace: None,
     });
     (ctx, stop)
 }

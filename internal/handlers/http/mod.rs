@@ -196,6 +196,13 @@ impl HttpHandler {
         headers.insert("tickr-job-id", header_value(&id)?);
         headers.insert("tickr-attempt", ctx.attempt().into());
         headers.insert("tickr-attempt-token", header_value(&ctx.token().to_string())?);
+        // A caller that set the trace in the payload means that one.
+        if let Some(trace) = ctx.trace().filter(|_| !headers.contains_key("traceparent")) {
+            headers.insert("traceparent", header_value(&trace.place.to_string())?);
+            if let Some(state) = &trace.state {
+                headers.insert("tracestate", header_value(state)?);
+            }
+        }
         let now = Utc::now().timestamp();
         if let Some(signature) = signature::header(&self.secrets, &id, now, callback.body_bytes()) {
             headers.insert("webhook-id", header_value(&id)?);

@@ -617,6 +617,7 @@ mod tests {
             deadline: tokio::time::Instant::now() + Duration::from_secs(60),
             stop: stop.clone(),
             progress: ProgressSlot::default(),
+            trace: None,
         });
         let source = Memory { hangs: true, ..memory(500) };
         let running = tokio::spawn({

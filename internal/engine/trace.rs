@@ -1,0 +1,70 @@
+//! The span of an attempt: a part of the trace in which its job was enqueued.
+
+use std::borrow::Cow;
+use std::time::SystemTime;
+
+use crate::job::{SpanId, TraceContext, Verdict};
+use crate::store::Claimed;
+use crate::telemetry::{Role, Span, Tracer, Value};
+
+/// Where an attempt stands in its job's trace.
+pub(super) struct AttemptTrace {
+    /// What the handler, and the jobs that follow, carry on.
+    carried: Option<TraceContext>,
+    /// The span that enqueued the job and when the attempt began, if it is recorded.
+    recorded: Option<(SpanId, SystemTime)>,
+}
+
+impl AttemptTrace {
+    pub(super) fn begin(tracer: &Tracer, claimed: &Claimed) -> Self {
+        let Some(context) = &claimed.options.trace else { return Self { carried: None, recorded: None } };
+        if !tracer.records(context) {
+            return Self { carried: Some(context.clone()), recorded: None };
+        }
+        let own = context.place.with_span(SpanId::of_attempt(claimed.id, claimed.number));
+        let carried = Some(TraceContext { place: own, state: context.state.clone() });
+        Self { carried, recorded: Some((context.place.span(), SystemTime::now())) }
+    }
+
+    pub(super) fn carried(&self) -> Option<&TraceContext> {
+        self.carried.as_ref()
+    }
+
+    /// The attempt ended. Its error is not told: it may quote what it was given.
+    pub(super) fn end(self, tracer: &Tracer, runner: &str, claimed: &Claimed, verdict: Verdict) {
+        let (Some(TraceContext { place, state }), Some((parent, started))) = (self.carried, self.recorded) else {
+            return;
+        };
+        // Told to stop, given back, to be seen to later: nothing failed.
+        let failed =
+            !matches!(verdict, Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed);
+        let (id, kind, queue) = (claimed.id.to_string(), claimed.kind.to_string(), claimed.queue.to_string());
+        let mut attributes: Vec<(&'static str, Value)> = vec![
+            ("messaging.system", "tickr".into()),
+            ("messaging.operation.type", "process".into()),
+            ("messaging.destination.name", queue.clone().into()),
+            ("messaging.message.id", id.clone().into()),
+            ("tickr.job", id.into()),
+            ("tickr.kind", kind.clone().into()),
+            ("tickr.queue", queue.into()),
+            ("tickr.attempt", u64::from(claimed.attempt).into()),
+            ("tickr.runner", runner.to_owned().into()),
+            ("tickr.verdict", verdict.as_str().into()),
+        ];
+        if failed {
+            attributes.push(("error.type", verdict.as_str().into()));
+        }
+        tracer.record(Span {
+            name: Cow::Owned(format!("run {kind}")),
+            role: Role::Consumer,
+            place,
+            parent: Some(parent),
+            state,
+            link: (claimed.number > 1).then(|| SpanId::of_attempt(claimed.id, claimed.number - 1)),
+            started,
+            ended: SystemTime::now(),
+            attributes,
+            failed,
+        });
+    }
+}

@@ -1,0 +1,422 @@
+//! Spans of traces, and the way to the collector.
+//!
+//! A request that enqueues is a span, an attempt is one, and the job carries the trace from the one to the other
+//! ([`TraceContext`]). Whether a trace is recorded is decided once, at its root: by the caller, if it came with one,
+//! otherwise by chance at the enqueue. Without a collector nothing of this costs anything but the carrying.
+//!
+//! The way to the collector is a bounded queue and one task behind it. Whoever ends a span never waits: a span that finds
+//! the queue full is dropped and counted. A collector that is out, slow or wrong costs spans and nothing else.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use metrics::Counter;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, StatusCode, redirect};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::otlp::{self, Resource};
+use crate::job::{Place, SpanId, TraceContext};
+
+/// Spans that may wait for the collector.
+const CAPACITY: usize = 4_096;
+/// Most spans in one request.
+const MOST_AT_ONCE: usize = 512;
+/// How long the first span of a request waits for others.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long a request may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// How often a request is sent that the collector could not take now.
+const TRIES: u32 = 3;
+/// How long a stop waits for what is still on its way.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// Where spans go.
+#[derive(Clone, Debug)]
+pub struct TracerSettings {
+    /// The collector's address, with or without `/v1/traces`.
+    pub endpoint: String,
+    /// Headers for every request: name and value.
+    pub headers: Vec<(String, String)>,
+    /// Share of the traces that begin here and are recorded, 0 to 1.
+    pub sample: f64,
+    /// What the collector knows this service by.
+    pub service: String,
+    /// What it knows this process by.
+    pub instance: String,
+}
+
+/// The exporter cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TracerError {
+    /// A header has a name or value that HTTP does not allow.
+    #[error("a header for the collector is not one: {0:?}")]
+    Header(String),
+    /// No TLS configuration is possible.
+    #[error("set up tls for the collector")]
+    Tls(#[from] rustls::Error),
+    /// The client refused its settings.
+    #[error("build the http client for the collector")]
+    Client(#[from] reqwest::Error),
+}
+
+/// What a span is to the spans around it; the numbers are those of the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It answers a request.
+    Server = 2,
+    /// It works on what was queued.
+    Consumer = 5,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Words.
+    Text(Cow<'static, str>),
+    /// A number.
+    Number(u64),
+}
+
+impl From<&'static str> for Value {
+    fn from(text: &'static str) -> Self {
+        Self::Text(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(Cow::Owned(text))
+    }
+}
+
+impl From<u64> for Value {
+    fn from(number: u64) -> Self {
+        Self::Number(number)
+    }
+}
+
+/// A span that ended. Its attributes name things, and never say what is in them.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// What was done, of few different words.
+    pub name: Cow<'static, str>,
+    /// What it is to others.
+    pub role: Role,
+    /// Itself and its trace.
+    pub place: Place,
+    /// The span that it is part of.
+    pub parent: Option<SpanId>,
+    /// What other tracing systems want to find again.
+    pub state: Option<String>,
+    /// A span of the same trace that this one follows.
+    pub link: Option<SpanId>,
+    /// When it began, by the clock of this host.
+    pub started: SystemTime,
+    /// When it ended.
+    pub ended: SystemTime,
+    /// What is known of it.
+    pub attributes: Vec<(&'static str, Value)>,
+    /// Did it fail?
+    pub failed: bool,
+}
+
+/// Where spans are handed in. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Tracer {
+    entrance: Option<Arc<Entrance>>,
+}
+
+#[derive(Debug)]
+struct Entrance {
+    queue: mpsc::Sender<Span>,
+    sample: f64,
+    tallies: Arc<Tallies>,
+}
+
+impl Tracer {
+    /// One that records nothing.
+    #[must_use]
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// One that hands what it is given to a collector, and the task that does so.
+    ///
+    /// # Errors
+    /// [`TracerError`] when the settings cannot be used. Nobody is asked whether the collector is there.
+    pub fn start(settings: TracerSettings) -> Result<(Self, Exporter), TracerError> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &settings.headers {
+            let wrong = || TracerError::Header(name.clone());
+            let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
+            value.set_sensitive(true);
+            headers.insert(HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?, value);
+        }
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+        let endpoint = settings.endpoint.trim_end_matches('/');
+        let endpoint =
+            if endpoint.ends_with("/v1/traces") { endpoint.to_owned() } else { format!("{endpoint}/v1/traces") };
+        let (queue, spans) = mpsc::channel(CAPACITY);
+        let tallies = Arc::new(Tallies::new());
+        let way = Way {
+            client: client(headers)?,
+            endpoint,
+            resource: Resource { service: settings.service, instance: settings.instance },
+            tallies: Arc::clone(&tallies),
+            silent: false,
+        };
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(export_until_stopped(way, spans, stop.clone()));
+        let entrance = Entrance { queue, sample: settings.sample, tallies: Arc::clone(&tallies) };
+        Ok((Self { entrance: Some(Arc::new(entrance)) }, Exporter { stop, task, tallies }))
+    }
+
+    /// Where a request stands that enqueues jobs: the span to record, if it is, and what its jobs carry on.
+    #[must_use]
+    pub fn request(&self, caller: Option<TraceContext>) -> RequestSpan {
+        let Some(entrance) = &self.entrance else { return RequestSpan { carried: caller, recorded: None } };
+        let (place, parent, state) = match &caller {
+            Some(context) if context.place.is_sampled() => {
+                (context.place.with_span(SpanId::random()), Some(context.place.span()), context.state.clone())
+            }
+            // A caller that does not record speaks for the whole trace.
+            Some(_) => return RequestSpan { carried: caller, recorded: None },
+            None if rand::random::<f64>() < entrance.sample => (Place::root(), None, None),
+            None => return RequestSpan { carried: None, recorded: None },
+        };
+        let recorded =
+            Recorded { tracer: self.clone(), place, parent, state: state.clone(), started: SystemTime::now() };
+        RequestSpan { carried: Some(TraceContext { place, state }), recorded: Some(recorded) }
+    }
+
+    /// Is an attempt recorded that continues this?
+    #[must_use]
+    pub fn records(&self, context: &TraceContext) -> bool {
+        self.entrance.is_some() && context.place.is_sampled()
+    }
+
+    /// Hand in a span that ended. Never waits.
+    pub fn record(&self, span: Span) {
+        let Some(entrance) = &self.entrance else { return };
+        entrance.tallies.waiting.fetch_add(1, Ordering::Relaxed);
+        if entrance.queue.try_send(span).is_err() {
+            entrance.tallies.conclude(&entrance.tallies.dropped, 1);
+        }
+    }
+}
+
+/// The span of a request that enqueues.
+#[derive(Debug)]
+pub struct RequestSpan {
+    carried: Option<TraceContext>,
+    recorded: Option<Recorded>,
+}
+
+#[derive(Debug)]
+struct Recorded {
+    tracer: Tracer,
+    place: Place,
+    parent: Option<SpanId>,
+    state: Option<String>,
+    started: SystemTime,
+}
+
+impl RequestSpan {
+    /// What the jobs of this request carry on.
+    #[must_use]
+    pub fn carried(&self) -> Option<&TraceContext> {
+        self.carried.as_ref()
+    }
+
+    /// The request was answered with this status.
+    pub fn end(self, route: &'static str, status: u16) {
+        let Some(Recorded { tracer, place, parent, state, started }) = self.recorded else { return };
+        tracer.record(Span {
+            name: Cow::Owned(format!("POST {route}")),
+            role: Role::Server,
+            place,
+            parent,
+            state,
+            link: None,
+            started,
+            ended: SystemTime::now(),
+            attributes: vec![
+                ("http.request.method", "POST".into()),
+                ("http.route", route.into()),
+                ("http.response.status_code", u64::from(status).into()),
+            ],
+            failed: status >= 500,
+        });
+    }
+}
+
+/// What became of spans.
+#[derive(Debug)]
+struct Tallies {
+    exported: Counter,
+    dropped: Counter,
+    failed: Counter,
+    /// Handed in and neither exported nor given up.
+    waiting: AtomicU64,
+}
+
+impl Tallies {
+    fn new() -> Self {
+        let counter = |outcome: &'static str| metrics::counter!("tickr_spans_total", "outcome" => outcome);
+        let of = |outcome| {
+            let counter = counter(outcome);
+            counter.increment(0);
+            counter
+        };
+        Self { exported: of("exported"), dropped: of("dropped"), failed: of("failed"), waiting: AtomicU64::new(0) }
+    }
+
+    fn conclude(&self, counter: &Counter, spans: u64) {
+        self.waiting.fetch_sub(spans, Ordering::Relaxed);
+        counter.increment(spans);
+    }
+}
+
+/// The task behind a [`Tracer`].
+#[derive(Debug)]
+pub struct Exporter {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    tallies: Arc<Tallies>,
+}
+
+impl Exporter {
+    /// Send what was handed in, for two seconds at the most; the rest is dropped and counted.
+    pub async fn stop(mut self) {
+        self.stop.cancel();
+        if tokio::time::timeout(FLUSH, &mut self.task).await.is_err() {
+            self.task.abort();
+            let _ = self.task.await;
+            let left = self.tallies.waiting.swap(0, Ordering::Relaxed);
+            self.tallies.dropped.increment(left);
+            tracing::warn!(spans = left, "the collector did not take the last spans in time");
+        }
+    }
+}
+
+/// The way to the collector.
+struct Way {
+    client: Client,
+    endpoint: String,
+    resource: Resource,
+    tallies: Arc<Tallies>,
+    /// Did the last request fail? Said once, not for every request.
+    silent: bool,
+}
+
+fn client(headers: HeaderMap) -> Result<Client, TracerError> {
+    // As for callbacks, a provider and roots of our own: what else runs in the process may install another provider or none.
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let client = Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(redirect::Policy::none())
+        .no_proxy()
+        .timeout(LIMIT)
+        .pool_max_idle_per_host(1)
+        .default_headers(headers)
+        .build()?;
+    Ok(client)
+}
+
+async fn export_until_stopped(mut way: Way, mut spans: mpsc::Receiver<Span>, stop: CancellationToken) {
+    let mut batch = Vec::with_capacity(MOST_AT_ONCE);
+    loop {
+        let first = tokio::select! {
+            () = stop.cancelled() => break,
+            first = spans.recv() => first,
+        };
+        let Some(first) = first else { return };
+        batch.push(first);
+        let until = Instant::now() + GATHER;
+        while batch.len() < MOST_AT_ONCE {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep_until(until) => break,
+                more = spans.recv_many(&mut batch, MOST_AT_ONCE) => if more == 0 { break },
+            }
+        }
+        way.send(&mut batch, &stop).await;
+    }
+    // What is handed in from here on is dropped; what is here goes, as fast as it can.
+    spans.close();
+    while spans.recv_many(&mut batch, MOST_AT_ONCE).await > 0 {
+        way.send(&mut batch, &stop).await;
+    }
+}
+
+impl Way {
+    /// Send these spans, a few times if the collector cannot take them now, and forget them.
+    async fn send(&mut self, batch: &mut Vec<Span>, stop: &CancellationToken) {
+        let spans = batch.len() as u64;
+        let body = otlp::request(&self.resource, batch);
+        batch.clear();
+        let mut pause = Duration::from_millis(200);
+        for tried in 1..=TRIES {
+            let why = match self.post(body.clone()).await {
+                Ok(()) => {
+                    if std::mem::replace(&mut self.silent, false) {
+                        tracing::info!("the collector takes spans again");
+                    }
+                    return self.tallies.conclude(&self.tallies.exported, spans);
+                }
+                Err(Refusal { why, for_now }) if for_now && tried < TRIES && !stop.is_cancelled() => {
+                    tracing::debug!(why, tried, "the collector cannot take spans now");
+                    tokio::select! {
+                        () = stop.cancelled() => {}
+                        () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>())) => {}
+                    }
+                    pause *= 4;
+                    continue;
+                }
+                Err(Refusal { why, .. }) => why,
+            };
+            if !std::mem::replace(&mut self.silent, true) {
+                tracing::warn!(why, spans, "the collector does not take spans; they are given up, jobs go on");
+            }
+            return self.tallies.conclude(&self.tallies.failed, spans);
+        }
+    }
+
+    async fn post(&self, body: Vec<u8>) -> Result<(), Refusal> {
+        // The answer's body is not read: it is of no use here, and may be of any length.
+        let sent = self.client.post(&self.endpoint).body(body).send().await;
+        let status = match sent {
+            Ok(response) => response.status(),
+            // Without the address, which an operator may have put a secret into.
+            Err(error) => return Err(Refusal { why: error.without_url().to_string(), for_now: true }),
+        };
+        let busy = [
+            StatusCode::TOO_MANY_REQUESTS,
+            StatusCode::BAD_GATEWAY,
+            StatusCode::SERVICE_UNAVAILABLE,
+            StatusCode::GATEWAY_TIMEOUT,
+        ];
+        match status.is_success() {
+            true => Ok(()),
+            false => Err(Refusal { why: format!("it answered {status}"), for_now: busy.contains(&status) }),
+        }
+    }
+}
+
+/// Why a request was not taken.
+struct Refusal {
+    why: String,
+    /// May it be taken later?
+    for_now: bool,
+}

@@ -1,0 +1,166 @@
+//! Logs: lines that a collector can rely on, and nothing in them that is nobody's business.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use tickr::handlers::Registry;
+use tickr::telemetry::log_fields_table;
+
+use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::{TestApp, eventually, http};
+
+/// What must not show anywhere, by where it was given.
+const CANARIES: &[&str] = &[
+    "canary-redis-password",
+    "canary-api-token",
+    "canary-smtp-password",
+    // base64 of a secret, as it is configured
+    "Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ",
+    "canary-otlp-header",
+    "canary-payload",
+    "canary-result",
+    "canary-mail",
+    "canary-query",
+    "canary-callback-header",
+    "canary-report-param",
+    "canary-idempotency",
+    "canary-bearer",
+];
+
+const CONFIG: &str = r#"
+[smtp]
+host = "127.0.0.1"
+port = 1
+tls = "none"
+username = "tickr"
+from = "tickr@example.com"
+
+[reports.queries.one]
+title = "One"
+sql = "SELECT :word AS word"
+params = [{ name = "word", type = "string" }]
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level() {
+    let store = TestApp::start_with(|config| config.queues = vec!["nowhere".into()], Registry::new()).await;
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("tickr.toml"), CONFIG).unwrap();
+    let mut serve = command(&tickr(), dir.path(), &["serve"]);
+    serve
+        .env("TICKR_MYSQL_URL", store.config.mysql_url().unwrap().expose())
+        // Nobody is there: every call fails and says why.
+        .env("TICKR_REDIS_URL", "redis://tickr:canary-redis-password@127.0.0.1:1/0")
+        .env("TICKR_HTTP_ADDR", "127.0.0.1:0")
+        .env("TICKR_TEST_KINDS", "1")
+        .env("TICKR_LEASE", "2s")
+        .env("TICKR_API_TOKENS", "canary-api-token")
+        .env("TICKR_SMTP_PASSWORD", "canary-smtp-password")
+        .env("TICKR_CALLBACK_SECRET", "whsec_Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ==")
+        .env("TICKR_CALLBACK_ALLOW_PRIVATE", "1")
+        .env("TICKR_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        .env("TICKR_OTLP_HEADERS", "x-key=canary-otlp-header")
+        .env("TICKR_LOG", "trace,sqlx::query=trace,hyper::proto=trace,reqwest::connect=trace,tickr=trace")
+        .env("TICKR_LOG_FORMAT", "json");
+    let mut program = Program::spawn(serve);
+    let line = program.says("\"message\":\"listening\"").await;
+    let (_, addr) = line.split_once("\"addr\":\"").unwrap();
+    let base = format!("http://{}", &addr[..addr.find('"').unwrap()]);
+
+    let send = async |path: &str, body: Value, token: &str, trace: &str| {
+        let request = http()
+            .post(format!("{base}{path}"))
+            .bearer_auth(token)
+            .header("traceparent", trace)
+            .header("idempotency-key", format!("canary-idempotency-{}", uuid::Uuid::new_v4()))
+            .header("x-request-id", "night-shift-1");
+        let answer = request.json(&body).send().await.unwrap();
+        assert_eq!(answer.headers()["x-request-id"], "night-shift-1");
+        (answer.status().as_u16(), answer.json::<Value>().await.unwrap())
+    };
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let sink = format!("{base}/v1/jobs?q=canary-query");
+    let jobs = [
+        json!({"kind": "noop"}),
+        json!({"kind": "fail", "payload": {"times": 1}, "retry": {"base_ms": 1}}),
+        json!({"kind": "fail", "payload": {"permanent": true}}),
+        json!({"kind": "panic", "max_attempts": 1}),
+        json!({"kind": "sleep", "payload": {"ms": 60_000}, "timeout_ms": 50, "max_attempts": 1}),
+        json!({"kind": "email", "max_attempts": 1,
+            "payload": {"to": "canary-mail@example.com", "subject": "canary-mail", "text": "canary-mail"}}),
+        json!({"kind": "http", "max_attempts": 1, "unique_key": "canary-payload",
+            "payload": {"url": sink, "headers": {"x-k": "canary-callback-header"}, "body": {"a": "canary-payload"}}}),
+        json!({"kind": "report", "max_attempts": 1,
+            "payload": {"query": "one", "params": {"word": "canary-report-param"}, "format": "json"}}),
+    ];
+    for job in &jobs {
+        let (status, body) = send("/v1/jobs", job.clone(), "canary-api-token", trace).await;
+        assert_eq!(status, 201, "{job:#} {body:#}");
+    }
+    // What is refused quotes no more than what is taken.
+    let wrong = json!({"kind": "sleep", "payload": {"ms": "canary-payload"}});
+    assert_eq!(send("/v1/jobs", wrong, "canary-api-token", trace).await.0, 422);
+    assert_eq!(send("/v1/jobs", json!({"kind": "noop"}), "canary-bearer", trace).await.0, 401);
+    eventually("everything has ended", || async {
+        let ended = store.count("SELECT COUNT(*) FROM attempts WHERE end_state IS NOT NULL").await;
+        (ended == jobs.len() as i64).then_some(())
+    })
+    .await;
+    let page = http().get(format!("{base}/metrics")).bearer_auth("canary-api-token").send().await.unwrap();
+    let page = page.text().await.unwrap();
+    program.signal("TERM").await;
+    assert!(program.ends().await.success());
+    let log = program.said();
+    for canary in CANARIES {
+        assert!(!page.contains(canary), "{canary} is on the metrics page");
+        let line = log.lines().find(|line| line.contains(canary));
+        assert!(line.is_none(), "{canary} is in the log: {line:?}");
+    }
+    // It did tell what is worth telling, at every level.
+    assert!(log.contains("request answered") && log.contains("attempt ended"), "{log}");
+
+    let lines: Vec<Map<String, Value>> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect();
+    for line in &lines {
+        for field in ["timestamp", "level", "target", "message"] {
+            assert!(line[field].as_str().is_some_and(|text| !text.is_empty() || field == "message"), "{line:?}");
+        }
+        chrono::DateTime::parse_from_rfc3339(line["timestamp"].as_str().unwrap()).unwrap();
+    }
+    let of = |message: &str| lines.iter().filter(|line| line["message"] == message).collect::<Vec<_>>();
+    let answered = of("request answered");
+    assert!(answered.iter().any(|line| {
+        line["request_id"] == "night-shift-1"
+            && line["route"] == "/v1/jobs"
+            && line["status"] == 201
+            && line["method"] == "POST"
+    }));
+    let ended = of("attempt ended");
+    assert!(ended.len() >= 5, "{ended:?}");
+    for line in ended {
+        for field in ["runner", "job", "kind", "queue", "verdict", "state"] {
+            assert!(line[field].is_string(), "{field} of {line:?}");
+        }
+        assert!(line["attempt"].is_u64() && line["trace_id"] == trace[3..35], "{line:?}");
+    }
+    store.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_fails_shows_no_password() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut serve = command(&tickr(), dir.path(), &["migrate"]);
+    serve.env("TICKR_MYSQL_URL", "mysql://tickr:canary-mysql-password@127.0.0.1:1/tickr").env("TICKR_LOG", "trace");
+    let (code, out, err) = outcome(serve).await;
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains("127.0.0.1:1") && !err.contains("canary") && !out.contains("canary"), "{out}{err}");
+}
+
+#[test]
+fn the_documents_have_the_fields_of_this_binary() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/LOGS.md")).unwrap();
+    let (_, rest) = page.split_once("<!-- log fields: made from internal/telemetry/logs.rs -->\n").unwrap();
+    let (table, _) = rest.split_once("<!-- end of log fields -->").unwrap();
+    assert_eq!(table.trim(), log_fields_table().trim());
+}
