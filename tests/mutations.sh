@@ -152,6 +152,18 @@ mutants() {
     mutant 'ledger behind a name that is used again' internal/store/schedules.rs \
         'last_tick_of(conn, name).await?.map_or(now, |last| last.max(now))' 'last_tick_of(conn, name).await?.map_or(now, |_| now)' \
         schedules::a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line
+    mutant 'wait of a scrape' internal/api/metrics.rs \
+        'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(60)' \
+        metrics::a_scrape_answers_while_mysql_and_redis_do_not_and_says_so
+    mutant 'label of queues that nobody serves' internal/api/metrics.rs \
+        'if named.contains(&count.queue) {' 'if !count.queue.as_str().is_empty() {' \
+        metrics::the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up
+    mutant 'silence of the crates of the wire' internal/telemetry/logs.rs \
+        'if is_quiet(&target, level) {' 'if is_quiet(&target, level) && target.is_empty() {' \
+        logs::no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level
+    mutant 'limit of the last spans' internal/telemetry/traces.rs \
+        'FLUSH: Duration = Duration::from_secs(2)' 'FLUSH: Duration = Duration::from_secs(120)' \
+        traces::a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else
 }
 
 # mutant NAME FILES OLD NEW TEST

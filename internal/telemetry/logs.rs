@@ -146,7 +146,23 @@ pub fn init_logs(filter: &str, json: bool) {
         Lines::Text(Format::default().with_target(false).with_ansi(std::io::stderr().is_terminal()))
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).event_format(lines);
-    drop(builder.try_init());
+    if builder.try_init().is_ok() {
+        log_panics(json);
+    }
+}
+
+/// Panics as lines like all others. What a handler said when it panicked may quote its payload: it stands with the attempt,
+/// where payloads stand.
+fn log_panics(json: bool) {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let at = panic.location().map(ToString::to_string).unwrap_or_default();
+        match log_scope() {
+            Some(LogScope::Attempt { .. }) => tracing::error!(at, "a handler panicked; its attempt has the message"),
+            _ if json => tracing::error!(at, error = panic.payload_as_str().unwrap_or(""), "panicked"),
+            _ => usual(panic),
+        }
+    }));
 }
 
 /// How lines look.
@@ -200,7 +216,7 @@ fn is_quiet(target: &str, level: Level) -> bool {
 }
 
 fn write_json(out: &mut Writer<'_>, level: Level, target: &str, mut told: Map<String, Value>) -> fmt::Result {
-    let message = told.remove("message").unwrap_or_default();
+    let message = told.remove("message").unwrap_or_else(|| "".into());
     if let Some(scope) = log_scope() {
         scope.fields(|name, value| {
             told.entry(name).or_insert(value);
