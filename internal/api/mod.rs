@@ -64,6 +64,8 @@ pub struct ApiParts {
     pub body_limit_bytes: usize,
     /// Names of the schedules that this runner's own configuration declares.
     pub declared_schedules: Arc<BTreeSet<String>>,
+    /// Longest time in which a body must have arrived.
+    pub body_timeout: Duration,
     /// Where finished reports lie.
     pub reports_dir: PathBuf,
     /// True once the process has begun to stop.
@@ -126,17 +128,34 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .split_for_parts();
     once::describe(&mut document);
     auth::describe(&mut document);
+    describe_crowds(&mut document);
     describe_problems(&mut document);
     (routes, document)
 }
 
+/// Whatever is asked, there may be no room for whoever asks: `app/server.rs` bounds the connections.
+fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
+    for operation in operations(document) {
+        let responses = &mut operation.responses.responses;
+        responses.entry("429".to_owned()).or_insert_with(|| {
+            let mut described = utoipa::openapi::Response::new("overloaded: too many open connections");
+            let schema = utoipa::openapi::Ref::from_schema_name("Problem");
+            described.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
+            RefOr::T(described)
+        });
+    }
+}
+
+fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
+    let items = document.paths.paths.values_mut();
+    items
+        .flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete])
+        .flatten()
+}
+
 /// Problems have a media type of their own, which the attributes of the routes leave out for brevity.
 fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
-    let items = document.paths.paths.values_mut();
-    let operations = items
-        .flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete])
-        .flatten();
-    for response in operations.flat_map(|operation| operation.responses.responses.values_mut()) {
+    for response in operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
         for (media, content) in std::mem::take(&mut response.content) {
             let is_problem = matches!(&content, RefOr::T(Content { schema: Some(RefOr::Ref(schema)), .. })

@@ -10,10 +10,12 @@
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
 mod check;
+mod connection;
 mod door;
 mod kinds;
 mod run;
 mod schedules;
+mod server;
 mod signals;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
@@ -40,7 +42,8 @@ use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{Name, RunnerId};
 use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
-use door::Door;
+use connection::Patience;
+use server::HttpLimits;
 
 /// How long a start waits for MySQL before it says that it is missing.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -173,11 +176,20 @@ impl App {
             loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
+            body_timeout: config.http_body_timeout,
             reports_dir: config.reports_dir.clone(),
             draining: drains,
         });
         let stop_http = CancellationToken::new();
-        let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
+        let limits = HttpLimits {
+            connections: config.http_connections,
+            patience: Patience {
+                head: config.http_header_timeout,
+                write: config.http_write_timeout,
+                idle: config.http_idle_timeout,
+            },
+        };
+        let http = tokio::spawn(server::serve(listener, router, limits, stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
         Ok(Self {
@@ -325,18 +337,6 @@ fn of_the_store(error: StoreError, config: &Config) -> StartError {
 
 fn mysql_of(config: &Config) -> String {
     config.mysql_url().map(ToString::to_string).unwrap_or_default()
-}
-
-async fn serve_http(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
-    let door = Door::of(&listener);
-    let closed = async move {
-        stop.cancelled().await;
-        door.close().await;
-    };
-    let served = axum::serve(listener, router).with_graceful_shutdown(closed);
-    if let Err(error) = served.await {
-        tracing::error!(%error, "http server ended");
-    }
 }
 
 /// Where reports read from: their own account if there is one, otherwise the store's.

@@ -23,6 +23,7 @@ mod keys;
 mod kinds;
 mod layering;
 mod leases;
+mod limits;
 mod mysql_faults;
 mod openapi;
 mod poison;
