@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,6 +15,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::auth::Who;
 use super::body::{Asked, Body, IdPath, Object};
 use super::cursor::Listing;
+use super::etag::{IfNoneMatch, tagged};
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
 use super::view::{JobView, RetryView, StateWord};
@@ -80,15 +81,7 @@ fn empty_object() -> Box<RawValue> {
 
 impl NewJobBody {
     fn draft(self, prefix: &str) -> Result<Draft, Problem> {
-        let due = match (self.execute_at, self.delay_ms) {
-            (None, None) => Due::Now,
-            (Some(moment), None) => Due::At(moment),
-            (None, Some(ms)) => Due::After(Duration::from_millis(ms)),
-            (Some(_), Some(_)) => {
-                let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
-                return Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]));
-            }
-        };
+        let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
         Ok(Draft {
             kind: self.kind,
             payload: self.payload,
@@ -101,6 +94,23 @@ impl NewJobBody {
             unique_key: self.unique_key,
             on_conflict: self.on_conflict,
         })
+    }
+}
+
+/// When something is due, if it says so in one of two ways.
+pub(super) fn due(
+    execute_at: Option<DateTime<Utc>>,
+    delay_ms: Option<u64>,
+    prefix: &str,
+) -> Result<Option<Due>, Problem> {
+    match (execute_at, delay_ms) {
+        (None, None) => Ok(None),
+        (Some(moment), None) => Ok(Some(Due::At(moment))),
+        (None, Some(ms)) => Ok(Some(Due::After(Duration::from_millis(ms)))),
+        (Some(_), Some(_)) => {
+            let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
+            Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]))
+        }
     }
 }
 
@@ -130,7 +140,7 @@ async fn accept(
     }
 }
 
-fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
+pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
     Answer { status: status.as_u16(), body: serde_json::to_string(body).unwrap_or_default() }
 }
 
@@ -381,17 +391,22 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
 
 /// Show a job with its attempts
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job", params(("id" = Uuid, Path, description = "The job's id")),
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
+    params(
+        ("id" = Uuid, Path, description = "The job's id"),
+        ("If-None-Match" = Option<String>, Header, description = "Answer 304 if the job has one of these ETags"),
+    ),
     responses(
         (status = 200, description = "The job", body = JobView),
+        (status = 304, description = "The reader has it already", headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
-    read(&api, id).await.map(|job| json(StatusCode::OK, job))
+pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath, known: IfNoneMatch) -> Result<Response, Problem> {
+    read(&api, id).await.map(|job| known.spare(tagged(StatusCode::OK, &job)))
 }
 
 pub(super) async fn read(api: &Api, id: JobId) -> Result<JobView, Problem> {
@@ -500,12 +515,6 @@ async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Res
     };
     match moved {
         Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
-        done => Ok(json(status(&done), read(api, id).await?)),
-    }
-}
-
-impl IntoResponse for JobView {
-    fn into_response(self) -> Response {
-        json(StatusCode::OK, self)
+        done => Ok(tagged(status(&done), &read(api, id).await?)),
     }
 }

@@ -6,7 +6,10 @@
 mod audit;
 mod auth;
 mod body;
+mod change;
 mod cursor;
+mod etag;
+mod events;
 mod explain;
 mod health;
 mod jobs;
@@ -37,14 +40,14 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::broker::{Broker, Controls};
+use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::index::Index;
 
 /// What the API needs.
@@ -68,6 +71,12 @@ pub struct ApiParts {
     pub body_timeout: Duration,
     /// Where finished reports lie.
     pub reports_dir: PathBuf,
+    /// What happens in the cluster.
+    pub feed: Feed,
+    /// Jobs that somebody watches.
+    pub watches: Watches,
+    /// Streams of events that may still be opened.
+    pub streams: Arc<Semaphore>,
     /// True once the process has begun to stop.
     pub draining: watch::Receiver<bool>,
 }
@@ -81,10 +90,18 @@ type Api = Arc<ApiParts>;
         description = "A durable job runner for teams on MySQL. Errors are application/problem+json with a stable code.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
+    components(schemas(
+        events::StateEvent,
+        events::AttemptEvent,
+        events::EndEvent,
+        events::ClusterEvent,
+        events::GapEvent,
+    )),
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
         (name = "queues", description = "Pause, priorities and limits"),
         (name = "schedules", description = "Jobs that come by the clock"),
+        (name = "events", description = "Hear what happens, as server-sent events"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -97,7 +114,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
     let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
-        .routes(routes!(jobs::show))
+        .routes(routes!(jobs::show, change::change))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
@@ -106,6 +123,8 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause, queues::resume))
+        .routes(routes!(events::of_job))
+        .routes(routes!(events::of_cluster))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
@@ -128,6 +147,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .split_for_parts();
     once::describe(&mut document);
     auth::describe(&mut document);
+    etag::describe(&mut document);
     describe_crowds(&mut document);
     describe_problems(&mut document);
     (routes, document)
@@ -137,20 +157,15 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
 fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
     for operation in operations(document) {
         let responses = &mut operation.responses.responses;
-        responses.entry("429".to_owned()).or_insert_with(|| {
-            let mut described = utoipa::openapi::Response::new("overloaded: too many open connections");
-            let schema = utoipa::openapi::Ref::from_schema_name("Problem");
-            described.content.insert("application/json".to_owned(), Content::new(Some(schema)).into());
-            RefOr::T(described)
-        });
+        responses
+            .entry("429".to_owned())
+            .or_insert_with(|| RefOr::T(problem::describe_problem("overloaded: too many open connections")));
     }
 }
 
 fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
     let items = document.paths.paths.values_mut();
-    items
-        .flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete])
-        .flatten()
+    items.flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]).flatten()
 }
 
 /// Problems have a media type of their own, which the attributes of the routes leave out for brevity.

@@ -10,7 +10,6 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -18,6 +17,7 @@ use utoipa::openapi::{Header, OpenApi, RefOr, Required};
 
 use super::Api;
 use super::auth::Caller;
+use super::etag;
 use super::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
@@ -66,16 +66,17 @@ impl Key {
 
 /// The answer to a request that was carried out, now or before.
 pub(super) fn respond(answer: Answer, replayed: bool) -> Response {
-    #[derive(Deserialize)]
-    struct Made {
-        id: Option<String>,
-    }
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    let made = if status == StatusCode::CREATED { serde_json::from_str::<Made>(&answer.body).ok() } else { None };
+    // A job begins with its id; nothing else does.
+    let id = answer.body.strip_prefix("{\"id\":\"").and_then(|rest| rest.split('"').next()).map(str::to_owned);
+    let tag = id.is_some().then(|| etag::of(&answer.body));
     let mut response = (status, answer.body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(id) = made.and_then(|made| made.id)
+    if let Some(tag) = tag {
+        etag::put(headers, &tag);
+    }
+    if let Some(id) = id.filter(|_| status == StatusCode::CREATED)
         && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{id}"))
     {
         headers.insert(header::LOCATION, location);
@@ -124,6 +125,10 @@ pub(super) fn describe(document: &mut OpenApi) {
     let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
     let posts = document.paths.paths.values_mut().filter_map(|item| item.post.as_mut());
     for operation in posts.filter(|operation| takes_key(&operation.operation_id)) {
+/// Every POST and PATCH takes the header, and answers accordingly.
+pub(super) fn describe(document: &mut OpenApi) {
+    let items = document.paths.paths.values_mut();
+    for operation in items.flat_map(|item| [&mut item.post, &mut item.patch]).flatten() {
         let key = ObjectBuilder::new()
             .schema_type(Type::String)
             .min_length(Some(1))

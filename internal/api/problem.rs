@@ -65,6 +65,8 @@ pub enum Code {
     Overloaded,
     /// 500: a defect in tickr or its set-up; the log has the details.
     Internal,
+    /// 503: this runner stops; another one, or its successor, takes the request.
+    Stopping,
     /// 503: MySQL cannot be reached; Retry-After says when to come back. Nothing was accepted.
     StoreUnavailable,
 }
@@ -96,7 +98,7 @@ impl Code {
             | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -127,6 +129,7 @@ impl Code {
             Self::TooMany => "There may not be more",
             Self::Overloaded => "Too many requests are waiting",
             Self::Internal => "Internal error",
+            Self::Stopping => "This runner stops",
             Self::StoreUnavailable => "MySQL cannot be reached",
         }
     }
@@ -263,7 +266,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(code, Code::StoreUnavailable | Code::Overloaded | Code::IdempotencyInProgress) {
+        if matches!(code, Code::StoreUnavailable | Code::Stopping | Code::Overloaded | Code::IdempotencyInProgress) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if code == Code::Unauthorized {

@@ -9,7 +9,7 @@ use crate::job::{Attempt, Job, NewJob, Progress, RetryPolicy, ScheduledBy, State
 use crate::store::Accepted;
 
 /// RFC 3339 in UTC with milliseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment(pub(super) Timestamp);
 
 impl Serialize for Moment {

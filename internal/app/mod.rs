@@ -28,13 +28,13 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Tokens};
-use crate::broker::{Broker, Controls};
+use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Config, ConfigErrors};
 use crate::engine::{Engine, EngineSettings, Stopped};
 use crate::event::Events;
@@ -113,6 +113,7 @@ pub struct App {
     http: JoinHandle<()>,
     stop_http: CancellationToken,
     stop_controls: DropGuard,
+    stop_telling: CancellationToken,
     draining: watch::Sender<bool>,
     tasks: TaskTracker,
     grace: Duration,
@@ -167,6 +168,10 @@ impl App {
         };
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
+        let stop_telling = CancellationToken::new();
+        let events = broker.events().clone();
+        let feed = Feed::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
+        let watches = Watches::start(store.clone(), events, &tasks, stop_telling.clone());
         let (draining, drains) = watch::channel(false);
         let router = api::router(ApiParts {
             broker: broker.clone(),
@@ -178,6 +183,9 @@ impl App {
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
             reports_dir: config.reports_dir.clone(),
+            feed,
+            watches,
+            streams: Arc::new(Semaphore::new(config.http_streams)),
             draining: drains,
         });
         let stop_http = CancellationToken::new();
@@ -202,6 +210,7 @@ impl App {
             http,
             stop_http,
             stop_controls,
+            stop_telling,
             draining,
             tasks,
             grace,
@@ -272,6 +281,7 @@ impl App {
             mut http,
             stop_http,
             stop_controls,
+            stop_telling,
             draining,
             tasks,
             grace,
@@ -286,6 +296,7 @@ impl App {
             }
         };
         let (stopped, ()) = tokio::join!(engine.stop(grace, hurry.clone()), noticed);
+        stop_telling.cancel();
         stop_http.cancel();
         if tokio::time::timeout(HTTP_GRACE, &mut http).await.is_err() {
             // A connection that its client keeps open has had its time.

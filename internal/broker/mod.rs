@@ -6,15 +6,20 @@
 
 mod controls;
 mod draft;
+mod feed;
 mod hints;
 mod idempotency;
 mod schedules;
+mod watches;
 
+pub use crate::index::FeedId;
 pub use controls::{Controls, Settings};
-pub use draft::{Draft, Invalid};
+pub use draft::{Draft, Invalid, problem_of_due};
+pub use feed::{Feed, Happening, Listener, Told, What};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use schedules::TriggerError;
+pub use watches::{Watch, Watches};
 
 use std::sync::Arc;
 
@@ -25,7 +30,8 @@ use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
 use crate::job::{Actor, JobId, Name, NewJob, State};
 use crate::store::{
-    Accepted, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer, Steered, Store, StoreError, Wording,
+    Accepted, Change, Changed, Condition, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer,
+    Steered, Store, StoreError, Wording,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -186,12 +192,36 @@ impl Broker {
         Ok(moved)
     }
 
+    /// Change when a waiting job is due, or how urgent it is, if `condition` holds; at most once if there is a key.
+    /// `word` words the job as it is then as the answer.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn change(
+        &self,
+        id: JobId,
+        change: Change,
+        by: &Actor,
+        condition: Option<Condition>,
+        once: Option<Once>,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Changed>, StoreError> {
+        let outcome = self.store.change(id, change, by, condition, once, word).await?;
+        if let Outcome::First { done: Some(Changed::Done(moved)), .. } = &outcome {
+            self.announce_move(id, moved);
+        }
+        Ok(outcome)
+    }
+
     fn announce_move(&self, id: JobId, moved: &Moved) {
         match moved {
             // Its entry stays in the index until it pops; the claim drops it.
             Moved::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
             Moved::Asked => self.events.emit(Event::CancelRequested { id }),
-            Moved::Waits(accepted) => self.hints.send(entry(accepted)),
+            Moved::Waits(accepted) => {
+                self.events.emit(Event::Rescheduled { id });
+                self.hints.send(entry(accepted));
+            }
             Moved::Done(_) | Moved::Refused(_) | Moved::Missing => {}
         }
     }

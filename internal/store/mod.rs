@@ -11,11 +11,14 @@
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `read.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
 mod audit;
 mod bare;
+mod change;
 mod claim;
 mod clock;
 mod complete;
@@ -25,6 +28,7 @@ mod error;
 mod evidence;
 mod explain;
 mod gauge;
+mod glimpse;
 mod group_commit;
 mod growth;
 mod insert;
@@ -50,6 +54,7 @@ mod ticks;
 
 pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
+pub use change::{Change, Changed, Condition};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
@@ -58,6 +63,7 @@ pub use error::StoreError;
 pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
 pub use explain::{HourDue, Standing};
 pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
+pub use glimpse::Glimpse;
 pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
