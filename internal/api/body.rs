@@ -68,7 +68,7 @@ async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> 
     Ok(kept)
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // Before any parser that would recurse.
     if deeper_than(bytes, MOST_LEVELS) {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));

@@ -114,7 +114,7 @@ pub(super) fn due(
     }
 }
 
-fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem> {
+pub(super) fn prepare(api: &Api, body: NewJobBody, prefix: &str) -> Result<NewJob, Problem> {
     let draft = body.draft(prefix)?;
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
@@ -189,7 +189,7 @@ pub(super) async fn enqueue(
     .await
 }
 
-fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+pub(super) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
     handlers::Problem::at(
         format!("{prefix}/unique_key"),
         format!("is held by job {}, which is {}", holder.id, holder.state),

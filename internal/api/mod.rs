@@ -12,6 +12,7 @@ mod etag;
 mod events;
 mod explain;
 mod health;
+mod import;
 mod jobs;
 mod keys;
 mod kinds;
@@ -77,6 +78,8 @@ pub struct ApiParts {
     pub watches: Watches,
     /// Streams of events that may still be opened.
     pub streams: Arc<Semaphore>,
+    /// Imports that may still be begun.
+    pub imports: Arc<Semaphore>,
     /// True once the process has begun to stop.
     pub draining: watch::Receiver<bool>,
 }
@@ -96,6 +99,8 @@ type Api = Arc<ApiParts>;
         events::EndEvent,
         events::ClusterEvent,
         events::GapEvent,
+        import::ImportLine,
+        import::ImportEnd,
     )),
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
@@ -114,6 +119,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
     let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
+        .routes(routes!(import::import))
         .routes(routes!(jobs::show, change::change))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))

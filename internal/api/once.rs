@@ -52,6 +52,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
 }
 
 impl Key {
+    /// The key itself, if there is one.
+    pub(super) fn given(self) -> Result<Option<IdempotencyKey>, Problem> {
+        self.0
+    }
+
     /// The request that is to be carried out at most once, if it has a key. `call` names what is called, and about what;
     /// `body` is its JSON text.
     pub(super) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {

@@ -47,6 +47,8 @@ use server::HttpLimits;
 
 /// How long a start waits for MySQL before it says that it is missing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Imports at the same time; each holds a few megabytes.
+const MOST_IMPORTS: usize = 16;
 /// How long open requests may take after the last job is done.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 
@@ -186,6 +188,7 @@ impl App {
             feed,
             watches,
             streams: Arc::new(Semaphore::new(config.http_streams)),
+            imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
             draining: drains,
         });
         let stop_http = CancellationToken::new();

@@ -20,6 +20,7 @@ mod enqueue_once;
 mod events;
 mod explain;
 mod flood;
+mod import;
 mod index;
 mod keys;
 mod kinds;

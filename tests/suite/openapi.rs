@@ -54,6 +54,7 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
         "PATCH /v1/jobs/{id}",
         "POST /v1/jobs",
         "POST /v1/jobs/batch",
+        "POST /v1/jobs/import",
         "POST /v1/jobs/{id}/cancel",
         "POST /v1/jobs/{id}/retry",
         "POST /v1/jobs/{id}/run-now",
@@ -83,6 +84,7 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
             if status == "204" {
                 assert!(response.get("content").is_none(), "{here} {status}");
             if status == "304" {
+            if status == "204" || status == "304" {
                 continue;
             }
             let content = response["content"].as_object().unwrap();

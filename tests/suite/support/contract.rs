@@ -103,6 +103,11 @@ pub(crate) fn request_fits(method: &str, path: &str, body: &Value) -> Option<boo
     Some(with_validator(&format!("request of {method} {template}"), schema, |validator| validator.is_valid(body)))
 }
 
+/// Fail unless this fits a named schema: for the lines of a stream.
+pub(crate) fn fits_schema(name: &str, value: &Value) {
+    fits(name, &json!({"$ref": format!("#/components/schemas/{name}")}), value, name);
+}
+
 fn fits(name: &str, schema: &Value, body: &Value, said: &str) {
     with_validator(name, schema, |validator| {
         let problems: Vec<String> =
