@@ -3,11 +3,14 @@
 //! Everything tickr can do is here first; the command line and the dashboard speak only this. The OpenAPI document is
 //! made from the same types and attributes as the routes.
 
+mod access;
 mod audit;
 mod auth;
 mod body;
+mod catalogue;
 mod change;
 mod cursor;
+mod docs;
 mod etag;
 mod events;
 mod explain;
@@ -27,6 +30,7 @@ mod version;
 mod view;
 
 pub use auth::Tokens;
+pub use catalogue::markdown as problems_as_markdown;
 pub use keys::new_key;
 pub use problem::{Code, Problem};
 
@@ -35,8 +39,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
@@ -197,15 +202,24 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
     let (routes, document) = described();
-    let document = Arc::new(document);
+    // Made once: neither changes while the process runs.
+    let page: Arc<str> = docs::page(&document, api.broker.registry()).into();
+    let text: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
+    let shown = move || {
+        let page = Arc::clone(&page);
+        async move { Html(page.to_string()) }
+    };
+    let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     routes
-        .route("/openapi.json", get(move || async move { Json(document.as_ref().clone()) }))
-        .route("/docs", get(docs))
-        .route("/", get(docs))
+        .route("/openapi.json", get(move || async move { ([media], text) }))
+        .route("/docs", get(shown.clone()))
+        .route("/docs/problems/{code}", get(docs::problem))
+        .route("/", get(shown))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
         .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
+        .layer(middleware::from_fn(access::log))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "the request made tickr stumble").into_response()
         }))
@@ -232,56 +246,13 @@ async fn not_found() -> Problem {
     Problem::new(Code::NotFound, "there is nothing at this path; /openapi.json lists what there is")
 }
 
-async fn method_not_allowed() -> Problem {
-    Problem::new(Code::MethodNotAllowed, "this path does not take that method; the Allow header says which it takes")
-}
-
-/// A page about the API that needs no other host: the routes as a table, made from the document.
-async fn docs(State(_api): State<Api>) -> Html<String> {
-    let document = openapi();
-    let mut routes = Vec::new();
-    for (path, item) in &document.paths.paths {
-        for (method, operation) in [
-            ("GET", &item.get),
-            ("POST", &item.post),
-            ("PATCH", &item.patch),
-            ("PUT", &item.put),
-            ("DELETE", &item.delete),
-        ] {
-            if let Some(operation) = operation {
-                routes.push((method, path.clone(), operation.summary.clone().unwrap_or_default()));
-            }
-        }
+/// Whoever asks what a path takes reads it in the Allow header, and so does whoever guessed wrong.
+async fn method_not_allowed(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
     }
-    let page = maud::html! {
-        (maud::DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                link rel="icon" href="data:,";
-                title { "tickr API" }
-                style { (maud::PreEscaped(
-                    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
-                     td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top}code{font-family:ui-monospace,monospace}"
-                )) }
-            }
-            body {
-                h1 { "tickr " (env!("CARGO_PKG_VERSION")) }
-                p { "Machine-readable: " a href="/openapi.json" { "/openapi.json" } ". Payload schemas: "
-                    a href="/v1/kinds" { "/v1/kinds" } ". Counts: " a href="/v1/stats" { "/v1/stats" } "." }
-                table {
-                    thead { tr { th { "Method" } th { "Path" } th { "What it does" } } }
-                    tbody {
-                        @for (method, path, summary) in &routes {
-                            tr { td { code { (method) } } td { code { (path) } } td { (summary) } }
-                        }
-                    }
-                }
-            }
-        }
-    };
-    Html(page.into_string())
+    let detail = "this path does not take that method; the Allow header says which it takes";
+    Problem::new(Code::MethodNotAllowed, detail).into_response()
 }
 
 /// Parse a duration such as `30s`, `500ms` or `2m` from a query string.

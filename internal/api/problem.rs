@@ -72,7 +72,36 @@ pub enum Code {
 }
 
 impl Code {
-    const fn status(self) -> StatusCode {
+    /// All of them, by status.
+    pub(super) const ALL: [Self; 25] = [
+        Self::InvalidJson,
+        Self::TooDeep,
+        Self::Unauthorized,
+        Self::Forbidden,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::WrongState,
+        Self::KeyTaken,
+        Self::NameTaken,
+        Self::IdempotencyInProgress,
+        Self::PreconditionFailed,
+        Self::TooLarge,
+        Self::UnsupportedMediaType,
+        Self::InvalidRequest,
+        Self::UnknownKind,
+        Self::InvalidPayload,
+        Self::IdempotencyConflict,
+        Self::InvalidId,
+        Self::InvalidCursor,
+        Self::TooMany,
+        Self::Overloaded,
+        Self::Internal,
+        Self::Stopping,
+        Self::StoreUnavailable,
+    ];
+
+    pub(super) const fn status(self) -> StatusCode {
         match self {
             Self::InvalidJson | Self::TooDeep => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -102,7 +131,7 @@ impl Code {
         }
     }
 
-    const fn title(self) -> &'static str {
+    pub(super) const fn title(self) -> &'static str {
         match self {
             Self::InvalidJson => "The body is not JSON",
             Self::TooDeep => "The body is nested too deeply",
@@ -134,7 +163,7 @@ impl Code {
         }
     }
 
-    fn word(self) -> String {
+    pub(super) fn word(self) -> String {
         serde_json::to_value(self).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
     }
 }
@@ -266,7 +295,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(code, Code::StoreUnavailable | Code::Stopping | Code::Overloaded | Code::IdempotencyInProgress) {
+        if super::catalogue::entry(code).again == super::catalogue::Again::Later {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if code == Code::Unauthorized {

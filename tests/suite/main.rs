@@ -14,6 +14,7 @@ mod change;
 mod cli;
 mod clocks;
 mod deploys;
+mod docs;
 mod driver;
 mod engine;
 mod enqueue_once;
