@@ -92,8 +92,8 @@ pub(super) const fn entry(code: Code) -> Entry {
             Again::Later,
         ),
         Code::PreconditionFailed => (
-            "The job is not what `If-Match` says any more. Nothing was changed.",
-            "Read the job, decide anew, and send its new ETag.",
+            "What is to be changed is not what `If-Match` says any more. Nothing was changed.",
+            "Read it, decide anew, and send its new ETag.",
             Again::Changed,
         ),
         Code::TooLarge => (

@@ -63,7 +63,8 @@ impl ChangeBody {
     patch, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "change_job", request_body = ChangeBody,
     params(
         ("id" = Uuid, Path, description = "The job's id"),
-        ("If-Match" = Option<String>, Header, description = "Change nothing unless the job has one of these ETags"),
+        ("If-Match" = Option<String>, Header, description = "Change nothing unless the job has one of these ETags",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
         (status = 200, description = "Changed", body = JobView),

@@ -131,9 +131,14 @@ pub(super) fn describe(document: &mut OpenApi) {
     let posts = document.paths.paths.values_mut().filter_map(|item| item.post.as_mut());
     for operation in posts.filter(|operation| takes_key(&operation.operation_id)) {
 /// Every POST and PATCH takes the header, and answers accordingly.
+/// Every POST and the PATCH of a job take the header, and answer accordingly.
 pub(super) fn describe(document: &mut OpenApi) {
     let items = document.paths.paths.values_mut();
-    for operation in items.flat_map(|item| [&mut item.post, &mut item.patch]).flatten() {
+    let operations = items.flat_map(|item| {
+        let patch = item.patch.as_mut().filter(|patch| patch.operation_id.as_deref() == Some("change_job"));
+        [item.post.as_mut(), patch]
+    });
+    for operation in operations.flatten() {
         let key = ObjectBuilder::new()
             .schema_type(Type::String)
             .min_length(Some(1))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use super::audit::{Act, was_recorded, record};
+use super::audit::{Act, record, was_recorded};
 use super::error::corrupt;
 use super::insert::{Accepted, due_at, read_clock};
 use super::link::{Earlier, transact};

@@ -13,6 +13,7 @@ mod cancel;
 mod change;
 mod cli;
 mod clocks;
+mod contract;
 mod deploys;
 mod docs;
 mod driver;
