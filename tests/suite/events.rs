@@ -9,7 +9,7 @@ use tickr::config::{Config, ServerUrl};
 use tickr::event::{Event, Health};
 use tickr::handlers::Registry;
 use tickr::job::State;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpSocket;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -242,6 +242,9 @@ async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
     socket.set_recv_buffer_size(4096).unwrap();
     let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
     socket.write_all(b"GET /v1/events HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    let mut head = [0; 12];
+    socket.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
     eventually("there is no place", async || {
         let full = tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await;
         (full.status == 429 && full.code() == "overloaded").then_some(())
