@@ -14,8 +14,8 @@ use tickr::handlers::{self, Context, Kind, Registry};
 
 use crate::support::{TestApp, draft};
 
-/// Longest run; it takes ten seconds on a machine that does nothing else.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest run. It takes a quarter of a minute on a machine that does nothing else, and this is for one that does.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A kind that takes anything: the kinds for tests include one that aborts its process, and schemathesis finds it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -68,7 +68,7 @@ async fn schemathesis_finds_no_answer_that_the_document_does_not_allow() {
         .arg(config)
         .args(["run", &tickr.url("/openapi.json"), "--no-color"])
         .args(["--header", "Authorization: Bearer contract"])
-        .args(["--seed", "7", "--max-examples", "15", "--workers", "1", "--request-timeout", "15"])
+        .args(["--seed", "7", "--max-examples", "5", "--workers", "1", "--request-timeout", "15"])
         .args(["--generation-database", "none"])
         .args(["--exclude-path-regex", "(/events|/import)$"])
         // Whatever it leaves behind, it leaves here.
