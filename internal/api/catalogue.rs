@@ -136,6 +136,16 @@ pub(super) const fn entry(code: Code) -> Entry {
             "Use `next_cursor` of the last page with the same filter, unchanged; or begin anew without one.",
             Again::Changed,
         ),
+        Code::DeclaredInConfig => (
+            "The configuration declares this, and would put it back at the next start. Nothing was changed.",
+            "Change the configuration, and start the runners with it.",
+            Again::Changed,
+        ),
+        Code::PreviousUnfinished => (
+            "The previous job of this schedule has not ended, and the schedule lets none overlap. Nothing was done.",
+            "Wait for that job, or cancel it.",
+            Again::Changed,
+        ),
         Code::TooMany => ("There may not be more of these. Nothing was changed.", "Remove some first.", Again::Changed),
         Code::Overloaded => (
             "More waits here than is allowed: for the store, or as open connections, streams or imports. Nothing was accepted.",

@@ -20,7 +20,7 @@ use super::view::JobView;
 use crate::broker::problem_of_due;
 use crate::handlers;
 use crate::job::{Attempt, Job, Priority};
-use crate::store::{Change, Changed, Condition, Steered};
+use crate::store::{Change, Changed, Holds, Steered};
 
 /// What is to be different about a job. What is left out stays as it is; at least one thing must be there.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -89,7 +89,7 @@ pub(super) async fn change(
     Body(body, text): Body<ChangeBody>,
 ) -> Result<Response, Problem> {
     let change = body.read()?;
-    let condition = tags?.map(|tags| -> Condition {
+    let condition = tags?.map(|tags| -> Holds {
         Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::of(&text_of(job, attempts))))
     });
     let once = key.once(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;

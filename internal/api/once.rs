@@ -125,18 +125,14 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
 /// POSTs that take no key, because repeating them changes nothing.
 const REPEATABLE: [&str; 3] = ["pause_schedule", "resume_schedule", "preview_schedule"];
 
-/// Every other POST takes the header, and answers accordingly.
+/// Every other POST and the PATCH of a job take the header, and answer accordingly.
 pub(super) fn describe(document: &mut OpenApi) {
     let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
-    let posts = document.paths.paths.values_mut().filter_map(|item| item.post.as_mut());
-    for operation in posts.filter(|operation| takes_key(&operation.operation_id)) {
-/// Every POST and PATCH takes the header, and answers accordingly.
-/// Every POST and the PATCH of a job take the header, and answer accordingly.
-pub(super) fn describe(document: &mut OpenApi) {
     let items = document.paths.paths.values_mut();
     let operations = items.flat_map(|item| {
+        let post = item.post.as_mut().filter(|post| takes_key(&post.operation_id));
         let patch = item.patch.as_mut().filter(|patch| patch.operation_id.as_deref() == Some("change_job"));
-        [item.post.as_mut(), patch]
+        [post, patch]
     });
     for operation in operations.flatten() {
         let key = ObjectBuilder::new()

@@ -73,7 +73,7 @@ pub enum Code {
 
 impl Code {
     /// All of them, by status.
-    pub(super) const ALL: [Self; 25] = [
+    pub(super) const ALL: [Self; 27] = [
         Self::InvalidJson,
         Self::TooDeep,
         Self::Unauthorized,
@@ -85,6 +85,8 @@ impl Code {
         Self::KeyTaken,
         Self::NameTaken,
         Self::IdempotencyInProgress,
+        Self::DeclaredInConfig,
+        Self::PreviousUnfinished,
         Self::PreconditionFailed,
         Self::TooLarge,
         Self::UnsupportedMediaType,

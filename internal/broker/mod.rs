@@ -30,8 +30,8 @@ use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
 use crate::job::{Actor, JobId, Name, NewJob, State};
 use crate::store::{
-    Accepted, Change, Changed, Condition, DueJob, Holder, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer,
-    Steered, Store, StoreError, Wording,
+    Accepted, Change, Changed, DueJob, Holder, Holds, Keyed, Moved, Once, Outcome, Placed, Receipts, Steer, Steered,
+    Store, StoreError, Wording,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -202,11 +202,11 @@ impl Broker {
         id: JobId,
         change: Change,
         by: &Actor,
-        condition: Option<Condition>,
+        condition: Option<Holds>,
         once: Option<Once>,
         word: Wording<Steered>,
     ) -> Result<Outcome<Changed>, StoreError> {
-        let outcome = self.store.change(id, change, by, condition, once, word).await?;
+        let outcome = self.store.change_job(id, change, by, condition, once, word).await?;
         if let Outcome::First { done: Some(Changed::Done(moved)), .. } = &outcome {
             self.announce_move(id, moved);
         }

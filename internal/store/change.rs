@@ -27,7 +27,7 @@ pub struct Change {
 }
 
 /// What must be true of the job, with all its attempts, for it to be changed. Asked within the transaction.
-pub type Condition = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
+pub type Holds = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
 
 /// What became of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Changed {
 struct Wish {
     change: Change,
     act: Act,
-    condition: Option<Condition>,
+    condition: Option<Holds>,
     once: Option<Once>,
     word: Wording<Steered>,
 }
@@ -57,12 +57,12 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn change(
+    pub async fn change_job(
         &self,
         id: JobId,
         change: Change,
         by: &Actor,
-        condition: Option<Condition>,
+        condition: Option<Holds>,
         once: Option<Once>,
         word: Wording<Steered>,
     ) -> Result<Outcome<Changed>, StoreError> {

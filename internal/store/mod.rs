@@ -9,8 +9,6 @@
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
-//! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
-//! - `read.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `read.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
@@ -54,7 +52,7 @@ mod ticks;
 
 pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
-pub use change::{Change, Changed, Condition};
+pub use change::{Change, Changed, Holds};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use due::{DueCursor, DueJob, DuePage};
