@@ -47,6 +47,11 @@ pub enum Event {
         /// The job.
         id: JobId,
     },
+    /// A job that waits has another due time or priority: by a retry, a run-now or a change through this process.
+    Rescheduled {
+        /// The job.
+        id: JobId,
+    },
     /// The reaper of this process ended attempts of a dead runner.
     Reaped {
         /// How many.
@@ -61,6 +66,23 @@ pub enum Event {
     IndexHealth(Health),
     /// The process stops: nothing new is fetched from here on.
     Draining,
+}
+
+impl Event {
+    /// The job that it is about, if it is about one.
+    #[must_use]
+    pub const fn job(&self) -> Option<JobId> {
+        match self {
+            Self::Accepted { id }
+            | Self::Started { id, .. }
+            | Self::Settled { id, .. }
+            | Self::LeaseLost { id }
+            | Self::CancelRequested { id }
+            | Self::Cancelled { id }
+            | Self::Rescheduled { id } => Some(*id),
+            Self::Reaped { .. } | Self::Rebuilt { .. } | Self::IndexHealth(_) | Self::Draining => None,
+        }
+    }
 }
 
 /// The index's condition. Jobs run in each of them.

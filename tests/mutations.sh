@@ -119,6 +119,21 @@ mutants() {
     mutant 'state of a holder that is replaced' internal/store/keyed.rs \
         'if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
+    mutant 'condition of a change' internal/store/change.rs \
+        'if wish.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
+        change::of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_has_its_tag
+    mutant 'own change after a lost commit' internal/store/change.rs \
+        'earlier == Earlier::MayHaveCommitted && was_recorded' 'earlier == Earlier::Nothing && was_recorded' \
+        change::a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated
+    mutant 'key of a part of an import' internal/api/import.rs \
+        'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
+        import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
+    mutant 'clients that do not read' internal/app/connection.rs \
+        'if longer(&self.blocked_since, patience.write) {' 'if false {' \
+        limits::slow_heads_bodies_and_readers_are_cut_off_while_everybody_else_is_served
+    mutant 'end of streams at a stop' internal/api/events.rs \
+        '*self.draining.borrow_and_update()' 'false' \
+        events::open_streams_end_with_their_runner_and_do_not_hold_it_up
     mutant 'pause in the order of service' internal/engine/service.rs \
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on

@@ -16,6 +16,9 @@ use super::{Api, json};
 use crate::handlers;
 use crate::store::Done;
 
+/// Longest target that is looked for; the column has this width.
+const LONGEST_TARGET: usize = 255;
+
 /// Which actions to list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -83,10 +86,16 @@ impl From<Done> for ActView {
 )]
 pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<AuditQuery>) -> Result<Response, Problem> {
     let limit = asked.limit.unwrap_or(50);
+    let mut problems = Vec::new();
     if !(1..=200).contains(&limit) {
-        let here = handlers::Problem::at("limit", "must be 1 to 200");
+        problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
+    }
+    if asked.target.as_ref().is_some_and(|target| target.chars().count() > LONGEST_TARGET) {
+        problems.push(handlers::Problem::at("target", format!("must be at most {LONGEST_TARGET} characters")));
+    }
+    if !problems.is_empty() {
         return Err(
-            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", vec![here])
+            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems)
         );
     }
     let target = asked.target.filter(|target| !target.is_empty());

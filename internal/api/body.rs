@@ -19,8 +19,6 @@ use crate::job::{InvalidName, JobId, Name};
 
 /// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
 const MOST_LEVELS: usize = 64;
-/// Longest time in which a body must have arrived.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How much of a body that is too large is still read.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 
@@ -35,9 +33,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
         let media = declared.split(';').next().unwrap_or("").trim();
         let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
         let read = read(request.into_body(), api.body_limit_bytes);
-        let bytes = tokio::time::timeout(PATIENCE, read).await.map_err(|_| {
-            Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", PATIENCE.as_secs()))
-        })?;
+        let bytes = tokio::time::timeout(api.body_timeout, read).await.map_err(|_| too_slow(api.body_timeout))?;
         if !is_json {
             let detail = "declare the body with Content-Type: application/json";
             return Err(Problem::new(Code::UnsupportedMediaType, detail));
@@ -45,6 +41,10 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
         let bytes = bytes?;
         parse(&bytes).map(|parsed| Self(parsed, bytes))
     }
+}
+
+pub(super) fn too_slow(patience: Duration) -> Problem {
+    Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", patience.as_secs_f64()))
 }
 
 /// Read a body of at most `limit` bytes. The rest of a larger one is read and forgotten, as far as that is bearable: a
@@ -68,7 +68,7 @@ async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> 
     Ok(kept)
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // Before any parser that would recurse.
     if deeper_than(bytes, MOST_LEVELS) {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));

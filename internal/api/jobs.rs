@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -15,6 +15,7 @@ use utoipa::ToSchema;
 use super::auth::Who;
 use super::body::{Asked, Body, IdPath, Object};
 use super::cursor::Listing;
+use super::etag::{IfNoneMatch, tagged};
 use super::filter::{filter_query, refused};
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
@@ -89,15 +90,7 @@ fn empty_object() -> Box<RawValue> {
 
 impl NewJobBody {
     fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
-        let due = match (self.execute_at, self.delay_ms) {
-            (None, None) => Due::Now,
-            (Some(moment), None) => Due::At(moment),
-            (None, Some(ms)) => Due::After(Duration::from_millis(ms)),
-            (Some(_), Some(_)) => {
-                let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
-                return Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]));
-            }
-        };
+        let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
         Ok(Draft {
             kind: self.kind,
             payload: self.payload,
@@ -115,7 +108,29 @@ impl NewJobBody {
     }
 }
 
-fn prepare(api: &Api, body: NewJobBody, prefix: &str, trace: Option<&TraceContext>) -> Result<NewJob, Problem> {
+/// When something is due, if it says so in one of two ways.
+pub(super) fn due(
+    execute_at: Option<DateTime<Utc>>,
+    delay_ms: Option<u64>,
+    prefix: &str,
+) -> Result<Option<Due>, Problem> {
+    match (execute_at, delay_ms) {
+        (None, None) => Ok(None),
+        (Some(moment), None) => Ok(Some(Due::At(moment))),
+        (None, Some(ms)) => Ok(Some(Due::After(Duration::from_millis(ms)))),
+        (Some(_), Some(_)) => {
+            let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
+            Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]))
+        }
+    }
+}
+
+pub(super) fn prepare(
+    api: &Api,
+    body: NewJobBody,
+    prefix: &str,
+    trace: Option<&TraceContext>,
+) -> Result<NewJob, Problem> {
     let draft = body.draft(prefix, trace)?;
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
@@ -196,7 +211,7 @@ async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, tex
     .await
 }
 
-fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+pub(super) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
     handlers::Problem::at(
         format!("{prefix}/unique_key"),
         format!("is held by job {}, which is {}", holder.id, holder.state),
@@ -409,17 +424,22 @@ pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
 
 /// Show a job with its attempts
 #[utoipa::path(
-    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job", params(("id" = Uuid, Path, description = "The job's id")),
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
+    params(
+        ("id" = Uuid, Path, description = "The job's id"),
+        ("If-None-Match" = Option<String>, Header, description = "Answer 304 if the job has one of these ETags"),
+    ),
     responses(
         (status = 200, description = "The job", body = JobView),
+        (status = 304, description = "The reader has it already", headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<Response, Problem> {
-    read(&api, id).await.map(|job| json(StatusCode::OK, job))
+pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath, known: IfNoneMatch) -> Result<Response, Problem> {
+    read(&api, id).await.map(|job| known.spare(tagged(StatusCode::OK, &job)))
 }
 
 pub(super) async fn read(api: &Api, id: JobId) -> Result<JobView, Problem> {
@@ -531,12 +551,6 @@ async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Res
     };
     match moved {
         Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
-        done => Ok(json(status(&done), read(api, id).await?)),
-    }
-}
-
-impl IntoResponse for JobView {
-    fn into_response(self) -> Response {
-        json(StatusCode::OK, self)
+        done => Ok(tagged(status(&done), &read(api, id).await?)),
     }
 }

@@ -6,11 +6,17 @@
 mod audit;
 mod auth;
 mod body;
+mod catalogue;
+mod change;
 mod cursor;
 mod dead;
+mod docs;
+mod etag;
+mod events;
 mod explain;
 mod filter;
 mod health;
+mod import;
 mod jobs;
 mod keys;
 mod kinds;
@@ -29,6 +35,7 @@ mod version;
 mod view;
 
 pub use auth::Tokens;
+pub use catalogue::markdown as problems_as_markdown;
 pub use keys::new_key;
 pub use metrics::Readings;
 pub use problem::{Code, Problem};
@@ -38,20 +45,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::broker::{Broker, Controls};
+use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::index::Index;
 use crate::telemetry::Tracer;
 
@@ -76,8 +84,18 @@ pub struct ApiParts {
     pub body_limit_bytes: usize,
     /// Names of the schedules that this runner's own configuration declares.
     pub declared_schedules: Arc<BTreeSet<String>>,
+    /// Longest time in which a body must have arrived.
+    pub body_timeout: Duration,
     /// Where finished reports lie.
     pub reports_dir: PathBuf,
+    /// What happens in the cluster.
+    pub feed: Feed,
+    /// Jobs that somebody watches.
+    pub watches: Watches,
+    /// Streams of events that may still be opened.
+    pub streams: Arc<Semaphore>,
+    /// Imports that may still be begun.
+    pub imports: Arc<Semaphore>,
     /// True once the process has begun to stop.
     pub draining: watch::Receiver<bool>,
 }
@@ -91,12 +109,22 @@ type Api = Arc<ApiParts>;
         description = "A durable job runner for teams on MySQL. Errors are application/problem+json with a stable code.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),
+    components(schemas(
+        events::StateEvent,
+        events::AttemptEvent,
+        events::EndEvent,
+        events::ClusterEvent,
+        events::GapEvent,
+        import::ImportLine,
+        import::ImportEnd,
+    )),
     tags(
         (name = "jobs", description = "Enqueue, read and steer jobs"),
         (name = "queues", description = "Pause, priorities and limits"),
         (name = "schedules", description = "Jobs that come by the clock"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
         (name = "bulk operations", description = "What is done to many jobs at once"),
+        (name = "events", description = "Hear what happens, as server-sent events"),
         (name = "kinds", description = "What can be enqueued"),
         (name = "keys", description = "Who may call"),
         (name = "operations", description = "How tickr is doing"),
@@ -110,7 +138,8 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
         .routes(routes!(jobs::count))
-        .routes(routes!(jobs::show))
+        .routes(routes!(import::import))
+        .routes(routes!(jobs::show, change::change))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
@@ -127,6 +156,8 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause, queues::resume))
+        .routes(routes!(events::of_job))
+        .routes(routes!(events::of_cluster))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
@@ -149,17 +180,30 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .split_for_parts();
     once::describe(&mut document);
     auth::describe(&mut document);
+    etag::describe(&mut document);
+    describe_crowds(&mut document);
     describe_problems(&mut document);
     (routes, document)
 }
 
+/// Whatever is asked, there may be no room for whoever asks: `app/server.rs` bounds the connections.
+fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
+    for operation in operations(document) {
+        let responses = &mut operation.responses.responses;
+        responses
+            .entry("429".to_owned())
+            .or_insert_with(|| RefOr::T(problem::describe_problem("overloaded: too many open connections")));
+    }
+}
+
+fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &mut utoipa::openapi::path::Operation> {
+    let items = document.paths.paths.values_mut();
+    items.flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]).flatten()
+}
+
 /// Problems have a media type of their own, which the attributes of the routes leave out for brevity.
 fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
-    let items = document.paths.paths.values_mut();
-    let operations = items
-        .flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete])
-        .flatten();
-    for response in operations.flat_map(|operation| operation.responses.responses.values_mut()) {
+    for response in operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
         for (media, content) in std::mem::take(&mut response.content) {
             let is_problem = matches!(&content, RefOr::T(Content { schema: Some(RefOr::Ref(schema)), .. })
@@ -180,11 +224,19 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
     let (routes, document) = described();
-    let document = Arc::new(document);
+    // Made once: neither changes while the process runs.
+    let page: Arc<str> = docs::page(&document, api.broker.registry()).into();
+    let text: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
+    let shown = move || {
+        let page = Arc::clone(&page);
+        async move { Html(page.to_string()) }
+    };
+    let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     routes
-        .route("/openapi.json", get(move || async move { Json(document.as_ref().clone()) }))
-        .route("/docs", get(docs))
-        .route("/", get(docs))
+        .route("/openapi.json", get(move || async move { ([media], text) }))
+        .route("/docs", get(shown.clone()))
+        .route("/docs/problems/{code}", get(docs::problem))
+        .route("/", get(shown))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
@@ -216,56 +268,13 @@ async fn not_found() -> Problem {
     Problem::new(Code::NotFound, "there is nothing at this path; /openapi.json lists what there is")
 }
 
-async fn method_not_allowed() -> Problem {
-    Problem::new(Code::MethodNotAllowed, "this path does not take that method; the Allow header says which it takes")
-}
-
-/// A page about the API that needs no other host: the routes as a table, made from the document.
-async fn docs(State(_api): State<Api>) -> Html<String> {
-    let document = openapi();
-    let mut routes = Vec::new();
-    for (path, item) in &document.paths.paths {
-        for (method, operation) in [
-            ("GET", &item.get),
-            ("POST", &item.post),
-            ("PATCH", &item.patch),
-            ("PUT", &item.put),
-            ("DELETE", &item.delete),
-        ] {
-            if let Some(operation) = operation {
-                routes.push((method, path.clone(), operation.summary.clone().unwrap_or_default()));
-            }
-        }
+/// Whoever asks what a path takes reads it in the Allow header, and so does whoever guessed wrong.
+async fn method_not_allowed(method: Method) -> Response {
+    if method == Method::OPTIONS {
+        return StatusCode::NO_CONTENT.into_response();
     }
-    let page = maud::html! {
-        (maud::DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                link rel="icon" href="data:,";
-                title { "tickr API" }
-                style { (maud::PreEscaped(
-                    ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}\
-                     td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top}code{font-family:ui-monospace,monospace}"
-                )) }
-            }
-            body {
-                h1 { "tickr " (env!("CARGO_PKG_VERSION")) }
-                p { "Machine-readable: " a href="/openapi.json" { "/openapi.json" } ". Payload schemas: "
-                    a href="/v1/kinds" { "/v1/kinds" } ". Counts: " a href="/v1/stats" { "/v1/stats" } "." }
-                table {
-                    thead { tr { th { "Method" } th { "Path" } th { "What it does" } } }
-                    tbody {
-                        @for (method, path, summary) in &routes {
-                            tr { td { code { (method) } } td { code { (path) } } td { (summary) } }
-                        }
-                    }
-                }
-            }
-        }
-    };
-    Html(page.into_string())
+    let detail = "this path does not take that method; the Allow header says which it takes";
+    Problem::new(Code::MethodNotAllowed, detail).into_response()
 }
 
 /// Parse a duration such as `30s`, `500ms` or `2m` from a query string.

@@ -14,7 +14,7 @@ use crate::telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a caller.
-const MOST_ID_BYTES: usize = 64;
+const MOST_ID_BYTES: usize = 128;
 
 /// Methods that have a label of their own: a caller may make up any number of them.
 const METHODS: [Method; 7] =
@@ -38,7 +38,7 @@ pub(super) async fn observe(request: Request, next: Next) -> Response {
         let class = usize::from(status / 100).clamp(1, CLASSES.len()) - 1;
         handle(route, method, class).record(took.as_secs_f64());
         let elapsed_ms = took.as_millis() as u64;
-        tracing::debug!(method = METHOD_WORDS[method], route, status, elapsed_ms, "request answered");
+        tracing::debug!(target: "tickr::access", method = METHOD_WORDS[method], route, status, elapsed_ms, "request answered");
         response
     })
     .await;
@@ -48,7 +48,8 @@ pub(super) async fn observe(request: Request, next: Next) -> Response {
 
 /// The caller's own id, if it is one that may stand in a log, or a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
-    let legal = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    // Printable, without what would break a line of a log or a field of it.
+    let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:/+=@".contains(b);
     let fits = |value: &&HeaderValue| (1..=MOST_ID_BYTES).contains(&value.len()) && value.as_bytes().iter().all(legal);
     let own = || HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string());
     headers.get(REQUEST_ID).filter(fits).cloned().or_else(|| own().ok()).unwrap_or(HeaderValue::from_static("none"))

@@ -10,7 +10,6 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -18,6 +17,7 @@ use utoipa::openapi::{Header, OpenApi, RefOr, Required};
 
 use super::Api;
 use super::auth::Caller;
+use super::etag;
 use super::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
@@ -52,6 +52,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
 }
 
 impl Key {
+    /// The key itself, if there is one.
+    pub(super) fn given(self) -> Result<Option<IdempotencyKey>, Problem> {
+        self.0
+    }
+
     /// The request that is to be carried out at most once, if it has a key. `call` names what is called, and about what;
     /// `body` is its JSON text.
     pub(super) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {
@@ -66,16 +71,17 @@ impl Key {
 
 /// The answer to a request that was carried out, now or before.
 pub(super) fn respond(answer: Answer, replayed: bool) -> Response {
-    #[derive(Deserialize)]
-    struct Made {
-        id: Option<String>,
-    }
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    let made = if status == StatusCode::CREATED { serde_json::from_str::<Made>(&answer.body).ok() } else { None };
+    // A job begins with its id; nothing else does.
+    let id = answer.body.strip_prefix("{\"id\":\"").and_then(|rest| rest.split('"').next()).map(str::to_owned);
+    let tag = id.is_some().then(|| etag::of(&answer.body));
     let mut response = (status, answer.body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(id) = made.and_then(|made| made.id)
+    if let Some(tag) = tag {
+        etag::put(headers, &tag);
+    }
+    if let Some(id) = id.filter(|_| status == StatusCode::CREATED)
         && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{id}"))
     {
         headers.insert(header::LOCATION, location);
@@ -119,11 +125,16 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
 /// POSTs that take no key, because repeating them changes nothing.
 const REPEATABLE: [&str; 3] = ["pause_schedule", "resume_schedule", "preview_schedule"];
 
-/// Every other POST takes the header, and answers accordingly.
+/// Every other POST and the PATCH of a job take the header, and answer accordingly.
 pub(super) fn describe(document: &mut OpenApi) {
     let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
-    let posts = document.paths.paths.values_mut().filter_map(|item| item.post.as_mut());
-    for operation in posts.filter(|operation| takes_key(&operation.operation_id)) {
+    let items = document.paths.paths.values_mut();
+    let operations = items.flat_map(|item| {
+        let post = item.post.as_mut().filter(|post| takes_key(&post.operation_id));
+        let patch = item.patch.as_mut().filter(|patch| patch.operation_id.as_deref() == Some("change_job"));
+        [post, patch]
+    });
+    for operation in operations.flatten() {
         let key = ObjectBuilder::new()
             .schema_type(Type::String)
             .min_length(Some(1))

@@ -67,12 +67,46 @@ pub enum Code {
     Overloaded,
     /// 500: a defect in tickr or its set-up; the log has the details.
     Internal,
+    /// 503: this runner stops; another one, or its successor, takes the request.
+    Stopping,
     /// 503: MySQL cannot be reached; Retry-After says when to come back. Nothing was accepted.
     StoreUnavailable,
 }
 
 impl Code {
-    const fn status(self) -> StatusCode {
+    /// All of them, by status.
+    pub(super) const ALL: [Self; 28] = [
+        Self::InvalidJson,
+        Self::TooDeep,
+        Self::Unauthorized,
+        Self::Forbidden,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::WrongState,
+        Self::KeyTaken,
+        Self::NameTaken,
+        Self::IdempotencyInProgress,
+        Self::AlreadyReplayed,
+        Self::DeclaredInConfig,
+        Self::PreviousUnfinished,
+        Self::PreconditionFailed,
+        Self::TooLarge,
+        Self::UnsupportedMediaType,
+        Self::InvalidRequest,
+        Self::UnknownKind,
+        Self::InvalidPayload,
+        Self::IdempotencyConflict,
+        Self::InvalidId,
+        Self::InvalidCursor,
+        Self::TooMany,
+        Self::Overloaded,
+        Self::Internal,
+        Self::Stopping,
+        Self::StoreUnavailable,
+    ];
+
+    pub(super) const fn status(self) -> StatusCode {
         match self {
             Self::InvalidJson | Self::TooDeep => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
@@ -99,11 +133,11 @@ impl Code {
             | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
-    const fn title(self) -> &'static str {
+    pub(super) const fn title(self) -> &'static str {
         match self {
             Self::InvalidJson => "The body is not JSON",
             Self::TooDeep => "The body is nested too deeply",
@@ -131,11 +165,12 @@ impl Code {
             Self::TooMany => "There may not be more",
             Self::Overloaded => "Too many requests are waiting",
             Self::Internal => "Internal error",
+            Self::Stopping => "This runner stops",
             Self::StoreUnavailable => "MySQL cannot be reached",
         }
     }
 
-    fn word(self) -> String {
+    pub(super) fn word(self) -> String {
         serde_json::to_value(self).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
     }
 }
@@ -271,7 +306,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(code, Code::StoreUnavailable | Code::Overloaded | Code::IdempotencyInProgress) {
+        if super::catalogue::entry(code).again == super::catalogue::Again::Later {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         if code == Code::Unauthorized {

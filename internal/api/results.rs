@@ -28,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
     /// How long to wait for the end, such as `500ms` or `30s`; at most 60 s. Without it the answer comes at once.
-    #[param(example = "30s", pattern = "^[0-9]{1,9}(ms|s|m)$")]
+    #[param(example = "30s", pattern = "^0*(([0-9]{1,4}|[1-5][0-9]{4}|60000)ms|([0-9]|[1-5][0-9]|60)s|[01]m)$")]
     wait: Option<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::job::{
 use crate::store::Accepted;
 
 /// RFC 3339 in UTC with milliseconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment(pub(super) Timestamp);
 
 impl Serialize for Moment {

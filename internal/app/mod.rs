@@ -10,10 +10,12 @@
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
 mod check;
+mod connection;
 mod door;
 mod kinds;
 mod run;
 mod schedules;
+mod server;
 mod signals;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
@@ -26,13 +28,13 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Readings, Tokens};
-use crate::broker::{Broker, Controls};
+use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, Threshold};
 use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped, runner_of_this_process};
 use crate::event::Events;
@@ -41,10 +43,13 @@ use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
 use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
 use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
-use door::Door;
+use connection::Patience;
+use server::HttpLimits;
 
 /// How long a start waits for MySQL before it says that it is missing.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Imports at the same time; each holds a few megabytes.
+const MOST_IMPORTS: usize = 16;
 /// How long open requests may take after the last job is done.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 
@@ -114,6 +119,7 @@ pub struct App {
     http: JoinHandle<()>,
     stop_http: CancellationToken,
     stop_controls: DropGuard,
+    stop_telling: CancellationToken,
     draining: watch::Sender<bool>,
     tasks: TaskTracker,
     exporter: Option<Exporter>,
@@ -179,6 +185,10 @@ impl App {
         };
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
+        let stop_telling = CancellationToken::new();
+        let events = broker.events().clone();
+        let feed = Feed::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
+        let watches = Watches::start(store.clone(), events, &tasks, stop_telling.clone());
         let (draining, drains) = watch::channel(false);
         let router = api::router(ApiParts {
             broker: broker.clone(),
@@ -190,11 +200,24 @@ impl App {
             loopback: addr.ip().is_loopback(),
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
+            body_timeout: config.http_body_timeout,
             reports_dir: config.reports_dir.clone(),
+            feed,
+            watches,
+            streams: Arc::new(Semaphore::new(config.http_streams)),
+            imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
             draining: drains,
         });
         let stop_http = CancellationToken::new();
-        let http = tokio::spawn(serve_http(listener, router, stop_http.clone()));
+        let limits = HttpLimits {
+            connections: config.http_connections,
+            patience: Patience {
+                head: config.http_header_timeout,
+                write: config.http_write_timeout,
+                idle: config.http_idle_timeout,
+            },
+        };
+        let http = tokio::spawn(server::serve(listener, router, limits, stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
         Ok(Self {
@@ -207,6 +230,7 @@ impl App {
             http,
             stop_http,
             stop_controls,
+            stop_telling,
             draining,
             tasks,
             exporter,
@@ -278,6 +302,7 @@ impl App {
             mut http,
             stop_http,
             stop_controls,
+            stop_telling,
             draining,
             tasks,
             exporter,
@@ -293,6 +318,7 @@ impl App {
             }
         };
         let (stopped, ()) = tokio::join!(engine.stop(grace, hurry.clone()), noticed);
+        stop_telling.cancel();
         stop_http.cancel();
         if tokio::time::timeout(HTTP_GRACE, &mut http).await.is_err() {
             // A connection that its client keeps open has had its time.
@@ -364,18 +390,6 @@ fn of_the_store(error: StoreError, config: &Config) -> StartError {
 
 fn mysql_of(config: &Config) -> String {
     config.mysql_url().map(ToString::to_string).unwrap_or_default()
-}
-
-async fn serve_http(listener: TcpListener, router: axum::Router, stop: CancellationToken) {
-    let door = Door::of(&listener);
-    let closed = async move {
-        stop.cancelled().await;
-        door.close().await;
-    };
-    let served = axum::serve(listener, router).with_graceful_shutdown(closed);
-    if let Err(error) = served.await {
-        tracing::error!(%error, "http server ended");
-    }
 }
 
 /// The thresholds of the configuration as rules: one for all kinds, one for each that has its own.

@@ -132,20 +132,7 @@ impl Draft {
                 Err(e) => wrong(&format!("/tags/{place}"), e.to_string()),
             }
         }
-        match self.due {
-            Due::Now => {}
-            Due::After(delay) if delay <= limits::MAX_AHEAD => {}
-            Due::After(_) => wrong("/delay_ms", format!("must be at most {}", limits::MAX_AHEAD.as_millis())),
-            Due::At(moment) => {
-                // A sanity check against this host's clock, with a day to spare; the store's clock decides what is due.
-                let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);
-                let earliest = chrono::DateTime::UNIX_EPOCH;
-                if moment > latest || moment < earliest {
-                    let days = limits::MAX_AHEAD.as_secs() / 86_400;
-                    wrong("/execute_at", format!("must lie between 1970 and {days} days from now"));
-                }
-            }
-        }
+        problems.extend(problem_of_due(self.due));
         let (Ok(queue), Ok(priority), true) = (queue, priority, problems.is_empty()) else {
             return Err(Invalid::Job { problems });
         };
@@ -173,5 +160,23 @@ impl Draft {
             },
             batch: None,
         })
+    }
+}
+
+/// What is wrong with a due time; pointers are relative to what is due.
+#[must_use]
+pub fn problem_of_due(due: Due) -> Option<Problem> {
+    match due {
+        Due::Now => None,
+        Due::After(delay) if delay <= limits::MAX_AHEAD => None,
+        Due::After(_) => Some(Problem::at("/delay_ms", format!("must be at most {}", limits::MAX_AHEAD.as_millis()))),
+        Due::At(moment) => {
+            // A sanity check against this host's clock, with a day to spare; the store's clock decides what is due.
+            let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);
+            let earliest = chrono::DateTime::UNIX_EPOCH;
+            let days = limits::MAX_AHEAD.as_secs() / 86_400;
+            (moment > latest || moment < earliest)
+                .then(|| Problem::at("/execute_at", format!("must lie between 1970 and {days} days from now")))
+        }
     }
 }

@@ -47,6 +47,16 @@ impl IdempotencyKey {
         Ok(Self(digest.finalize().into()))
     }
 
+    /// The key of one part of a request that is carried out in parts.
+    #[must_use]
+    pub fn part(self, number: u64) -> Self {
+        let mut digest = Sha256::new();
+        digest.update(b"part");
+        digest.update(number.to_be_bytes());
+        digest.update(self.0);
+        Self(digest.finalize().into())
+    }
+
     /// This key for a request: `call` names what is called and about what, `body` is its JSON text, if it has one.
     #[must_use]
     pub fn once(self, call: &str, body: Option<&RawValue>) -> Once {

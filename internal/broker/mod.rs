@@ -6,15 +6,20 @@
 
 mod controls;
 mod draft;
+mod feed;
 mod hints;
 mod idempotency;
 mod schedules;
+mod watches;
 
+pub use crate::index::FeedId;
 pub use controls::{Controls, Settings};
-pub use draft::{Draft, Invalid};
+pub use draft::{Draft, Invalid, problem_of_due};
+pub use feed::{Feed, Happening, Listener, Told, What};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use schedules::TriggerError;
+pub use watches::{Watch, Watches};
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,8 +33,8 @@ use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
 use crate::job::{Actor, JobId, JobOptions, Name, NewJob, State};
 use crate::store::{
-    Accepted, Batched, DueJob, Holder, Keyed, Moved, Once, Original, Outcome, Placed, Receipts, Refusal, Remake, Steer,
-    Steered, Store, StoreError, Wording,
+    Accepted, Batched, Change, Changed, DueJob, Holder, Holds, Keyed, Moved, Once, Original, Outcome, Placed, Receipts,
+    Refusal, Remake, Steer, Steered, Store, StoreError, Wording,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -225,6 +230,27 @@ impl Broker {
         Ok(outcome)
     }
 
+    /// Change when a waiting job is due, or how urgent it is, if `condition` holds; at most once if there is a key.
+    /// `word` words the job as it is then as the answer.
+    ///
+    /// # Errors
+    /// When the store cannot be reached or refuses.
+    pub async fn change(
+        &self,
+        id: JobId,
+        change: Change,
+        by: &Actor,
+        condition: Option<Holds>,
+        once: Option<Once>,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Changed>, StoreError> {
+        let outcome = self.store.change_job(id, change, by, condition, once, word).await?;
+        if let Outcome::First { done: Some(Changed::Done(moved)), .. } = &outcome {
+            self.announce_move(id, moved);
+        }
+        Ok(outcome)
+    }
+
     /// As [`remake`](Self::remake), for a whole operation.
     #[must_use]
     pub fn remaker(&self) -> Remake {
@@ -259,7 +285,10 @@ impl Broker {
             // Its entry stays in the index until it pops; the claim drops it.
             Moved::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
             Moved::Asked => self.events.emit(Event::CancelRequested { id }),
-            Moved::Waits(accepted) => self.hints.send(entry(accepted)),
+            Moved::Waits(accepted) => {
+                self.events.emit(Event::Rescheduled { id });
+                self.hints.send(entry(accepted));
+            }
             Moved::Done(_) | Moved::Refused(_) | Moved::Missing => {}
         }
     }

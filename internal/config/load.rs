@@ -15,7 +15,8 @@ use super::suggest::nearest;
 use super::{Config, Loaded};
 
 /// Variables that belong to the tests and to `tickr dev` rather than to a setting.
-const OTHER_VARIABLES: [&str; 5] = ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS", "TICKR_URL", "TICKR_TOKEN"];
+const OTHER_VARIABLES: [&str; 7] =
+    ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS", "TICKR_URL", "TICKR_TOKEN", "TICKR_OFFLINE", "TICKR_PYTHON"];
 const TEST_VARIABLES: &str = "TICKR_TEST_";
 
 pub(super) fn load(

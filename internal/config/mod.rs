@@ -120,6 +120,18 @@ pub struct Config {
     pub retention_ticks: Duration,
     /// The largest request body in bytes.
     pub body_limit_bytes: usize,
+    /// Open connections of clients, at least one.
+    pub http_connections: usize,
+    /// Open streams of events, which count as connections as well.
+    pub http_streams: usize,
+    /// How long the head of a request may take from its first byte.
+    pub http_header_timeout: Duration,
+    /// How long the body of a request may take; of an import, each part of it.
+    pub http_body_timeout: Duration,
+    /// How long a client may leave its answer unread.
+    pub http_write_timeout: Duration,
+    /// How long a connection may rest between two requests.
+    pub http_idle_timeout: Duration,
     /// The log filter, known to parse.
     pub log: String,
     /// How log lines look.
@@ -261,6 +273,12 @@ impl Config {
             retention_audit: Duration::ZERO,
             retention_ticks: Duration::ZERO,
             body_limit_bytes: 0,
+            http_connections: 0,
+            http_streams: 0,
+            http_header_timeout: Duration::ZERO,
+            http_body_timeout: Duration::ZERO,
+            http_write_timeout: Duration::ZERO,
+            http_idle_timeout: Duration::ZERO,
             log: String::new(),
             log_format: LogFormat::Text,
             otlp_endpoint: None,

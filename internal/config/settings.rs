@@ -114,6 +114,33 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
     })
     .default("256KiB"),
+    Row::new("http_connections", "N", "Open connections to the API; beyond them clients are turned away", |c, t| {
+        parse::put(&mut c.http_connections, parse::number(t, 1..=1_000_000))
+    })
+    .default("2048"),
+    Row::new("http_streams", "N", "Streams of events that may be open at the same time", |c, t| {
+        parse::put(&mut c.http_streams, parse::number(t, 0..=100_000))
+    })
+    .default("256"),
+    Row::new("http_header_timeout", "DURATION", "How long a client may take for the head of a request", |c, t| {
+        parse::put(&mut c.http_header_timeout, duration::between(t, SECOND / 10, HOUR))
+    })
+    .default("10s"),
+    Row::new(
+        "http_body_timeout",
+        "DURATION",
+        "How long a client may take for a body, or a part of an import",
+        |c, t| parse::put(&mut c.http_body_timeout, duration::between(t, SECOND / 10, HOUR)),
+    )
+    .default("30s"),
+    Row::new("http_write_timeout", "DURATION", "How long a client may leave its answer unread", |c, t| {
+        parse::put(&mut c.http_write_timeout, duration::between(t, SECOND / 10, HOUR))
+    })
+    .default("20s"),
+    Row::new("http_idle_timeout", "DURATION", "How long a connection may rest between two requests", |c, t| {
+        parse::put(&mut c.http_idle_timeout, duration::between(t, SECOND / 10, HOUR))
+    })
+    .default("75s"),
     Row::new("log", "FILTER", "What is logged: a level, or targets with levels", |c, t| {
         parse::put(&mut c.log, parse::log_filter(t))
     })

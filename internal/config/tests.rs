@@ -50,9 +50,13 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "retention_discarded"
         | "retention_audit"
         | "retention_ticks"
+        | "http_header_timeout"
+        | "http_body_timeout"
+        | "http_write_timeout"
+        | "http_idle_timeout"
         | "retention_idempotency" => ["11s", "12s", "13s"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
-        "workers" | "mysql_connections" => ["11", "12", "13"],
+        "workers" | "mysql_connections" | "http_connections" | "http_streams" => ["11", "12", "13"],
         "ready_high_water" => ["20001", "20002", "20003"],
         "ready_low_water" => ["101", "102", "103"],
         "log" => ["debug", "warn", "error"],
@@ -85,6 +89,12 @@ fn typed(config: &Config, name: &str) -> String {
         "retention_idempotency" => duration::show(config.retention_idempotency),
         "retention_audit" => duration::show(config.retention_audit),
         "retention_ticks" => duration::show(config.retention_ticks),
+        "http_connections" => config.http_connections.to_string(),
+        "http_streams" => config.http_streams.to_string(),
+        "http_header_timeout" => duration::show(config.http_header_timeout),
+        "http_body_timeout" => duration::show(config.http_body_timeout),
+        "http_write_timeout" => duration::show(config.http_write_timeout),
+        "http_idle_timeout" => duration::show(config.http_idle_timeout),
         "body_limit" => size::show(config.body_limit_bytes as u64),
         "workers" => config.workers.to_string(),
         "mysql_connections" => config.mysql_connections.to_string(),

@@ -52,6 +52,13 @@ impl IndexHealth {
         let _ = self.condition.subscribe().wait_for(|condition| condition.outages > seen).await;
     }
 
+    /// The condition, once it is another than `seen`.
+    pub async fn other_than(&self, seen: Health) -> Health {
+        let mut condition = self.condition.subscribe();
+        // The sender lives as long as this, so there is always an answer.
+        condition.wait_for(|condition| condition.health != seen).await.map_or(seen, |condition| condition.health)
+    }
+
     /// Redis failed somebody. Logged once, at the change. An index that has lost its state has answered: a Redis that
     /// was out and comes back empty is rebuilt like one that was flushed.
     pub(super) fn failed(&self, error: &IndexError) {

@@ -9,6 +9,8 @@
 //! | `{prefix}:overflow` | hash | line → place in the store's due order from which jobs were left out of a full list |
 //! | `{prefix}:nudge:<runner>` | list, expires | wakes the fetcher of this runner out of its blocking pop |
 //! | `{prefix}:refill:<line>` | string, expires | the name of whoever is refilling this line |
+//! | `{prefix}:events` | stream, capped, expires | what happened, by words, names and ids; only while somebody listens |
+//! | `{prefix}:listeners` | string, expires | present while somebody listens to the events |
 //!
 //! The braces are part of the key: they make one hash tag, so that all keys live in one slot of a cluster and one script
 //! may touch them all. Ids and due times only, never payloads.
@@ -55,6 +57,8 @@ pub(super) struct Keys {
     pub(super) beat: String,
     pub(super) waiting: String,
     pub(super) overflow: String,
+    pub(super) events: String,
+    pub(super) listeners: String,
     /// Before the line of a ready list.
     pub(super) ready_prefix: String,
     refill_prefix: String,
@@ -69,6 +73,8 @@ impl Keys {
             beat: key("beat"),
             waiting: key("waiting"),
             overflow: key("overflow"),
+            events: key("events"),
+            listeners: key("listeners"),
             ready_prefix: key("ready:"),
             refill_prefix: key("refill:"),
             nudge_prefix: key("nudge:"),

@@ -7,9 +7,11 @@
 //! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`: each headed by its keys, arguments and answers
 //! - [`Index`]: what the broker, the scheduler and the reconciler call · `link.rs`: its connection
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
+//! - [`FeedLine`]: what happens in the whole cluster, while somebody listens
 //! - [`BareIndex`]: for `tickr bench` and nobody else
 
 mod bare;
+mod feed;
 mod fetch;
 mod health;
 mod keys;
@@ -17,6 +19,7 @@ mod link;
 
 pub use crate::event::Health;
 pub use bare::BareIndex;
+pub use feed::{FeedEntry, FeedId, FeedLine};
 pub use fetch::{Fetch, Order, Popped, Taken};
 pub use health::IndexHealth;
 pub use keys::Line;
@@ -34,6 +37,7 @@ use redis::{AsyncTypedCommands, IntoConnectionInfo, RedisResult, Script, Value};
 use crate::job::{JobId, RunnerId, Timestamp};
 use keys::Keys;
 use link::Link;
+use tokio::sync::watch;
 
 /// How to reach Redis, and how much to keep there.
 #[derive(Clone)]
@@ -150,6 +154,8 @@ struct Shared {
     offset_us: AtomicI64,
     /// The highest beat seen since the index lost its state; zero before the first.
     beat: AtomicU64,
+    /// Does somebody listen to the events? As of the last look.
+    listened: watch::Sender<bool>,
     health: Arc<IndexHealth>,
     /// What is wrong with the server's settings, as last read.
     weakness: Mutex<Option<String>>,
@@ -184,6 +190,7 @@ impl Index {
             settings,
             offset_us: AtomicI64::new(0),
             beat: AtomicU64::new(0),
+            listened: watch::Sender::new(false),
             health,
             weakness: Mutex::new(None),
             hint: Script::new(concat!(include_str!("lists.lua"), include_str!("hint.lua"))),
@@ -231,6 +238,13 @@ impl Index {
             pipe.query_async::<()>(&mut conn).await
         })
         .await
+    }
+
+    /// A line to the feed of events.
+    #[must_use]
+    pub fn feed(&self) -> FeedLine {
+        let Shared { client, keys, listened, .. } = &*self.shared;
+        FeedLine::new(client.clone(), keys, listened.subscribe())
     }
 
     /// Run commands on the shared connection; what goes wrong is told to the health.
@@ -304,6 +318,7 @@ impl Index {
         let shared = &self.shared;
         let mut call = shared.mover.prepare_invoke();
         call.key(&shared.keys.epoch).key(&shared.keys.waiting).key(&shared.keys.overflow).key(&shared.keys.beat);
+        call.key(&shared.keys.listeners);
         call.arg(shared.offset_us.load(Ordering::Relaxed))
             .arg(most)
             .arg(shared.settings.high_water)
@@ -326,6 +341,8 @@ impl Index {
             shared.offset_us.store(store_us - redis_us, Ordering::Relaxed);
         }
         let beat: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let listened = words.next().is_some_and(|word| word == "1");
+        shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
         if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {
             return Err(self.lost("see the index go on"));
         }
@@ -353,7 +370,7 @@ impl Index {
     pub async fn forget(&self) -> Result<usize, IndexError> {
         let keys = &self.shared.keys;
         self.call("forget the index", |mut conn| async move {
-            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat];
+            let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat, &keys.events, &keys.listeners];
             let mut gone = conn.del(&fixed[..]).await?;
             let mut lists = Vec::new();
             {

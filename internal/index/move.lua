@@ -1,13 +1,14 @@
 -- Move due entries from the sorted set to their ready lists. Comes after lists.lua.
 --
--- KEYS  1 epoch  2 waiting  3 overflow  4 beat
+-- KEYS  1 epoch  2 waiting  3 overflow  4 beat  5 listeners
 -- ARGV  1 the store's clock minus Redis's, microseconds
 --       2 most entries to move
 --       3 high water of a ready list
 --       4 prefix of the ready lists
 --       5 low water of a ready list
 -- Returns -1 when the epoch is gone, otherwise
---       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, lines to refill, one element each}
+--       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, '1' if somebody listens to the
+--       events, lines to refill, one element each}
 --
 -- One clock, Redis's corrected to the store's, decides for every runner, whatever their own clocks show.
 --
@@ -29,7 +30,9 @@ if #due > 0 then
   redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #due / 2 - 1)
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-local answer = { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', beat) }
+local listened = redis.call('EXISTS', KEYS[5])
+local answer =
+  { #due / 2, first[2] or '', string.format('%d', clock), string.format('%d', beat), string.format('%d', listened) }
 for _, name in ipairs(redis.call('HKEYS', KEYS[3])) do
   if redis.call('LLEN', ARGV[4] .. name) < tonumber(ARGV[5]) then answer[#answer + 1] = name end
 end

@@ -96,6 +96,8 @@ pub enum Event {
     Retry,
     /// An operator wants a waiting job to start now.
     RunNow,
+    /// Somebody changes when a waiting job is due, or how urgent it is.
+    Change,
 }
 
 /// The move is not legal; nothing may be written.
@@ -121,6 +123,7 @@ pub const fn next(state: State, event: Event) -> Result<State, Refused> {
         (Waiting, Event::Cancel) => Ok(Cancelled),
         (Waiting, Event::Retry) => refused,
         (Waiting, Event::RunNow) => Ok(Waiting),
+        (Waiting, Event::Change) => Ok(Waiting),
 
         (Executing, Event::Claim) => refused,
         (Executing, Event::Settle { verdict, spent, cancel_requested }) => {
@@ -129,12 +132,14 @@ pub const fn next(state: State, event: Event) -> Result<State, Refused> {
         (Executing, Event::Cancel) => Ok(Executing),
         (Executing, Event::Retry) => refused,
         (Executing, Event::RunNow) => refused,
+        (Executing, Event::Change) => refused,
 
         (Retrying, Event::Claim) => Ok(Executing),
         (Retrying, Event::Settle { .. }) => refused,
         (Retrying, Event::Cancel) => Ok(Cancelled),
         (Retrying, Event::Retry) => refused,
         (Retrying, Event::RunNow) => Ok(Retrying),
+        (Retrying, Event::Change) => Ok(Retrying),
 
         (Completed, Event::Claim) => refused,
         (Completed, Event::Settle { .. }) => refused,
@@ -142,18 +147,21 @@ pub const fn next(state: State, event: Event) -> Result<State, Refused> {
         // A success is not repeated by accident: whoever wants the work again enqueues a new job.
         (Completed, Event::Retry) => refused,
         (Completed, Event::RunNow) => refused,
+        (Completed, Event::Change) => refused,
 
         (Failed, Event::Claim) => refused,
         (Failed, Event::Settle { .. }) => refused,
         (Failed, Event::Cancel) => refused,
         (Failed, Event::Retry) => Ok(Waiting),
         (Failed, Event::RunNow) => refused,
+        (Failed, Event::Change) => refused,
 
         (Cancelled, Event::Claim) => refused,
         (Cancelled, Event::Settle { .. }) => refused,
         (Cancelled, Event::Cancel) => refused,
         (Cancelled, Event::Retry) => Ok(Waiting),
         (Cancelled, Event::RunNow) => refused,
+        (Cancelled, Event::Change) => refused,
     }
 }
 
@@ -188,7 +196,7 @@ mod tests {
     use super::*;
 
     fn every_event() -> Vec<Event> {
-        let mut events = vec![Event::Claim, Event::Cancel, Event::Retry, Event::RunNow];
+        let mut events = vec![Event::Claim, Event::Cancel, Event::Retry, Event::RunNow, Event::Change];
         for verdict in Verdict::ALL {
             for (spent, cancel_requested) in [(false, false), (false, true), (true, false), (true, true)] {
                 events.push(Event::Settle { verdict, spent, cancel_requested });
@@ -216,6 +224,8 @@ mod tests {
         for state in State::ALL {
             let claimable = matches!(state, State::Waiting | State::Retrying);
             assert_eq!(next(state, Event::Claim).is_ok(), claimable, "{state}");
+            // They can be changed as long as nobody has them, and stay what they are.
+            assert_eq!(next(state, Event::Change).ok(), claimable.then_some(state), "{state}");
         }
     }
 

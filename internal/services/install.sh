@@ -5,6 +5,7 @@
 #                           there. With neither root nor password-less sudo they go into a private cache instead.
 #   install.sh --mysql      a real MySQL server into the private cache; prints the path of its mysqld
 #   install.sh --faketime   the library that turns the clock of one process; prints its path
+#   install.sh --schemathesis   the program that holds the API against its OpenAPI document; prints its path
 #
 # TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none.
 set -eu
@@ -13,6 +14,8 @@ cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
 servers=$cache/servers
 mysql=$cache/mysql
 faketime=$cache/faketime
+schemathesis_version=4.32.5
+schemathesis=$cache/schemathesis-$schemathesis_version
 scratch=
 
 # Debian's redis-server is a link to redis-check-rdb, which chooses its role by its name. The package without a
@@ -26,7 +29,8 @@ main() {
         '') install_servers ;;
         --mysql) install_mysql ;;
         --faketime) install_faketime ;;
-        *) fail "unknown argument $1 (there are --mysql and --faketime)" ;;
+        --schemathesis) install_schemathesis ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime and --schemathesis)" ;;
     esac
 }
 
@@ -160,6 +164,75 @@ install_faketime() {
     cp "$scratch"/root/usr/lib/*/faketime/libfaketimeMT.so.1 "$scratch/faketime/bin/" || fail 'libfaketime has moved'
     keep "$scratch/faketime" "$faketime"
     echo "$faketime/bin/libfaketimeMT.so.1"
+}
+
+# A Python program, from the package index into a folder of its own: nothing of the system's Python is changed. Where
+# Python or pip is missing, they come from the system's packages into the same folder.
+install_schemathesis() {
+    if [ -x "$schemathesis/bin/schemathesis" ]; then
+        echo "$schemathesis/bin/schemathesis"
+        return 0
+    fi
+    [ -n "${XDG_CACHE_HOME:-}${HOME:-}" ] || fail 'neither HOME nor XDG_CACHE_HOME is set'
+    { mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ]; } || fail "the cache folder $cache cannot be written"
+    say "fetching schemathesis $schemathesis_version into $schemathesis (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    mkdir -p "$scratch/schemathesis/bin" "$scratch/schemathesis/lib"
+    missing=
+    if [ "${TICKR_PYTHON:-}" = cache ] || ! new_enough_python; then
+        missing='python3 python3-pip'
+    elif ! python3 -m pip --version >/dev/null 2>&1; then
+        missing=python3-pip
+    fi
+    [ -z "$missing" ] || unpack_python
+    cat >"$scratch/schemathesis/bin/python" <<'PYTHON'
+#!/bin/sh
+here=$(cd "${0%/*}/.." && pwd) || exit 127
+PYTHONPATH=$here/lib
+[ ! -d "$here/root/usr/lib/python3/dist-packages" ] || PYTHONPATH=$PYTHONPATH:$here/root/usr/lib/python3/dist-packages
+export PYTHONPATH PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 PIP_ROOT_USER_ACTION=ignore
+for python in "$here"/root/usr/bin/python3.[0-9]*; do
+    if [ -x "$python" ]; then
+        for libraries in "$here"/root/usr/lib/*-linux-gnu; do :; done
+        LD_LIBRARY_PATH=$libraries:$here/root/lib/${libraries##*/} PYTHONHOME=$here/root/usr exec "$python" "$@"
+    fi
+done
+exec python3 "$@"
+PYTHON
+    cat >"$scratch/schemathesis/bin/schemathesis" <<'PROGRAM'
+#!/bin/sh
+exec "${0%/*}/python" -c 'from schemathesis.cli import schemathesis; schemathesis()' "$@"
+PROGRAM
+    chmod +x "$scratch/schemathesis/bin/python" "$scratch/schemathesis/bin/schemathesis"
+    "$scratch/schemathesis/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --no-compile \
+        --no-warn-script-location --target "$scratch/schemathesis/lib" "schemathesis==$schemathesis_version" >&2 ||
+        fail "schemathesis $schemathesis_version could not be installed from the package index; without network set TICKR_OFFLINE=1"
+    "$scratch/schemathesis/bin/schemathesis" --version >/dev/null || fail 'the fetched schemathesis does not run'
+    keep "$scratch/schemathesis" "$schemathesis"
+    echo "$schemathesis/bin/schemathesis"
+}
+
+new_enough_python() {
+    command -v python3 >/dev/null && python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+
+# Unpacks the packages in $missing, with what they need if Python itself is among them.
+unpack_python() {
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+        fail "python3 with pip is missing, which schemathesis needs; install your system's packages of them"
+    mkdir -p "$scratch/schemathesis/root"
+    private_apt "$scratch/apt"
+    system_sources "$scratch/apt"
+    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    if [ "$missing" = python3-pip ]; then
+        (cd "$archives" && apt-get -qq download python3-pip python3-wheel python3-setuptools python3-pkg-resources >&2) ||
+            fail 'the package python3-pip could not be fetched'
+    else
+        # shellcheck disable=SC2086 # a list of names
+        apt-get -qq -y --download-only install $missing >&2 || fail "the packages $missing could not be fetched"
+    fi
+    unpack "$scratch/schemathesis/root" 'libc6_* libc-bin_*'
+    unset APT_CONFIG
 }
 
 # Whether one of the named programs is there, in any place where tickr looks for it.

@@ -222,7 +222,7 @@ fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
 }
 
 /// The due time of a wish, by the store's clock: never before it, in whole milliseconds.
-fn due_at(due: Due, now: Timestamp) -> Timestamp {
+pub(super) fn due_at(due: Due, now: Timestamp) -> Timestamp {
     match due {
         // Cut, not raised: what is due now is due already, and must not be early by the rest of a millisecond.
         Due::Now => floor_ms(now),

@@ -9,16 +9,18 @@
 //! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
-//! - `operate.rs`: cancel, retry, run now · `audit.rs`: who asked for what · `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what
+//! - `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
-//! - `read.rs`, `search.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
 mod alert;
 mod audit;
 mod bare;
+mod change;
 mod claim;
 mod clock;
 mod complete;
@@ -29,6 +31,7 @@ mod error;
 mod evidence;
 mod explain;
 mod gauge;
+mod glimpse;
 mod group_commit;
 mod growth;
 mod insert;
@@ -57,6 +60,7 @@ mod ticks;
 pub use alert::Message;
 pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
+pub use change::{Change, Changed, Holds};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
@@ -66,6 +70,7 @@ pub use error::StoreError;
 pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
 pub use explain::{HourDue, Standing};
 pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
+pub use glimpse::Glimpse;
 pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};

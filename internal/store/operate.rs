@@ -262,7 +262,7 @@ pub(super) async fn step(
             Ok(done(Moved::Waits(waits(execute_at))))
         }
         // The state machine refuses these for every owed state; they have no place here.
-        Event::Claim | Event::Settle { .. } | Event::Retry => Ok(done(Moved::Refused(owed.state))),
+        Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => Ok(done(Moved::Refused(owed.state))),
     }
 }
 

@@ -521,7 +521,7 @@ async fn wrong_methods_and_paths_are_problems_too() {
     let id = later(&tickr).await;
     for (method, path, allowed) in [
         ("DELETE", "/v1/jobs".to_owned(), vec!["GET", "HEAD", "POST"]),
-        ("PUT", format!("/v1/jobs/{id}"), vec!["GET", "HEAD"]),
+        ("PUT", format!("/v1/jobs/{id}"), vec!["GET", "HEAD", "PATCH"]),
         ("GET", format!("/v1/jobs/{id}/cancel"), vec!["POST"]),
         ("POST", "/v1/stats".to_owned(), vec!["GET", "HEAD"]),
         ("POST", "/livez".to_owned(), vec!["GET", "HEAD"]),

@@ -23,6 +23,8 @@ const DOORS: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("redis", &["index"]),
     ("axum", &["api", "dashboard", "app"]),
+    ("hyper", &["app"]),
+    ("hyper_util", &["app"]),
     ("tower_http", &["api", "dashboard"]),
     ("clap", &["config", "app", "cmd"]),
 ];

@@ -44,13 +44,17 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
         "GET /readyz",
         "GET /v1/jobs",
         "GET /v1/jobs/{id}",
+        "GET /v1/events",
+        "GET /v1/jobs/{id}/events",
         "GET /v1/jobs/{id}/result",
         "GET /v1/kinds",
         "GET /v1/reports/{file}",
         "GET /v1/runners",
         "GET /v1/stats",
+        "PATCH /v1/jobs/{id}",
         "POST /v1/jobs",
         "POST /v1/jobs/batch",
+        "POST /v1/jobs/import",
         "POST /v1/jobs/{id}/cancel",
         "POST /v1/jobs/{id}/retry",
         "POST /v1/jobs/{id}/run-now",
@@ -77,8 +81,8 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
         for (status, response) in operation["responses"].as_object().unwrap() {
             assert!(status.parse::<u16>().is_ok_and(|status| (200..600).contains(&status)), "{here} {status}");
             assert!(!response["description"].as_str().unwrap().is_empty(), "{here} {status} has no description");
-            if status == "204" {
-                assert!(response.get("content").is_none(), "{here} {status}");
+            if status == "204" || status == "304" {
+                assert!(response["content"].as_object().is_none_or(serde_json::Map::is_empty), "{here} {status}");
                 continue;
             }
             let content = response["content"].as_object().unwrap();

@@ -12,12 +12,14 @@ mod runner;
 mod servers;
 #[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
 pub(crate) mod smtp_sink;
+mod sse;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
 pub(crate) use servers::{connect, database, drop_database, servers};
+pub(crate) use sse::{EventStream, Told};
 
 use std::future::Future;
 use std::time::Duration;

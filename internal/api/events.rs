@@ -1,0 +1,512 @@
+//! Server-sent events: `/v1/jobs/{id}/events` follows one job to its end, `/v1/events` the whole cluster.
+//!
+//! What a job has gone through is told from the store, so that nothing of its ledger is missed, through whichever runner
+//! it went. What happens in the cluster is told by its runners as it happens, and may have gaps, which are told as well.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::sse::{Event as Message, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, Stream};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use utoipa::{IntoParams, ToSchema};
+
+use super::body::{Asked, IdPath};
+use super::problem::{Code, Problem};
+use super::view::{Moment, ProgressView, StateWord, VerdictWord};
+use super::{Api, jobs};
+use crate::broker::{FeedId, Happening, Listener, Told, Watch, What};
+use crate::handlers;
+use crate::job::{Attempt, Job, JobId, Name, State as JobState, Verdict};
+
+/// How often a stream without events says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+/// How often a listener may fall behind before it is cut off.
+const MOST_LAGS: usize = 3;
+/// What proxies must be told, or they collect a stream until it ends.
+const ACCEL: HeaderName = HeaderName::from_static("x-accel-buffering");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The last event that a client has seen, if it comes back.
+pub(super) struct LastEventId(Option<String>);
+
+impl<S: Send + Sync> FromRequestParts<S> for LastEventId {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let given = parts.headers.get(LAST_EVENT_ID).and_then(|value| value.to_str().ok());
+        Ok(Self(given.map(|given| given.trim().to_owned()).filter(|given| !given.is_empty())))
+    }
+}
+
+/// Where a stream may be open, for as long as it is.
+fn place(api: &Api) -> Result<OwnedSemaphorePermit, Problem> {
+    if *api.draining.borrow() {
+        return Err(Problem::new(Code::Stopping, "this runner stops and opens no more streams; ask another"));
+    }
+    Arc::clone(&api.streams)
+        .try_acquire_owned()
+        .map_err(|_| Problem::new(Code::Overloaded, "as many streams of events are open as TICKR_HTTP_STREAMS allows"))
+}
+
+fn answer(messages: impl Stream<Item = Result<Message, Infallible>> + Send + 'static) -> Response {
+    let stream = Sse::new(messages).keep_alive(KeepAlive::new().interval(HEARTBEAT));
+    ([(ACCEL, HeaderValue::from_static("no"))], stream).into_response()
+}
+
+fn message(kind: &str, id: Option<String>, data: &impl Serialize) -> Message {
+    let message = Message::default().event(kind).data(serde_json::to_string(data).unwrap_or_default());
+    match id {
+        Some(id) => message.id(id),
+        None => message,
+    }
+}
+
+/// `state`: where a job is in its life. Told at the beginning and whenever a part of it changes.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub(super) struct StateEvent {
+    #[schema(value_type = StateWord)]
+    state: JobState,
+    /// When it is, or last was, due.
+    #[schema(value_type = String, format = DateTime)]
+    execute_at: Moment,
+    priority: u8,
+    /// Attempts that count against `max_attempts`.
+    attempt: u32,
+    /// When a stop of the running attempt was asked for.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    cancel_requested_at: Option<Moment>,
+}
+
+/// `attempt`: an attempt has begun, or has ended.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AttemptEvent {
+    /// 1 for the first; every execution counts here.
+    number: u32,
+    /// The process that runs it.
+    runner: String,
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Moment,
+    /// Null when it has begun.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Moment>,
+    /// Null when it has begun.
+    #[schema(value_type = Option<VerdictWord>)]
+    verdict: Option<Verdict>,
+}
+
+/// `end`: the job is over; the stream ends.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct EndEvent {
+    #[schema(value_type = StateWord)]
+    state: JobState,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Moment>,
+}
+
+/// Follow a job to its end
+///
+/// A stream of `state`, `attempt` and `progress` events, and one `end`, after which it ends. Each begin and end of an
+/// attempt has an id; with `Last-Event-ID` the stream goes on behind it, and none of them is missed. 204 when the end has
+/// been told already. Payloads, results and errors are not told.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/events", tag = "events", operation_id = "job_events",
+    params(
+        ("id" = Uuid, Path, description = "The job's id"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen, to go on behind it"),
+    ),
+    responses(
+        (status = 200, description = "The events: `StateEvent`, `AttemptEvent`, `ProgressView` and `EndEvent` as their data", body = String, content_type = "text/event-stream"),
+        (status = 204, description = "Nothing more will happen: the end has been told"),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 429, description = "overloaded: too many streams or connections", body = Problem),
+        (status = 503, description = "store_unavailable, stopping", body = Problem),
+    )
+)]
+pub(super) async fn of_job(
+    State(api): State<Api>,
+    IdPath(id): IdPath,
+    LastEventId(last): LastEventId,
+) -> Result<Response, Problem> {
+    let place = place(&api)?;
+    // Watching before the first look: a change in between is not missed.
+    let watch = api.watches.watch(id);
+    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| jobs::missing(id))?;
+    let mut story = Story::after(last.as_deref());
+    if job.state.is_end() && last.is_some_and(|last| last == end_id(&job, &attempts)) {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    let told = story.go_on(&job, &attempts);
+    let following = Following {
+        draining: api.draining.clone(),
+        over: job.state.is_end(),
+        api,
+        id,
+        watch,
+        story,
+        told,
+        _place: place,
+    };
+    Ok(answer(stream::unfold(following, Following::next)))
+}
+
+/// What has been told of a job.
+#[derive(Debug, Default)]
+struct Story {
+    /// The last attempt whose end was told.
+    ended: u32,
+    /// The last attempt whose begin was told.
+    begun: u32,
+    state: Option<StateEvent>,
+    progress: Option<(f64, Option<String>)>,
+}
+
+/// The id of the end of a job. Another life after a retry has another one.
+fn end_id(job: &Job, attempts: &[Attempt]) -> String {
+    let last = attempts.last().map_or(0, |attempt| attempt.number);
+    format!("{last}.end.{}", job.finished_at.map_or(0, |at| at.timestamp_millis()))
+}
+
+impl Story {
+    /// What an id stands for; anything else is the beginning.
+    fn after(id: Option<&str>) -> Self {
+        let told = id.and_then(|id| id.split_once('.')).and_then(|(number, what)| {
+            let number: u32 = number.parse().ok()?;
+            Some(if what == "begin" { (number.checked_sub(1)?, number) } else { (number, number) })
+        });
+        let (ended, begun) = told.unwrap_or_default();
+        Self { ended, begun, ..Self::default() }
+    }
+
+    /// Tell what has not been told.
+    fn go_on(&mut self, job: &Job, attempts: &[Attempt]) -> VecDeque<Message> {
+        let mut told = VecDeque::new();
+        for attempt in attempts {
+            let number = attempt.number;
+            let event = |ended: bool| AttemptEvent {
+                number,
+                runner: attempt.runner.to_string(),
+                started_at: Moment(attempt.started_at),
+                finished_at: attempt.finished_at.filter(|_| ended).map(Moment),
+                verdict: attempt.verdict.filter(|_| ended),
+            };
+            if number > self.begun {
+                told.push_back(message("attempt", Some(format!("{number}.begin")), &event(false)));
+                self.begun = number;
+                self.progress = None;
+            }
+            if attempt.finished_at.is_some() && number > self.ended {
+                told.push_back(message("attempt", Some(format!("{number}.done")), &event(true)));
+                self.ended = number;
+            }
+        }
+        let state = StateEvent {
+            state: job.state,
+            execute_at: Moment(job.execute_at),
+            priority: job.priority.level(),
+            attempt: job.attempt,
+            cancel_requested_at: job.cancel_requested_at.map(Moment),
+        };
+        if self.state.as_ref() != Some(&state) {
+            told.push_back(message("state", None, &state));
+            self.state = Some(state);
+        }
+        let progress = job.progress.as_ref().map(|progress| (progress.percent, progress.note.clone()));
+        if let Some((percent, note)) = progress.clone().filter(|_| self.progress != progress) {
+            told.push_back(message("progress", None, &ProgressView { percent, note }));
+            self.progress = progress;
+        }
+        if job.state.is_end() {
+            let end = EndEvent { state: job.state, finished_at: job.finished_at.map(Moment) };
+            told.push_back(message("end", Some(end_id(job, attempts)), &end));
+        }
+        told
+    }
+}
+
+/// An open stream about one job.
+struct Following {
+    api: Api,
+    id: JobId,
+    watch: Watch,
+    draining: watch::Receiver<bool>,
+    story: Story,
+    told: VecDeque<Message>,
+    over: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Following {
+    async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
+        loop {
+            if let Some(message) = self.told.pop_front() {
+                return Some((Ok(message), self));
+            }
+            if self.over || *self.draining.borrow_and_update() {
+                return None;
+            }
+            tokio::select! {
+                () = self.watch.changed() => {}
+                _ = self.draining.changed() => continue,
+            }
+            match self.api.broker.store().job(self.id).await {
+                Ok(Some((job, attempts))) => {
+                    self.told = self.story.go_on(&job, &attempts);
+                    self.over = job.state.is_end();
+                }
+                // Deleted behind its retention.
+                Ok(None) => self.over = true,
+                // The client comes back with its last id, and misses nothing.
+                Err(_) => self.over = true,
+            }
+        }
+    }
+}
+
+/// What to hear of.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct EventsQuery {
+    /// Only what is about jobs of this kind.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    kind: Option<String>,
+    /// Only what is about jobs of this queue.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    queue: Option<String>,
+    /// Only events of these types, comma separated, such as `settled,cancelled`.
+    #[param(pattern = "^[a-z_]+(,[a-z_]+)*$", example = "settled,cancelled")]
+    r#type: Option<String>,
+}
+
+/// What a listener wants to hear.
+#[derive(Debug, Default)]
+struct Wanted {
+    kind: Option<Name>,
+    queue: Option<Name>,
+    types: Option<BTreeSet<&'static str>>,
+}
+
+impl Wanted {
+    fn read(asked: &EventsQuery) -> Result<Self, Problem> {
+        let mut problems = Vec::new();
+        let mut name = |field: &str, text: Option<&str>| {
+            let parsed = text.map(str::parse::<Name>).transpose();
+            parsed.unwrap_or_else(|e| {
+                problems.push(handlers::Problem::at(field, e.to_string()));
+                None
+            })
+        };
+        let (kind, queue) = (name("kind", asked.kind.as_deref()), name("queue", asked.queue.as_deref()));
+        let mut types = None;
+        if let Some(text) = &asked.r#type {
+            let words: Vec<&'static str> = What::ALL.into_iter().map(What::as_str).collect();
+            let mut wanted = BTreeSet::new();
+            for word in text.split(',') {
+                match words.iter().find(|known| **known == word) {
+                    Some(known) => drop(wanted.insert(*known)),
+                    None => {
+                        let detail = format!("{word:?} is not one of {}", words.join(", "));
+                        problems.push(handlers::Problem::at("type", detail));
+                    }
+                }
+            }
+            types = Some(wanted);
+        }
+        if problems.is_empty() {
+            Ok(Self { kind, queue, types })
+        } else {
+            Err(Problem::new(Code::InvalidRequest, "there are no such events").at("", problems))
+        }
+    }
+
+    fn has(&self, happening: &Happening) -> bool {
+        // What was left out may have been about anything.
+        happening.what == What::Gap
+            || self.types.as_ref().is_none_or(|types| types.contains(happening.what.as_str()))
+                && (self.kind.is_none() || self.kind == happening.kind)
+                && (self.queue.is_none() || self.queue == happening.queue)
+    }
+}
+
+/// One event of the cluster. Words, names and ids only.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ClusterEvent {
+    /// When it was told, by the database's clock.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// Which runner told it.
+    runner: String,
+    /// The job that it is about, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    /// Of an attempt that has `started`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    number: Option<u32>,
+    /// Of an attempt that was `settled`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<VerdictWord>)]
+    verdict: Option<Verdict>,
+    /// The job's state after it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<StateWord>)]
+    state: Option<JobState>,
+    /// Attempts that were `reaped`, jobs that were fed when the index was `rebuilt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+    /// The condition of the index: `fast`, `rebuilding` or `degraded`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health: Option<String>,
+}
+
+impl From<&Happening> for ClusterEvent {
+    fn from(happening: &Happening) -> Self {
+        Self {
+            at: Moment(happening.at),
+            runner: happening.runner.to_string(),
+            job: happening.job.map(|id| id.to_string()),
+            kind: happening.kind.as_ref().map(ToString::to_string),
+            queue: happening.queue.as_ref().map(ToString::to_string),
+            number: happening.number,
+            verdict: happening.verdict,
+            state: happening.state,
+            count: happening.count,
+            health: happening.health.clone(),
+        }
+    }
+}
+
+/// Why events may be missing here.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct GapEvent {
+    /// `behind`: this client was too slow. `flood`: too much happened at once in a runner. `redis`: Redis is out, only
+    /// this runner is heard. `forgotten`: the event of `Last-Event-ID` is not kept any more.
+    reason: &'static str,
+    /// How many were left out, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    count: Option<u64>,
+}
+
+/// Hear what happens in the whole cluster
+///
+/// `accepted`, `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`, `reaped`, `rebuilt`,
+/// `index_health` and `draining`, as they happen, from about a second after the first listener came. A `gap` says that
+/// something was left out: under more than about ten thousand events a second, for a client that is too slow, and while
+/// Redis is out, when only this runner is heard. With `Last-Event-ID` the stream goes on behind that event, or says
+/// `reset` when it is not kept any more. Payloads, results and errors are not told.
+#[utoipa::path(
+    get, path = "/v1/events", tag = "events", operation_id = "cluster_events",
+    params(
+        EventsQuery,
+        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen, to go on behind it"),
+    ),
+    responses(
+        (status = 200, description = "The events, with `ClusterEvent` as their data, or `GapEvent` of a `gap` or `reset`", body = String, content_type = "text/event-stream"),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 429, description = "overloaded: too many streams or connections", body = Problem),
+        (status = 503, description = "stopping", body = Problem),
+    )
+)]
+pub(super) async fn of_cluster(
+    State(api): State<Api>,
+    Asked(asked): Asked<EventsQuery>,
+    LastEventId(last): LastEventId,
+) -> Result<Response, Problem> {
+    let wanted = Wanted::read(&asked)?;
+    let place = place(&api)?;
+    // Listening before the past is read: nothing falls in between.
+    let listener = api.feed.listen().await;
+    let mut told = VecDeque::new();
+    let mut reached = FeedId::START;
+    if let Some(last) = last {
+        let past = match last.parse::<FeedId>() {
+            Ok(last) => api.feed.since(last).await.ok().flatten(),
+            Err(_) => None,
+        };
+        match past {
+            None => told.push_back(message("reset", None, &gap("forgotten", None))),
+            Some(past) => {
+                for (id, happening) in past {
+                    reached = id;
+                    if wanted.has(&happening) {
+                        told.push_back(of_happening(Some(id), &happening));
+                    }
+                }
+            }
+        }
+    }
+    let hearing = Hearing { draining: api.draining.clone(), listener, wanted, told, reached, lags: 0, _place: place };
+    Ok(answer(stream::unfold(hearing, Hearing::next)))
+}
+
+const fn gap(reason: &'static str, count: Option<u64>) -> GapEvent {
+    GapEvent { reason, count }
+}
+
+fn of_happening(id: Option<FeedId>, happening: &Happening) -> Message {
+    if happening.what == What::Gap {
+        return message("gap", id.map(|id| id.to_string()), &gap("flood", happening.count));
+    }
+    message(happening.what.as_str(), id.map(|id| id.to_string()), &ClusterEvent::from(happening))
+}
+
+/// An open stream about the cluster.
+struct Hearing {
+    listener: Listener,
+    wanted: Wanted,
+    told: VecDeque<Message>,
+    /// Up to where the past was read; what is told again is dropped.
+    reached: FeedId,
+    draining: watch::Receiver<bool>,
+    /// How often it fell behind since it was last up to date.
+    lags: usize,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Hearing {
+    async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
+        loop {
+            if let Some(message) = self.told.pop_front() {
+                return Some((Ok(message), self));
+            }
+            if *self.draining.borrow_and_update() || self.lags >= MOST_LAGS {
+                return None;
+            }
+            if self.listener.is_up_to_date() {
+                self.lags = 0;
+            }
+            let heard = tokio::select! {
+                heard = self.listener.next() => heard,
+                _ = self.draining.changed() => continue,
+            };
+            match heard {
+                Ok(Told::Happened(id, happening)) => {
+                    if id.is_none_or(|id| id > self.reached) && self.wanted.has(&happening) {
+                        self.told.push_back(of_happening(id, &happening));
+                    }
+                }
+                Ok(Told::Gap) => self.told.push_back(message("gap", None, &gap("redis", None))),
+                Err(RecvError::Lagged(count)) => {
+                    self.lags += 1;
+                    self.told.push_back(message("gap", None, &gap("behind", Some(count))));
+                }
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    }
+}

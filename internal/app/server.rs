@@ -1,0 +1,119 @@
+//! The HTTP server: takes connections, as many as there is room for, and lets them go in order.
+//!
+//! HTTP/1.1 alone: what speaks to tickr is a program or a balancer next door, and every further protocol is one more way
+//! to hold a connection open for nothing.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::connection::{self, Patience};
+use super::door::Door;
+use crate::api::{Code, Problem};
+
+/// Clients that are told at the same time that there is no room. Beyond them nobody is told anything.
+const MOST_TURNED_AWAY: usize = 64;
+/// How long telling one may take.
+const TURNING_AWAY: Duration = Duration::from_secs(2);
+/// Pause after the system refused a connection, as it does when there are no more file descriptors.
+const REFUSED_PAUSE: Duration = Duration::from_millis(200);
+
+/// What the server allows its clients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HttpLimits {
+    /// Open connections.
+    pub(super) connections: usize,
+    /// How slow they may be.
+    pub(super) patience: Patience,
+}
+
+/// Serve until `stop`; then close the door, finish what is under way, and return. Dropped, it ends every connection.
+pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: HttpLimits, stop: CancellationToken) {
+    let door = Door::of(&listener);
+    let closed = async move {
+        stop.cancelled().await;
+        door.close().await;
+    };
+    tokio::pin!(closed);
+    let service = TowerToHyperService::new(router);
+    let room = Arc::new(Semaphore::new(limits.connections));
+    let leaving = CancellationToken::new();
+    let (mut guests, mut turned_away) = (JoinSet::new(), JoinSet::new());
+    let open = metrics::gauge!("tickr_http_connections");
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    if !is_the_clients_doing(error.kind()) {
+                        tracing::warn!(%error, "cannot take a connection");
+                        tokio::time::sleep(REFUSED_PAUSE).await;
+                    }
+                    continue;
+                }
+            },
+            () = &mut closed => break,
+            Some(_) = guests.join_next() => {
+                open.set(guests.len() as f64);
+                continue;
+            }
+            Some(_) = turned_away.join_next() => continue,
+        };
+        // An answer goes out when it is there, also a small one after a small one, as on a stream of events.
+        let _ = stream.set_nodelay(true);
+        match Arc::clone(&room).try_acquire_owned() {
+            Ok(place) => {
+                let serving = connection::serve(stream, service.clone(), limits.patience, leaving.clone());
+                guests.spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+                open.set(guests.len() as f64);
+            }
+            Err(_) => {
+                metrics::counter!("tickr_http_clients_turned_away_total").increment(1);
+                if turned_away.len() < MOST_TURNED_AWAY {
+                    turned_away.spawn(tokio::time::timeout(TURNING_AWAY, turn_away(stream)));
+                }
+            }
+        }
+    }
+    drop(listener);
+    leaving.cancel();
+    while guests.join_next().await.is_some() {}
+    open.set(0.0);
+}
+
+/// Errors that belong to one connection, which its client has given up already.
+fn is_the_clients_doing(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset)
+}
+
+/// Tell a client that there is no room for it. What it sends is read and forgotten: closing on unread words would reset
+/// the connection, and the answer would be lost with it.
+async fn turn_away(mut stream: TcpStream) {
+    let problem = Problem::new(Code::Overloaded, "this runner has as many open connections as TICKR_HTTP_CONNECTIONS");
+    let body = serde_json::to_string(&problem).unwrap_or_default();
+    let head = format!(
+        "HTTP/1.1 {} Too Many Requests\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\
+         connection: close\r\ncontent-length: {}\r\n\r\n",
+        problem.status,
+        body.len()
+    );
+    let told = async {
+        stream.write_all(head.as_bytes()).await?;
+        stream.write_all(body.as_bytes()).await?;
+        stream.shutdown().await?;
+        let mut forgotten = [0; 1024];
+        while stream.read(&mut forgotten).await? > 0 {}
+        std::io::Result::Ok(())
+    };
+    let _ = told.await;
+}

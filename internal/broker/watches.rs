@@ -1,0 +1,175 @@
+//! Watched jobs: one task per process looks at all of them together, and tells whoever watches that something changed.
+//!
+//! The truth is the store, so it does not matter which runner has the job. What happens in this process is looked at at
+//! once, everything else within a second. Nobody watching costs nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{Notify, watch};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::event::{Event, Events};
+use crate::job::JobId;
+use crate::store::{Glimpse, Store};
+
+/// How often all watched jobs are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The watched jobs of this process. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Watches {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    watched: Mutex<HashMap<JobId, Watched>>,
+    /// Somebody watches for the first time.
+    begun: Notify,
+}
+
+#[derive(Debug)]
+struct Watched {
+    watchers: usize,
+    /// How often it changed.
+    changes: watch::Sender<u64>,
+    seen: Option<Glimpse>,
+}
+
+/// One job that is watched, for as long as this lives.
+#[derive(Debug)]
+pub struct Watch {
+    id: JobId,
+    shared: Arc<Shared>,
+    changes: watch::Receiver<u64>,
+}
+
+impl Watches {
+    /// Begin, until `stop`.
+    #[must_use]
+    pub fn start(store: Store, events: Events, tasks: &TaskTracker, stop: CancellationToken) -> Self {
+        let shared = Arc::new(Shared { watched: Mutex::default(), begun: Notify::new() });
+        tasks.spawn(look_until_stopped(Arc::clone(&shared), store, events, stop));
+        Self { shared }
+    }
+
+    /// Watch a job. Whoever reads it after this misses no change.
+    #[must_use]
+    pub fn watch(&self, id: JobId) -> Watch {
+        let mut watched = self.shared.watched();
+        let entry =
+            watched.entry(id).or_insert_with(|| Watched { watchers: 0, changes: watch::Sender::new(0), seen: None });
+        entry.watchers += 1;
+        let changes = entry.changes.subscribe();
+        drop(watched);
+        self.shared.begun.notify_one();
+        Watch { id, shared: Arc::clone(&self.shared), changes }
+    }
+}
+
+impl Watch {
+    /// Resolves when the job may have changed since the last time.
+    pub async fn changed(&mut self) {
+        if self.changes.changed().await.is_err() {
+            // The sender lives as long as somebody watches.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut watched = self.shared.watched();
+        if let Some(entry) = watched.get_mut(&self.id) {
+            entry.watchers -= 1;
+            if entry.watchers == 0 {
+                watched.remove(&self.id);
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn watched(&self) -> MutexGuard<'_, HashMap<JobId, Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> Vec<JobId> {
+        self.watched().keys().copied().collect()
+    }
+
+    async fn look(&self, store: &Store, ids: Vec<JobId>) {
+        if ids.is_empty() {
+            return;
+        }
+        let found = match store.glimpses(ids.clone()).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(%error, "watched jobs could not be looked at");
+                return;
+            }
+        };
+        let mut watched = self.watched();
+        for id in ids {
+            let glimpse = found.get(&id);
+            if let Some(entry) = watched.get_mut(&id).filter(|entry| entry.seen.as_ref() != glimpse) {
+                entry.seen = glimpse.cloned();
+                entry.changes.send_modify(|changes| *changes += 1);
+            }
+        }
+    }
+}
+
+async fn look_until_stopped(shared: Arc<Shared>, store: Store, events: Events, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = shared.begun.notified() => {}
+        }
+        let mut heard = events.listen();
+        let mut tick = tokio::time::interval(LOOK_EVERY);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let due = tokio::select! {
+                () = stop.cancelled() => return,
+                _ = tick.tick() => shared.all(),
+                event = heard.recv() => shared.concerned(event, &mut heard),
+            };
+            shared.look(&store, due).await;
+            if shared.watched().is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// The watched jobs that this event and those behind it are about.
+    fn concerned(&self, first: Result<Event, RecvError>, heard: &mut Receiver<Event>) -> Vec<JobId> {
+        let mut ids = Vec::new();
+        let mut event = match first {
+            Ok(event) => Some(event),
+            // What was missed may be about any of them.
+            Err(RecvError::Lagged(_)) => return self.all(),
+            Err(RecvError::Closed) => None,
+        };
+        let watched = self.watched();
+        while let Some(next) = event {
+            ids.extend(next.job().filter(|id| watched.contains_key(id)));
+            event = match heard.try_recv() {
+                Ok(event) => Some(event),
+                Err(TryRecvError::Lagged(_)) => return watched.keys().copied().collect(),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => None,
+            };
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}

@@ -1,0 +1,201 @@
+//! The feed: what happens in the whole cluster, as a capped stream that runners append to while somebody listens.
+//!
+//! It has a connection of its own, opened when it is first needed. Nothing depends on the feed, so what goes wrong here
+//! says nothing about the index and is not told to its health.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisResult};
+use tokio::sync::{Mutex, watch};
+
+use super::IndexError;
+use super::keys::Keys;
+
+/// Most entries that are kept, more or less: Redis cuts whole nodes.
+const MOST_KEPT: usize = 10_000;
+/// How long the stream is kept after the last entry.
+const KEPT_FOR: Duration = Duration::from_secs(3_600);
+/// How long a listener counts as one after it said so.
+const LISTENS_FOR: Duration = Duration::from_secs(5);
+/// How long a connection may take, and an answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A line to the feed. Cheap to clone.
+#[derive(Clone)]
+pub struct FeedLine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    client: redis::Client,
+    events: String,
+    listeners: String,
+    listened: watch::Receiver<bool>,
+    conn: Mutex<Option<MultiplexedConnection>>,
+}
+
+/// One entry of the stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeedEntry {
+    /// Its place in the stream: milliseconds, a hyphen and a number.
+    pub id: FeedId,
+    /// What was appended.
+    pub text: String,
+}
+
+/// A place in the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FeedId(u64, u64);
+
+impl FeedId {
+    /// Before everything.
+    pub const START: Self = Self(0, 0);
+}
+
+impl std::fmt::Display for FeedId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.0, self.1)
+    }
+}
+
+impl std::str::FromStr for FeedId {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (ms, number) = text.split_once('-').unwrap_or((text, "0"));
+        Ok(Self(ms.parse()?, number.parse()?))
+    }
+}
+
+impl std::fmt::Debug for FeedLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FeedLine")
+    }
+}
+
+/// Entries as Redis gives them: the place, then names and values in turn.
+type Raw = Vec<(String, Vec<String>)>;
+
+impl FeedLine {
+    pub(super) fn new(client: redis::Client, keys: &Keys, listened: watch::Receiver<bool>) -> Self {
+        let (events, listeners) = (keys.events.clone(), keys.listeners.clone());
+        Self { shared: Arc::new(Shared { client, events, listeners, listened, conn: Mutex::new(None) }) }
+    }
+
+    /// Does anybody in the cluster listen? As of the scheduler's last look.
+    #[must_use]
+    pub fn listened(&self) -> watch::Receiver<bool> {
+        self.shared.listened.clone()
+    }
+
+    /// Say that somebody here listens, for the next seconds.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn listen(&self) -> Result<(), IndexError> {
+        let mut call = redis::cmd("SET");
+        call.arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64);
+        self.call("listen to the feed", call).await
+    }
+
+    /// Append these texts, in order.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it, or nobody knows whether it did.
+    pub async fn append(&self, texts: &[String]) -> Result<(), IndexError> {
+        let key = &self.shared.events;
+        let mut pipe = redis::pipe();
+        for text in texts {
+            pipe.cmd("XADD").arg(key).arg("MAXLEN").arg("~").arg(MOST_KEPT).arg("*").arg("e").arg(text).ignore();
+        }
+        pipe.cmd("EXPIRE").arg(key).arg(KEPT_FOR.as_secs()).ignore();
+        self.with("append to the feed", |mut conn| async move { pipe.query_async(&mut conn).await }).await
+    }
+
+    /// Up to `most` entries after a place, in order.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn after(&self, place: FeedId, most: usize) -> Result<Vec<FeedEntry>, IndexError> {
+        let mut call = redis::cmd("XRANGE");
+        call.arg(&self.shared.events).arg(format!("({place}")).arg("+").arg("COUNT").arg(most);
+        self.call("read the feed", call).await.map(entries)
+    }
+
+    /// Is this entry still there? Then everything after it is as well.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn holds(&self, place: FeedId) -> Result<bool, IndexError> {
+        let mut call = redis::cmd("XRANGE");
+        call.arg(&self.shared.events).arg(place.to_string()).arg(place.to_string());
+        self.call("look into the feed", call).await.map(|found: Raw| !found.is_empty())
+    }
+
+    /// The last place; the start of an empty stream.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn last(&self) -> Result<FeedId, IndexError> {
+        let mut call = redis::cmd("XREVRANGE");
+        call.arg(&self.shared.events).arg("+").arg("-").arg("COUNT").arg(1);
+        self.call("look into the feed", call)
+            .await
+            .map(|found: Raw| entries(found).first().map_or(FeedId::START, |entry| entry.id))
+    }
+
+    async fn call<T: redis::FromRedisValue>(&self, attempted: &'static str, call: redis::Cmd) -> Result<T, IndexError> {
+        self.with(attempted, |mut conn| async move { call.query_async(&mut conn).await }).await
+    }
+
+    async fn with<T, F>(
+        &self,
+        attempted: &'static str,
+        run: impl FnOnce(MultiplexedConnection) -> F,
+    ) -> Result<T, IndexError>
+    where
+        F: Future<Output = RedisResult<T>>,
+    {
+        let conn = self.connection().await.map_err(IndexError::driver(attempted))?;
+        let outcome = run(conn).await;
+        if outcome.is_err() {
+            *self.shared.conn.lock().await = None;
+        }
+        outcome.map_err(IndexError::driver(attempted))
+    }
+
+    async fn connection(&self) -> RedisResult<MultiplexedConnection> {
+        let mut kept = self.shared.conn.lock().await;
+        if let Some(conn) = &*kept {
+            return Ok(conn.clone());
+        }
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(PATIENCE)).set_response_timeout(Some(PATIENCE));
+        let conn = self.shared.client.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(kept.insert(conn).clone())
+    }
+}
+
+fn entries(found: Raw) -> Vec<FeedEntry> {
+    let entry = |(id, fields): (String, Vec<String>)| {
+        Some(FeedEntry { id: id.parse().ok()?, text: fields.into_iter().nth(1)? })
+    };
+    found.into_iter().filter_map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_ordered_as_redis_orders_them() {
+        let place = |text: &str| text.parse::<FeedId>().unwrap();
+        assert!(place("9-1") < place("10-0") && place("10-2") < place("10-10"));
+        assert_eq!(place("10-2").to_string(), "10-2");
+        for wrong in ["", "-", "x-1", "1-", "-1-2", "1-2-3", "99999999999999999999-0"] {
+            assert!(wrong.parse::<FeedId>().is_err(), "{wrong}");
+        }
+    }
+}

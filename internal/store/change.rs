@@ -1,0 +1,157 @@
+//! Another due time or priority for a job that waits: one transaction that locks the row, asks the state machine, looks
+//! at the condition of whoever asks, and answers with the job as it is then.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use sqlx::MySqlConnection;
+
+use super::audit::{Act, record, was_recorded};
+use super::error::corrupt;
+use super::insert::{Accepted, due_at, read_clock};
+use super::link::{Earlier, transact};
+use super::once::{Once, Outcome, Wording, find, keep, lost};
+use super::operate::{Moved, Steered};
+use super::read::read_job;
+use super::settle::lock_held;
+use super::{Shared, Store, StoreError};
+use crate::job::{Actor, Attempt, Due, Event, Job, JobId, Priority, State, next};
+
+/// What is to be different. What is absent stays as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// When it is due.
+    pub due: Option<Due>,
+    /// Its urgency within its queue.
+    pub priority: Option<Priority>,
+}
+
+/// What must be true of the job, with all its attempts, for it to be changed. Asked within the transaction.
+pub type Holds = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
+
+/// What became of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// Done. The job waits, and the index should know.
+    Done(Moved),
+    /// Not possible in the state the job is in.
+    Refused(State),
+    /// The condition does not hold.
+    Unmet,
+    /// There is no such job.
+    Missing,
+}
+
+/// All that one request brings.
+struct Wish {
+    change: Change,
+    act: Act,
+    condition: Option<Holds>,
+    once: Option<Once>,
+    word: Wording<Steered>,
+}
+
+impl Store {
+    /// Change a waiting or retrying job, if `condition` holds; at most once for the key of `once`. `word` words the job as
+    /// it is then as the answer, which is kept with the key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn change_job(
+        &self,
+        id: JobId,
+        change: Change,
+        by: &Actor,
+        condition: Option<Holds>,
+        once: Option<Once>,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Changed>, StoreError> {
+        let shared = self.shared.clone();
+        let wish = Arc::new(Wish { change, act: Act::new(by, "job.change", id.to_string()), condition, once, word });
+        transact(&self.shared.pool, "change a job", move |conn, earlier| {
+            let (shared, wish) = (shared.clone(), Arc::clone(&wish));
+            Box::pin(async move { step(conn, &shared, id, &wish, earlier).await })
+        })
+        .await
+    }
+}
+
+async fn step(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    id: JobId,
+    wish: &Wish,
+    earlier: Earlier,
+) -> Result<Outcome<Changed>, sqlx::Error> {
+    // The lock comes first: requests about one job take turns here, and whoever comes second finds what the first did.
+    let held = lock_held(conn, std::iter::once(id)).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    let Some((job, attempts)) = read_job(conn, id).await? else { return Ok(Outcome::Refused(Changed::Missing)) };
+    let Some(owed) = held.get(&id) else { return refuse(conn, wish, Changed::Refused(job.state)).await };
+    let waits = |priority, execute_at| {
+        Moved::Waits(Accepted {
+            id,
+            kind: owed.kind.clone(),
+            queue: owed.queue.clone(),
+            priority,
+            execute_at,
+            created_at: job.created_at,
+        })
+    };
+    let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &wish.act).await?;
+    if own {
+        // An earlier run was committed, and its answer was lost on the way. The job may run by now.
+        let moved =
+            if job.state == State::Executing { Moved::Done(job.state) } else { waits(job.priority, job.execute_at) };
+        let steered = Steered { moved, job, attempts };
+        let answer = (wish.word)(&steered);
+        return Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer });
+    }
+    if next(owed.state, Event::Change).is_err() {
+        return refuse(conn, wish, Changed::Refused(owed.state)).await;
+    }
+    if wish.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {
+        return refuse(conn, wish, Changed::Unmet).await;
+    }
+    let before: Priority = owed.priority.try_into().map_err(corrupt)?;
+    let priority = wish.change.priority.unwrap_or(before);
+    let execute_at = wish.change.due.map_or(owed.execute_at, |due| due_at(due, now));
+    sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+        .bind(execute_at)
+        .bind(priority.level())
+        .bind(id.uuid())
+        .execute(&mut *conn)
+        .await?;
+    if priority != before {
+        // The only thing about a job that is asked for twice. A byte for a byte: the row does not grow.
+        sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
+            .bind(priority.level())
+            .bind(id.uuid())
+            .execute(&mut *conn)
+            .await?;
+    }
+    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job that is owed and not there"))?;
+    let steered = Steered { moved: waits(priority, execute_at), job, attempts };
+    let answer = (wish.word)(&steered);
+    if let Some(once) = &wish.once
+        && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
+    {
+        return lost(conn, once, error).await;
+    }
+    let detail = json!({
+        "execute_at": {"from": owed.execute_at, "to": execute_at},
+        "priority": {"from": before.level(), "to": priority.level()},
+    });
+    record(conn, &wish.act.clone().with(detail), now).await?;
+    Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer })
+}
+
+/// Nothing is changed. The same request may have been carried out before; then its answer is given again.
+async fn refuse(conn: &mut MySqlConnection, wish: &Wish, why: Changed) -> Result<Outcome<Changed>, sqlx::Error> {
+    if let Some(once) = &wish.once
+        && let Some(kept) = find(conn, once).await?
+    {
+        return Ok(kept.meet(once, None));
+    }
+    Ok(Outcome::Refused(why))
+}

@@ -1,0 +1,293 @@
+//! Server-sent events: a job is followed to its end through any runner, the cluster is heard while somebody listens and
+//! costs nothing otherwise, and no listener holds anybody up.
+
+use std::time::Duration;
+
+use redis::AsyncTypedCommands as _;
+use serde_json::{Value, json};
+use tickr::config::{Config, ServerUrl};
+use tickr::event::{Event, Health};
+use tickr::handlers::Registry;
+use tickr::job::State;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Condition, DEADLINE, EventStream, Relay, TestApp, Told, eventually};
+
+fn elsewhere(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+}
+
+/// The words of a job's story, in order.
+fn words(told: &[Told]) -> Vec<String> {
+    let word = |told: &Told| {
+        let at = |name: &str| told.data[name].as_str().unwrap_or("").to_owned();
+        match told.kind.as_str() {
+            "state" | "end" => format!("{} {}", told.kind, at("state")),
+            "attempt" => format!("{} {}", told.id.as_deref().unwrap_or(""), at("verdict")).trim().to_owned(),
+            other => other.to_owned(),
+        }
+    };
+    told.iter().map(word).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_followed_to_its_end_through_a_runner_that_does_not_run_it() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 2_500}, "delay_ms": 700})).await;
+    let events = format!("http://{}/v1/jobs/{id}/events", other.addr());
+    let told = EventStream::open(&events, None).await.rest().await;
+    let mut said = words(&told);
+    assert!(said.contains(&"progress".to_owned()), "{said:?}");
+    said.retain(|word| word != "progress");
+    let expected =
+        ["state waiting", "1.begin", "state executing", "1.done succeeded", "state completed", "end completed"];
+    assert_eq!(said, expected);
+    // The end was told: whoever comes back for more is sent away, as browsers want it.
+    let last = told.last().unwrap().id.clone().unwrap();
+    assert_eq!(EventStream::ask(&events, Some(&last)).await.status(), 204);
+    // And whoever comes late hears the whole story at once.
+    let again = EventStream::open(&tickr.url(&format!("/v1/jobs/{id}/events")), None).await.rest().await;
+    assert_eq!(words(&again), ["1.begin", "1.done succeeded", "state completed", "end completed"]);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_story_goes_on_behind_the_last_event_without_losing_a_line_of_the_ledger() {
+    let tickr = TestApp::start().await;
+    let retry = json!({"base_ms": 30, "factor": 1.0, "jitter": 0.0});
+    let job = json!({"kind": "fail", "payload": {"times": 3}, "retry": retry, "unique_key": "canary-key"});
+    let id = tickr.enqueue(job).await;
+    tickr.until(id, State::Completed).await;
+    let url = tickr.url(&format!("/v1/jobs/{id}/events"));
+    let behind = async |last: &str| words(&EventStream::open(&url, Some(last)).await.rest().await);
+    let whole = behind("nonsense").await;
+    let (ends, lines) = (["state completed", "end completed"], |from: u32| {
+        (from..=4).flat_map(|n| {
+            let verdict = if n < 4 { "failed" } else { "succeeded" };
+            [format!("{n}.begin"), format!("{n}.done {verdict}")]
+        })
+    });
+    let story = |skip: usize| -> Vec<String> { lines(1).skip(skip).chain(ends.map(str::to_owned)).collect() };
+    assert_eq!(whole, story(0));
+    for (last, skip) in [("1.begin", 1), ("1.done", 2), ("2.begin", 3), ("3.done", 6), ("4.done", 8)] {
+        assert_eq!(behind(last).await, story(skip), "{last}");
+    }
+
+    // A cancel while it waits has no attempt, and another life goes on behind the old end.
+    let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 1}, "delay_ms": 3_600_000})).await;
+    let url = tickr.url(&format!("/v1/jobs/{id}/events"));
+    let mut stream = EventStream::open(&url, None).await;
+    assert_eq!(stream.next().await.unwrap().data["state"], "waiting");
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    let told = stream.rest().await;
+    assert_eq!(words(&told), ["state cancelled", "end cancelled"]);
+    let last = told[1].id.clone().unwrap();
+    tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await;
+    tickr.until(id, State::Completed).await;
+    let told = EventStream::open(&url, Some(&last)).await.rest().await;
+    // The closing line of the cancel has the number 1, so the attempt is the second.
+    assert_eq!(words(&told), ["2.begin", "2.done succeeded", "state completed", "end completed"]);
+    let missing = tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await;
+    assert_eq!((missing.status, missing.code()), (404, "not_found"));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_where_one_was() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let url = |query: &str| format!("http://{}/v1/events{query}", other.addr());
+    let mut all = EventStream::open(&url(""), None).await;
+    let mut settled = EventStream::open(&url("?type=settled,cancelled&kind=noop&queue=default"), None).await;
+    // The runner that runs them notices within a second; until then it is asked again.
+    let job = json!({"kind": "noop", "payload": {"secret": "canary-payload"}, "unique_key": "canary-key"});
+    eventually("the other runner is heard", async || {
+        let id = tickr.enqueue(job.clone()).await;
+        tickr.until(id, State::Completed).await;
+        let key = tickr.key("events");
+        let mut redis = tickr.redis().await;
+        (redis.exists(key).await.unwrap()).then_some(())
+    })
+    .await;
+    tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 1}})).await;
+    let id = tickr.enqueue(job).await;
+    let about = |told: &Told, kind: &str| told.kind == kind && told.data["job"] == id.to_string();
+    let accepted = all.until("it is accepted", |told| about(told, "accepted")).await;
+    assert_eq!((&accepted.data["kind"], &accepted.data["queue"]), (&json!("noop"), &json!("default")));
+    assert_eq!(accepted.data["runner"], tickr.app.runner().to_string());
+    let started = all.until("it is started", |told| about(told, "started")).await;
+    assert_eq!(started.data["number"], 1);
+    let end = all.until("it is settled", |told| about(told, "settled")).await;
+    assert_eq!((&end.data["verdict"], &end.data["state"]), (&json!("succeeded"), &json!("completed")));
+    let heard = settled.until("it is settled", |told| about(told, "settled")).await;
+    assert_eq!(heard.id, end.id);
+
+    // From where one was, through the other runner; and when that is forgotten, one is told.
+    let from = async |last: &str| EventStream::open(&tickr.url("/v1/events"), Some(last)).await;
+    let mut resumed = from(accepted.id.as_deref().unwrap()).await;
+    let mut kinds = Vec::new();
+    while kinds.last().is_none_or(|kind| kind != "settled") {
+        let told = resumed.next().await.unwrap();
+        assert!(told.id > accepted.id && !told.data.to_string().contains("canary"), "{told:?}");
+        if told.data["job"] == id.to_string() {
+            kinds.push(told.kind);
+        }
+    }
+    assert_eq!(kinds, ["started", "settled"]);
+    for unknown in ["1-1", "nonsense"] {
+        let first = from(unknown).await.next().await.unwrap();
+        assert_eq!((first.kind.as_str(), &first.data["reason"]), ("reset", &json!("forgotten")));
+    }
+    for query in ["?type=nothing", "?kind=No%20Name", "?queue=%00", "?colour=red"] {
+        let refused = tickr.get(&format!("/v1/events{query}")).await;
+        assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{query}");
+    }
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_listening_leaves_nothing_in_redis() {
+    let tickr = TestApp::start().await;
+    let mut redis = tickr.redis().await;
+    let (events, listeners) = (tickr.key("events"), tickr.key("listeners"));
+    tickr.enqueue_many((0..50).map(|n| json!({"kind": "noop", "payload": {"n": n}}))).await;
+    tickr.until_idle().await;
+    assert!(!redis.exists(&events).await.unwrap() && !redis.exists(&listeners).await.unwrap());
+
+    let mut stream = EventStream::open(&tickr.url("/v1/events"), None).await;
+    tickr.enqueue_kind("noop", json!({})).await;
+    stream.until("it is settled", |told| told.kind == "settled").await;
+    assert!(redis.exists(&events).await.unwrap() && redis.ttl(&events).await.unwrap().raw() > 0);
+    drop(stream);
+    eventually("the mark is gone", async || (!tickr.redis().await.exists(&listeners).await.unwrap()).then_some(()))
+        .await;
+    // The runner sees that at its next look, and falls silent.
+    eventually("nothing is told any more", async || {
+        let mut redis = tickr.redis().await;
+        let length = async |redis: &mut redis::aio::MultiplexedConnection| -> u64 {
+            redis::cmd("XLEN").arg(&events).query_async(redis).await.unwrap()
+        };
+        let before = length(&mut redis).await;
+        let id = tickr.enqueue_kind("noop", json!({})).await;
+        tickr.until(id, State::Completed).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        (length(&mut redis).await == before).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_redis_out_a_gap_is_told_and_the_own_runner_is_heard_on() {
+    let relay = Relay::start().await;
+    let tickr = TestApp::start_alone(
+        |own| relay.lead_to(&own.redis_url()),
+        |config| config.redis_url = Some(ServerUrl::redis(&relay.redis_url()).unwrap()),
+    )
+    .await;
+    eventually("the index is whole", async || (tickr.app.index().health().now() == Health::Fast).then_some(())).await;
+    let mut stream = EventStream::open(&tickr.url("/v1/events"), None).await;
+    tickr.enqueue_kind("noop", json!({})).await;
+    assert!(stream.until("it is settled", |told| told.kind == "settled").await.id.is_some());
+    // The bus tells of the condition as well.
+    tickr
+        .event("the index is degraded", async { relay.set(Condition::Cut) }, |event| {
+            (*event == Event::IndexHealth(Health::Degraded)).then_some(())
+        })
+        .await;
+    let gap = stream.until("a gap", |told| told.kind == "gap").await;
+    assert_eq!(gap.data, json!({"reason": "redis"}));
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    let local =
+        stream.until("it is settled", |told| told.kind == "settled" && told.data["job"] == id.to_string()).await;
+    assert_eq!((local.id, &local.data["kind"]), (None, &json!("noop")));
+    relay.set(Condition::Pass);
+    let whole =
+        stream.until("the index is whole", |told| told.kind == "index_health" && told.data["health"] == "fast").await;
+    assert_eq!(whole.data["runner"], tickr.app.runner().to_string());
+    // What happens has places in the stream again.
+    let began = Instant::now();
+    loop {
+        assert!(began.elapsed() < DEADLINE, "events have no places");
+        let id = tickr.enqueue_kind("noop", json!({})).await;
+        let told = stream.until("settled", |told| told.kind == "settled" && told.data["job"] == id.to_string()).await;
+        if told.id.is_some() {
+            break;
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
+    let few = |config: &mut Config| {
+        config.http_streams = 2;
+        config.http_write_timeout = Duration::from_millis(500);
+        config.workers = 8;
+    };
+    let tickr = TestApp::start_with(few, Registry::new()).await;
+    let waits = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let path = format!("/v1/jobs/{waits}/events");
+    let mut held = EventStream::open(&tickr.url(&path), None).await;
+    assert_eq!(held.next().await.unwrap().kind, "state");
+
+    // Asks for everything, and reads nothing of it.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
+    socket.write_all(b"GET /v1/events HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    let mut head = [0; 12];
+    socket.read_exact(&mut head).await.unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+    eventually("there is no place", async || {
+        let full = tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await;
+        (full.status == 429 && full.code() == "overloaded").then_some(())
+    })
+    .await;
+    // It is cut off when what it does not read has filled all buffers in between; meanwhile jobs are accepted.
+    let began = Instant::now();
+    let mut jobs = 0;
+    while tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await.status == 429 {
+        assert!(began.elapsed() < Duration::from_secs(60), "still there after {jobs} jobs");
+        jobs += tickr
+            .enqueue_many((0..1_000).map(|n| json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 3_600_000})))
+            .await
+            .len();
+    }
+    drop(socket);
+    // The other one has not noticed.
+    tickr.post(&format!("/v1/jobs/{waits}/cancel"), json!({})).await;
+    assert_eq!(words(&held.rest().await), ["state cancelled", "end cancelled"]);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn open_streams_end_with_their_runner_and_do_not_hold_it_up() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let waits = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
+    let base = format!("http://{}", other.addr());
+    let mut streams = Vec::new();
+    for path in ["/v1/events".to_owned(), format!("/v1/jobs/{waits}/events")] {
+        for _ in 0..5 {
+            streams.push(EventStream::open(&format!("{base}{path}"), None).await);
+        }
+    }
+    let began = Instant::now();
+    let (_, ended) = tokio::join!(
+        other.stop(CancellationToken::new()),
+        futures_util::future::join_all(streams.into_iter().map(EventStream::rest))
+    );
+    // A block of the fetcher is a second; open requests would have five.
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_eq!(ended.len(), 10);
+    let data: Vec<&Value> = ended.iter().flatten().map(|told| &told.data).collect();
+    assert!(data.len() >= 5, "{data:?}");
+    tickr.stop().await;
+}

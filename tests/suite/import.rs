@@ -1,0 +1,270 @@
+//! Imports: jobs as lines, of any number, committed and answered part by part, and at most once with a key however often
+//! the line is cut.
+
+use std::time::Duration;
+
+use futures_util::stream;
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::State;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{DEADLINE, TestApp, contract, http};
+
+/// What a whole import is answered: its lines, and its end.
+#[derive(Debug)]
+struct Imported {
+    status: u16,
+    lines: Vec<Value>,
+    end: Value,
+}
+
+async fn import(tickr: &TestApp, query: &str, key: Option<&str>, body: impl Into<reqwest::Body>) -> Imported {
+    let request = http()
+        .post(tickr.url(&format!("/v1/jobs/import{query}")))
+        .header("Content-Type", "application/x-ndjson")
+        .body(body);
+    let request = match key {
+        Some(key) => request.header("Idempotency-Key", key),
+        None => request,
+    };
+    let response = request.send().await.unwrap();
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let text = response.text().await.unwrap();
+    if status != 200 {
+        let problem = serde_json::from_str(&text).unwrap();
+        contract::hold("POST", "/v1/jobs/import", status, &headers, &problem);
+        return Imported { status, lines: Vec::new(), end: problem };
+    }
+    assert_eq!(headers["content-type"], "application/x-ndjson");
+    let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let end = lines.pop().unwrap();
+    for line in &lines {
+        contract::fits_schema("ImportLine", line);
+    }
+    contract::fits_schema("ImportEnd", &end);
+    Imported { status, lines, end }
+}
+
+/// NDJSON.
+fn bytes_of(lines: &[Value]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn noops(count: u64) -> Vec<Value> {
+    (0..count).map(|n| json!({"kind": "noop", "payload": {"n": n}})).collect()
+}
+
+fn later(count: u64) -> Vec<Value> {
+    (0..count).map(|n| json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 3_600_000})).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_line_is_answered_in_order_and_each_job_runs_once() {
+    let tickr = TestApp::start_with(|config| config.workers = 16, Registry::new()).await;
+    let imported = import(&tickr, "", None, bytes_of(&noops(2_345))).await;
+    assert_eq!(
+        imported.end,
+        json!({"complete": true, "lines": 2_345, "accepted": 2_345, "existing": 0, "rejected": 0}),
+        "{:?}",
+        imported.status
+    );
+    let numbers: Vec<u64> = imported.lines.iter().map(|line| line["line"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (1..=2_345).collect::<Vec<u64>>());
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(2_345).await;
+    let id = imported.lines[1_234]["id"].as_str().unwrap().parse().unwrap();
+    assert_eq!(tickr.job(id).await["payload"], json!({"n": 1_234}));
+
+    let empty = import(&tickr, "", None, "\n \n").await;
+    assert_eq!(empty.end, json!({"complete": true, "lines": 2, "accepted": 0, "existing": 0, "rejected": 0}));
+    let quiet = import(&tickr, "?receipts=problems", None, bytes_of(&noops(700))).await;
+    assert_eq!((quiet.lines.len(), &quiet.end["accepted"]), (0, &json!(700)));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_lines_stop_the_import_before_their_part_or_are_passed_over() {
+    let tickr = TestApp::start().await;
+    let mut lines: Vec<String> = later(700).iter().map(Value::to_string).collect();
+    lines[600] = r#"{"kind": "nobody"}"#.into();
+    lines[650] = r#"{"kind": "noop", "payload": {"a": ["#.into();
+    let body = lines.join("\n");
+    let stopped = import(&tickr, "", Some("k"), body.clone()).await;
+    assert_eq!(stopped.lines.len(), 502, "the first part, and what is wrong with the second");
+    let refused: Vec<(u64, &str)> = stopped.lines[500..]
+        .iter()
+        .map(|line| (line["line"].as_u64().unwrap(), line["problem"]["code"].as_str().unwrap()))
+        .collect();
+    assert_eq!(refused, [(601, "unknown_kind"), (651, "invalid_json")]);
+    assert_eq!((&stopped.end["complete"], &stopped.end["accepted"]), (&json!(false), &json!(500)));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
+
+    // Mended and sent again with the same key: the first part is not done again.
+    lines[600] = later(601)[600].to_string();
+    lines[650] = later(651)[650].to_string();
+    let mended = import(&tickr, "", Some("k"), lines.join("\n")).await;
+    assert_eq!((&mended.end["complete"], &mended.end["accepted"]), (&json!(true), &json!(700)));
+    assert!(mended.lines[..500].iter().all(|line| line["replayed"] == true));
+    assert!(mended.lines[500..].iter().all(|line| line.get("replayed").is_none()));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 700);
+
+    let passed = import(&tickr, "?on_error=continue", None, body).await;
+    assert_eq!(passed.end, json!({"complete": true, "lines": 700, "accepted": 698, "existing": 0, "rejected": 2}));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1_398);
+
+    // Lines that are no jobs for other reasons.
+    let large = format!(r#"{{"kind":"noop","payload":{{"a":"{}"}}}}"#, "x".repeat(300_000));
+    let odd = ["[]", &"[".repeat(100), &large, "\u{feff}{}", "{\"kind\":\"sleep\"}", "nonsense"].join("\n");
+    let odd = import(&tickr, "?on_error=continue", None, odd).await;
+    let codes: Vec<&str> = odd.lines.iter().map(|line| line["problem"]["code"].as_str().unwrap()).collect();
+    let expected = ["invalid_request", "too_deep", "too_large", "invalid_json", "invalid_payload", "invalid_json"];
+    assert_eq!((codes, &odd.end["rejected"]), (expected.to_vec(), &json!(6)));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unique_keys_are_settled_line_by_line() {
+    let tickr = TestApp::start().await;
+    let keyed = |key: &str, on_conflict: &str| json!({"kind": "noop", "unique_key": key, "on_conflict": on_conflict, "delay_ms": 3_600_000});
+    let lines = [
+        keyed("a", "reject"),
+        keyed("a", "return"),
+        keyed("b", "return"),
+        keyed("b", "replace"),
+        keyed("a", "reject"),
+        keyed("c", "reject"),
+    ];
+    let passed = import(&tickr, "?on_error=continue", Some("k"), bytes_of(&lines)).await;
+    let of = |at: usize, name: &str| passed.lines[at][name].clone();
+    assert_eq!((of(1, "existing"), of(1, "id")), (json!(true), of(0, "id")));
+    assert_eq!((of(4, "problem")["code"].clone(), of(5, "problem")), (json!("key_taken"), Value::Null));
+    assert_eq!(passed.end, json!({"complete": true, "lines": 6, "accepted": 4, "existing": 1, "rejected": 1}));
+    let replaced = of(2, "id").as_str().unwrap().parse().unwrap();
+    tickr.until(replaced, State::Cancelled).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 3);
+    let again = import(&tickr, "?on_error=continue", Some("k"), bytes_of(&lines)).await;
+    let ids = |imported: &Imported| imported.lines.iter().map(|line| line["id"].clone()).collect::<Vec<_>>();
+    assert_eq!((ids(&again), &again.end), (ids(&passed), &passed.end));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
+    let stopped = import(&tickr, "", None, bytes_of(&[keyed("d", "reject"), keyed("a", "reject")])).await;
+    assert_eq!((&stopped.end["accepted"], &stopped.lines[0]["line"]), (&json!(0), &json!(2)));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 4);
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let body = bytes_of(&later(3_000));
+    for cut in 0..12 {
+        // Over either runner, and at any place; every other one leaves without a word.
+        let addr = if cut % 2 == 0 { tickr.app.addr() } else { other.addr() };
+        let mut socket = TcpStream::connect(addr).await.unwrap();
+        let head = format!(
+            "POST /v1/jobs/import HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\nIdempotency-Key: cut\r\n\
+             Content-Length: {}\r\n\r\n",
+            body.len()
+        );
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let sent = body.len() * cut / 12 + rand::random_range(0..body.len() / 12);
+        socket.write_all(&body.as_bytes()[..sent]).await.unwrap();
+        if cut % 3 == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(50), socket.read(&mut [0; 100])).await;
+        }
+        drop(socket);
+    }
+    // The last of those may still be at it.
+    let mut whole = import(&tickr, "", Some("cut"), body.clone()).await;
+    while whole.end["problem"]["code"] == "idempotency_in_progress" {
+        whole = import(&tickr, "", Some("cut"), body.clone()).await;
+    }
+    assert_eq!((&whole.end["complete"], &whole.end["accepted"]), (&json!(true), &json!(3_000)));
+    assert!(whole.lines.iter().any(|line| line["replayed"] == true));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT payload) FROM jobs").await, 3_000);
+    // Another body under the same key is refused, and changes nothing.
+    let foreign = import(&tickr, "", Some("cut"), bytes_of(&noops(10))).await;
+    assert_eq!(foreign.end["problem"]["code"], "idempotency_conflict");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
+    tickr.assert_sound().await;
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
+    let tickr = TestApp::start().await;
+    // Sends without end, and reads nothing of the answer: what is between us fills up, and no more is read.
+    let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+    let head = "POST /v1/jobs/import HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\n\
+                Content-Length: 1000000000\r\n\r\n";
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let part = bytes_of(&later(500));
+    let mut sent = 0;
+    while let Ok(done) = tokio::time::timeout(Duration::from_millis(1_500), socket.write_all(part.as_bytes())).await {
+        done.unwrap();
+        sent += 500;
+        assert!(sent < 400_000, "nothing slows the sender down");
+    }
+    let committed = tickr.count("SELECT COUNT(*) FROM jobs").await;
+    assert!(committed <= sent && committed % 500 == 0, "{committed} of {sent}");
+    // As soon as somebody reads, it goes on.
+    let (mut reader, _writer) = socket.split();
+    let mut heard = vec![0; 1 << 20];
+    let more = async {
+        while tickr.count("SELECT COUNT(*) FROM jobs").await == committed {
+            assert!(reader.read(&mut heard).await.unwrap() > 0);
+        }
+    };
+    tokio::time::timeout(DEADLINE, more).await.unwrap();
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_sent_is_answered_before_the_rest_and_a_sender_that_falls_silent_is_told() {
+    let tickr = TestApp::start_with(
+        |config: &mut Config| config.http_body_timeout = Duration::from_millis(600),
+        Registry::new(),
+    )
+    .await;
+    let (sender, receiver) = mpsc::channel::<Result<String, std::io::Error>>(8);
+    let body = stream::unfold(receiver, |mut receiver| async { receiver.recv().await.map(|chunk| (chunk, receiver)) });
+    sender.send(Ok(bytes_of(&later(600)))).await.unwrap();
+    let mut response = http()
+        .post(tickr.url("/v1/jobs/import"))
+        .header("Content-Type", "application/x-ndjson")
+        .body(reqwest::Body::wrap_stream(body))
+        .send()
+        .await
+        .unwrap();
+    let mut heard = String::new();
+    while heard.lines().count() < 500 {
+        heard.push_str(std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap());
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
+    while let Some(chunk) = response.chunk().await.unwrap() {
+        heard.push_str(std::str::from_utf8(&chunk).unwrap());
+    }
+    let end: Value = serde_json::from_str(heard.lines().last().unwrap()).unwrap();
+    assert_eq!((&end["complete"], &end["problem"]["code"]), (&json!(false), &json!("request_timeout")));
+    // Nothing of a part that did not arrive as a whole.
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
+    drop(sender);
+
+    let wrong = http().post(tickr.url("/v1/jobs/import")).json(&json!({})).send().await.unwrap();
+    assert_eq!(wrong.status(), 415);
+    for query in ["?on_error=explode", "?receipts=some", "?colour=red"] {
+        let refused = import(&tickr, query, None, "").await;
+        assert_eq!((refused.status, &refused.end["code"]), (422, &json!("invalid_request")), "{query}");
+    }
+    let refused = import(&tickr, "", Some("not a key"), "").await;
+    assert_eq!((refused.status, &refused.end["code"]), (422, &json!("invalid_request")));
+    tickr.stop().await;
+}

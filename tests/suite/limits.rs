@@ -1,0 +1,209 @@
+//! What clients may not do: be slow for ever, come in any number, send heads of any size. Each is cut off or told, and
+//! everybody else is served meanwhile.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::State;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, TestApp, contract, eventually};
+
+fn impatient(config: &mut Config) {
+    config.http_header_timeout = Duration::from_millis(500);
+    config.http_body_timeout = Duration::from_millis(700);
+    config.http_write_timeout = Duration::from_millis(700);
+    config.http_idle_timeout = Duration::from_millis(900);
+}
+
+/// Everything that still comes on a connection until it is closed, however that is done.
+async fn until_closed(socket: &mut TcpStream) -> String {
+    let mut heard = Vec::new();
+    let closed = async {
+        let mut bytes = [0; 4096];
+        while let Ok(1..) = socket.read(&mut bytes).await.inspect(|count| heard.extend_from_slice(&bytes[..*count])) {}
+    };
+    timeout(DEADLINE, closed).await.expect("the connection is closed");
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+/// Send text one byte at a time, again and again, until the other side has had enough.
+async fn dribble(tickr: &TestApp, opening: &str, drop: &str) -> String {
+    let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+    socket.write_all(opening.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = socket.into_split();
+    let drip = drop.to_owned();
+    let dripping = tokio::spawn(async move {
+        while writer.write_all(drip.as_bytes()).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(40)).await;
+        }
+    });
+    let mut heard = Vec::new();
+    // A reset is as good an end as any.
+    let _ = timeout(DEADLINE, reader.read_to_end(&mut heard)).await.expect("the connection is closed");
+    dripping.abort();
+    String::from_utf8_lossy(&heard).into_owned()
+}
+
+/// Ask for much and read nothing of it.
+async fn never_read(tickr: &TestApp) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
+    let asked = "GET /openapi.json HTTP/1.1\r\nHost: t\r\n\r\n".repeat(2_000);
+    let (_reader, mut writer) = socket.split();
+    // Either the whole of it is taken, or the connection breaks on the way.
+    let _ = writer.write_all(asked.as_bytes()).await;
+    // Whoever writes to a connection that was cut off learns it.
+    timeout(DEADLINE, async {
+        while writer.write_all(b"\r\n").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await
+    .expect("the connection is cut off");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_heads_bodies_and_readers_are_cut_off_while_everybody_else_is_served() {
+    let tickr = TestApp::start_with(impatient, Registry::new()).await;
+    let post = "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{";
+    let over = Arc::new(AtomicBool::new(false));
+    let served = async {
+        let mut ids = Vec::new();
+        while !over.load(Ordering::SeqCst) {
+            ids.push(tickr.enqueue_kind("noop", json!({})).await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        ids
+    };
+    let slow = async {
+        let heads = futures_util::future::join_all((0..20).map(|_| dribble(&tickr, "GET / HTTP/1.1\r\nX-Slow: ", "a")));
+        let bodies = futures_util::future::join_all((0..20).map(|_| dribble(&tickr, post, " ")));
+        let resting = futures_util::future::join_all((0..20).map(|_| async {
+            let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+            socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+            until_closed(&mut socket).await
+        }));
+        let silent = futures_util::future::join_all(
+            (0..5).map(|_| async { until_closed(&mut TcpStream::connect(tickr.app.addr()).await.unwrap()).await }),
+        );
+        let readers = futures_util::future::join_all((0..5).map(|_| never_read(&tickr)));
+        let outcome = tokio::join!(heads, bodies, resting, silent, readers);
+        over.store(true, Ordering::SeqCst);
+        outcome
+    };
+    let (ids, (heads, bodies, resting, silent, _)) = tokio::join!(served, slow);
+    assert!(heads.iter().all(String::is_empty), "{heads:?}");
+    for said in &bodies {
+        assert!(said.starts_with("HTTP/1.1 408") && said.contains("request_timeout"), "{said}");
+    }
+    assert!(resting.iter().all(|said| said.starts_with("HTTP/1.1 200")), "{resting:?}");
+    assert!(silent.iter().all(String::is_empty), "{silent:?}");
+    for id in &ids {
+        tickr.until(*id, State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, ids.len() as i64);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again() {
+    let tickr = TestApp::start_with(|config| config.http_connections = 5, Registry::new()).await;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+        assert!(socket.read(&mut [0; 512]).await.unwrap() > 0);
+        held.push(socket);
+    }
+    for _ in 0..3 {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        socket.write_all(b"GET /v1/stats HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+        let said = until_closed(&mut socket).await;
+        let (head, body) = said.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 1"), "{said}");
+        let body: Value = serde_json::from_str(body).unwrap();
+        let mut headers = reqwest::header::HeaderMap::new();
+        headers.insert("content-type", "application/problem+json".parse().unwrap());
+        contract::hold("GET", "/v1/stats", 429, &headers, &body);
+        assert_eq!(body["code"], "overloaded");
+    }
+    // Those inside are served as before, and their leaving makes room.
+    held[0].write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    assert!(held[0].read(&mut [0; 512]).await.unwrap() > 0);
+    drop(held);
+    eventually("there is room again", async || {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").await.unwrap();
+        until_closed(&mut socket).await.starts_with("HTTP/1.1 200").then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stumbled_over() {
+    let tickr = TestApp::start_with(impatient, Registry::new()).await;
+    let get = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{more}\r\n");
+    let post = |more: &str, body: &str| {
+        format!(
+            "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\n{more}\r\n{body}"
+        )
+    };
+    let job = r#"{"kind":"noop"}"#;
+    let cases: Vec<(&str, Vec<u8>, &[&str])> = vec![
+        ("a long path", get(&format!("/{}", "a".repeat(60_000)), "").into(), &["404"]),
+        ("a path beyond all bounds", get(&format!("/{}", "a".repeat(300_000)), "").into(), &["414", "431"]),
+        ("a long query", get(&format!("/v1/jobs?cursor={}", "a".repeat(50_000)), "").into(), &["422"]),
+        ("99 headers", get("/livez", &"X-A: b\r\n".repeat(97)).into(), &["200"]),
+        ("1,000 headers", get("/livez", &"X-A: b\r\n".repeat(1_000)).into(), &["431"]),
+        ("one huge header", get("/livez", &format!("X-A: {}\r\n", "b".repeat(1 << 20))).into(), &["431"]),
+        ("two lengths", post("Content-Length: 15\r\nContent-Length: 16\r\n", job).into(), &["400"]),
+        ("a length that is no number", post("Content-Length: x\r\n", job).into(), &["400"]),
+        ("a negative length", post("Content-Length: -1\r\n", job).into(), &["400"]),
+        ("a length beyond all numbers", post("Content-Length: 99999999999999999999999\r\n", job).into(), &["400"]),
+        ("an encoding nobody knows", post("Transfer-Encoding: magic\r\n", job).into(), &["400"]),
+        ("chunks that are none", post("Transfer-Encoding: chunked\r\n", "zz\r\nnothing\r\n").into(), &["400"]),
+        ("a NUL in a header", get("/livez", "X-A: a\0b\r\n").into(), &["400"]),
+        ("a header without a name", get("/livez", ": b\r\n").into(), &["400"]),
+        ("bytes that are no text in the path", b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\nHost: t\r\n\r\n".into(), &["400"]),
+        (
+            "bytes that are no text in the body",
+            {
+                let mut bytes = post("Content-Length: 17\r\n", "{\"kind\":\"no").into_bytes();
+                bytes.extend_from_slice(b"\xff\xfeop\"}");
+                bytes
+            },
+            &["400"],
+        ),
+        ("another protocol", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into(), &["400", ""]),
+        ("a greeting of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(20), &["400", ""]),
+        ("noise", (0..=255).cycle().take(10_000).collect(), &["400", ""]),
+        ("a method nobody knows", b"FROB /v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".into(), &["405"]),
+        (
+            "a path that is none",
+            b"GET v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".into(),
+            &["400", "404"],
+        ),
+    ];
+    for (what, bytes, expected) in cases {
+        let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
+        // What is refused early may be refused before all of it is sent.
+        let _ = socket.write_all(&bytes).await;
+        let said = until_closed(&mut socket).await;
+        let status = said.split(' ').nth(1).unwrap_or("");
+        assert!(expected.contains(&status), "{what}: {:?}", said.chars().take(300).collect::<String>());
+        assert!(!said.contains("500") && !said.contains("stumble"), "{what}: {said}");
+    }
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(id, State::Completed).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    tickr.stop().await;
+}
