@@ -102,7 +102,15 @@ pub static METRICS: &[Metric] = &[
     row("tickr_runners", Gauge, All, &[], "Runners that are on the list and were heard of within two minutes"),
     row("tickr_heartbeat_age_seconds", Gauge, All, &[], "How long the quietest runner on the list has been silent"),
     row("tickr_dead_letters", Gauge, All, &["kind"], "Failed jobs that nobody has replayed or discarded"),
-    row("tickr_dead_letter_oldest_seconds", Gauge, All, &[], "Age of the oldest dead letter; 0 when there is none"),
+    row(
+        "tickr_dead_letter_oldest_seconds",
+        Gauge,
+        All,
+        &["kind"],
+        "Age of the oldest dead letter; 0 when there is none",
+    ),
+    row("tickr_alerts_total", Counter, Runner, &["alert"], "Alerts told, by their rule"),
+    row("tickr_operation_jobs_total", Counter, Runner, &[], "Jobs that operations have moved"),
     // Are the servers there?
     row(
         "tickr_up",

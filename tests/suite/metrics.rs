@@ -22,6 +22,7 @@ const RARE: &[&str] = &[
     // Only with a schedule, a dead letter, a collector.
     "tickr_schedule_ticks_total",
     "tickr_schedule_lateness_seconds",
+    "tickr_alerts_total",
     "tickr_dead_letters",
     "tickr_dead_letter_oldest_seconds",
     "tickr_http_connections",
