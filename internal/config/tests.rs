@@ -61,6 +61,10 @@ fn samples(name: &str) -> [&'static str; 3] {
         "ready_low_water" => ["101", "102", "103"],
         "log" => ["debug", "warn", "error"],
         "log_format" => ["json", "text", "json"],
+        "otlp_endpoint" => ["http://a:1", "https://b", "http://c/d"],
+        "otlp_headers" => ["a=1", "a=1,b=2", "c=3"],
+        "otlp_sample" => ["0.25", "0.5", "0.75"],
+        "otlp_service" => ["sa", "sb", "sc"],
         "api_tokens" => ["ta", "ta,tb", "ta,tb,tc"],
         "callback_secret" => [KEY_A, KEY_B, KEY_C],
         "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
@@ -102,6 +106,13 @@ fn typed(config: &Config, name: &str) -> String {
         "ready_low_water" => config.ready_low_water.to_string(),
         "log" => config.log.clone(),
         "log_format" => if config.log_format == LogFormat::Json { "json" } else { "text" }.to_owned(),
+        "otlp_endpoint" => config.otlp_endpoint.clone().unwrap_or_default(),
+        "otlp_headers" => {
+            let pair = |(name, value): &(String, SecretString)| format!("{name}={}", value.expose_secret());
+            config.otlp_headers.iter().map(pair).collect::<Vec<_>>().join(",")
+        }
+        "otlp_sample" => config.otlp_sample.to_string(),
+        "otlp_service" => config.otlp_service.clone(),
         "api_tokens" => config.api_tokens.iter().map(ExposeSecret::expose_secret).collect::<Vec<_>>().join(","),
         "callback_secret" => {
             use base64::Engine as _;
@@ -485,5 +496,21 @@ proptest::proptest! {
             Err(error) => format!("{error} {error:?} {}", url::masked(&text)),
         };
         proptest::prop_assert!(!shown.contains("canary"), "{}", shown);
+    }
+}
+
+#[test]
+fn a_variable_that_other_programs_know_is_asked_after_our_own() {
+    let load = |vars: &[(&str, &str)]| Config::load(&Flags::default(), env(vars), None);
+    let otel = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+    let loaded = load(&[otel, ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20eA")]).unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_endpoint"), otel.1);
+    assert_eq!(typed(&loaded.config, "otlp_headers"), "authorization=Basic eA");
+    assert!(loaded.warnings.is_empty());
+    let loaded = load(&[otel, ("TICKR_OTLP_ENDPOINT", "http://own")]).unwrap();
+    assert_eq!(typed(&loaded.config, "otlp_endpoint"), "http://own");
+    for bad in ["collector:4318", "ftp://c", "http://", "http://user:canary@c", "http://c?k=canary"] {
+        let errors = load(&[("TICKR_OTLP_ENDPOINT", bad)]).unwrap_err();
+        assert!(!errors.to_string().contains("canary@"), "{errors}");
     }
 }
