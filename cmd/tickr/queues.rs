@@ -49,9 +49,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             "show" => client.get(&path).await?,
             "pause" => {
                 let reason = matches.get_one::<String>("reason");
-                client.put(&format!("{path}/pause"), &json!({"reason": reason})).await?
+                client.post(&format!("{path}/pause"), &json!({"reason": reason}), None).await?
             }
-            "resume" => client.delete(&format!("{path}/pause")).await?,
+            "resume" => client.post(&format!("{path}/resume"), &json!({}), None).await?,
             _ => client.patch(&path, &changes(matches)?).await?,
         };
         if as_json {

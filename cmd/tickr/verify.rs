@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
-use tickr::app::{connect_store, index_of};
+use tickr::app::{connect_store, index_of, retention_of};
 use tickr::config::{Config, Flags, Subset, parse_duration};
-use tickr::store::Retention;
 use tickr::verify::{Report, VerifySettings, verify};
 
 use crate::{Done, Failure};
@@ -40,6 +39,7 @@ pub(crate) fn command() -> Command {
         "redis_prefix",
         "horizon",
         "retention_completed",
+        "retention_cancelled",
         "retention_failed",
         "log",
         "log_format",
@@ -71,11 +71,7 @@ async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result
         since: since.map(|since| store.clock().now() - since),
         patience: VerifySettings::PATIENCE,
         repair,
-        retention: Retention {
-            completed: config.retention_completed,
-            failed: config.retention_failed,
-            discarded: config.retention_discarded,
-        },
+        retention: retention_of(config),
     };
     let watched = std::io::stderr().is_terminal();
     let checked = verify(&store, &index, &settings, |jobs| {

@@ -51,7 +51,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     // Printable, without what would break a line of a log or a field of it.
     let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:/+=@".contains(b);
     let fits = |value: &&HeaderValue| (1..=MOST_ID_BYTES).contains(&value.len()) && value.as_bytes().iter().all(legal);
-    let own = || HeaderValue::from_str(&uuid::Uuid::new_v4().simple().to_string());
+    let own = || HeaderValue::from_str(&uuid::Uuid::now_v7().to_string());
     headers.get(REQUEST_ID).filter(fits).cloned().or_else(|| own().ok()).unwrap_or(HeaderValue::from_static("none"))
 }
 
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(id("a-1_b.C"), "a-1_b.C");
         for bad in ["", "a b", "a\"b", "{}", "a;b"] {
             let made = id(bad);
-            assert!(made.len() == 32 && made != bad, "{bad:?}");
+            assert!(made.len() == 36 && made != bad, "{bad:?}");
         }
         assert_ne!(request_id(&HeaderMap::new()), request_id(&HeaderMap::new()));
     }

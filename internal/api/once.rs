@@ -123,7 +123,7 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
 }
 
 /// POSTs that take no key, because repeating them changes nothing.
-const REPEATABLE: [&str; 3] = ["pause_schedule", "resume_schedule", "preview_schedule"];
+const REPEATABLE: [&str; 5] = ["pause_schedule", "resume_schedule", "preview_schedule", "pause_queue", "resume_queue"];
 
 /// Every other POST and the PATCH of a job take the header, and answer accordingly.
 pub(super) fn describe(document: &mut OpenApi) {

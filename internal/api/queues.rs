@@ -229,7 +229,7 @@ pub(super) async fn change(
 ///
 /// Within 2 s no runner starts a job of it any more; what runs goes on. Pausing it again changes nothing but the reason.
 #[utoipa::path(
-    put, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue", request_body = PauseBody,
+    post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue", request_body = PauseBody,
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "Paused", body = QueueView, headers(("ETag" = String))),
@@ -259,7 +259,7 @@ pub(super) async fn pause(
 
 /// Let a paused queue go on
 #[utoipa::path(
-    delete, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "resume_queue",
+    post, path = "/v1/queues/{name}/resume", tag = "queues", operation_id = "resume_queue",
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
         (status = 200, description = "It goes on", body = QueueView, headers(("ETag" = String))),

@@ -35,13 +35,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Readings, Tokens};
 use crate::broker::{Broker, Controls, Feed, Watches};
-use crate::config::{Alerts, Config, ConfigErrors, Threshold};
+use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped, runner_of_this_process};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
-use crate::store::{ReportQueries, Retention, Store, StoreError, StoreSettings};
+use crate::store::{KindRetention, ReportQueries, Retention, Store, StoreError, StoreSettings};
 use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use connection::Patience;
 use server::HttpLimits;
@@ -173,11 +173,8 @@ impl App {
             queues: queues.clone(),
             lease: config.lease,
             tracer: tracer.clone(),
-            retention: Retention {
-                completed: config.retention_completed,
-                failed: config.retention_failed,
-                discarded: config.retention_discarded,
-            },
+            retention: retention_of(config),
+            purge_hours: config.purge_hours,
             keep_answers: config.retention_idempotency,
             alerts: config.alerts.as_ref().map(alert_settings),
             keep_audit: config.retention_audit,
@@ -380,6 +377,25 @@ pub fn index_of(config: &Config) -> Result<Index, StartError> {
         high_water: config.ready_high_water,
         low_water: config.ready_low_water,
     })?)
+}
+
+/// How long the configuration keeps ended jobs.
+#[must_use]
+pub fn retention_of(config: &Config) -> Retention {
+    let ages = |kind: &KindConfig| KindRetention {
+        completed: kind.retention_completed,
+        cancelled: kind.retention_cancelled,
+        failed: kind.retention_failed,
+    };
+    let own = config.kinds.iter().map(|(name, kind)| (name, ages(kind)));
+    let own = own.filter(|(_, ages)| *ages != KindRetention::default());
+    Retention {
+        completed: config.retention_completed,
+        cancelled: config.retention_cancelled.unwrap_or(config.retention_completed),
+        failed: config.retention_failed,
+        discarded: config.retention_discarded,
+        kinds: Arc::new(own.filter_map(|(name, ages)| Some((name.parse().ok()?, ages))).collect()),
+    }
 }
 
 /// Only a server that does not answer is asked for; one that refuses has said why.

@@ -18,8 +18,15 @@ pub struct KindConfig {
     pub retry_cap: Option<Duration>,
     /// How much each delay is longer than the one before.
     pub retry_factor: Option<f64>,
+    /// How long its completed jobs are kept.
+    pub retention_completed: Option<Duration>,
+    /// How long its cancelled jobs are kept.
+    pub retention_cancelled: Option<Duration>,
+    /// How long its failed jobs are kept.
+    pub retention_failed: Option<Duration>,
 }
 
+const SECOND: Duration = Duration::from_secs(1);
 const MS: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -45,6 +52,18 @@ pub(super) static KINDS: &[Setting<KindConfig>] = &[
     .file_only(),
     Row::new("retry_factor", "NUMBER", "How much each delay is longer than the one before", |k, t| {
         parse::some(&mut k.retry_factor, parse::number(t, 1.0..=100.0))
+    })
+    .file_only(),
+    Row::new("retention_completed", "DURATION", "How long its completed jobs are kept", |k, t| {
+        parse::some(&mut k.retention_completed, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .file_only(),
+    Row::new("retention_cancelled", "DURATION", "How long its cancelled jobs are kept", |k, t| {
+        parse::some(&mut k.retention_cancelled, duration::between(t, SECOND, 3650 * DAY))
+    })
+    .file_only(),
+    Row::new("retention_failed", "DURATION", "How long its failed jobs are kept", |k, t| {
+        parse::some(&mut k.retention_failed, duration::between(t, SECOND, 3650 * DAY))
     })
     .file_only(),
 ];

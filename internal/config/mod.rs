@@ -54,7 +54,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use crate::job::{Name, suggest};
+use crate::job::{Hours, Name, suggest};
 
 pub use alerts::{Alerts, Threshold};
 pub use callback::CallbackSecret;
@@ -110,6 +110,10 @@ pub struct Config {
     pub retention_completed: Duration,
     /// How long failed jobs are kept.
     pub retention_failed: Duration,
+    /// How long cancelled jobs are kept; as completed ones when absent.
+    pub retention_cancelled: Option<Duration>,
+    /// When ended jobs may be removed, in UTC; at any time when absent.
+    pub purge_hours: Option<Hours>,
     /// How long discarded dead letters are kept, since they were discarded.
     pub retention_discarded: Duration,
     /// How long answers are kept for their idempotency keys.
@@ -268,6 +272,8 @@ impl Config {
             strict_durability: false,
             retention_completed: Duration::ZERO,
             retention_failed: Duration::ZERO,
+            retention_cancelled: None,
+            purge_hours: None,
             retention_discarded: Duration::ZERO,
             retention_idempotency: Duration::ZERO,
             retention_audit: Duration::ZERO,

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use secrecy::SecretString;
 
 use super::error::Wrong;
+use crate::job::Hours;
 
 /// Stores a parsed value in its field; what makes a row of the settings table one line.
 pub(super) fn put<V>(field: &mut V, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
@@ -132,6 +133,11 @@ fn unescaped(text: &str) -> Option<String> {
         out.push_str(&part[2..]);
     }
     Some(out)
+}
+
+/// Hours of the day.
+pub(super) fn hours(text: &str) -> Result<Hours, Wrong> {
+    text.parse().map_err(|()| Wrong::new("not a part of a day", "write two times in UTC, like 01:00-05:30"))
 }
 
 /// An address to listen on. `localhost` is understood, other names are not: resolving is no business of a parser.

@@ -86,7 +86,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.strict_durability, parse::switch(t))
     })
     .switch(),
-    Row::new("retention_completed", "DURATION", "How long completed and cancelled jobs are kept", |c, t| {
+    Row::new("retention_completed", "DURATION", "How long completed jobs are kept", |c, t| {
         parse::put(&mut c.retention_completed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("7d"),
@@ -94,6 +94,15 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.retention_failed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("90d"),
+    Row::new(
+        "retention_cancelled",
+        "DURATION",
+        "How long cancelled jobs are kept; as completed ones when not set",
+        |c, t| parse::some(&mut c.retention_cancelled, duration::between(t, SECOND, 3650 * DAY)),
+    ),
+    Row::new("purge_hours", "HH:MM-HH:MM", "When ended jobs are removed, in UTC; at any time when not set", |c, t| {
+        parse::some(&mut c.purge_hours, parse::hours(t))
+    }),
     Row::new("retention_discarded", "DURATION", "How long discarded dead letters are kept for the audit", |c, t| {
         parse::put(&mut c.retention_discarded, duration::between(t, SECOND, 3650 * DAY))
     })

@@ -48,6 +48,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "retention_completed"
         | "retention_failed"
         | "retention_discarded"
+        | "retention_cancelled"
         | "retention_audit"
         | "retention_ticks"
         | "http_header_timeout"
@@ -55,6 +56,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         | "http_write_timeout"
         | "http_idle_timeout"
         | "retention_idempotency" => ["11s", "12s", "13s"],
+        "purge_hours" => ["01:00-02:00", "01:00-03:00", "22:00-04:00"],
         "body_limit" => ["11KiB", "12KiB", "13KiB"],
         "workers" | "mysql_connections" | "http_connections" | "http_streams" => ["11", "12", "13"],
         "ready_high_water" => ["20001", "20002", "20003"],
@@ -90,6 +92,8 @@ fn typed(config: &Config, name: &str) -> String {
         "retention_completed" => duration::show(config.retention_completed),
         "retention_failed" => duration::show(config.retention_failed),
         "retention_discarded" => duration::show(config.retention_discarded),
+        "retention_cancelled" => config.retention_cancelled.map(duration::show).unwrap_or_default(),
+        "purge_hours" => config.purge_hours.map(|hours| hours.to_string()).unwrap_or_default(),
         "retention_idempotency" => duration::show(config.retention_idempotency),
         "retention_audit" => duration::show(config.retention_audit),
         "retention_ticks" => duration::show(config.retention_ticks),

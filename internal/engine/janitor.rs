@@ -30,6 +30,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             () = shared.stop_loops.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
+        if shared.settings.purge_hours.is_some_and(|hours| !hours.contain(shared.store.clock().now().time())) {
+            continue;
+        }
         match round(&shared, place).await {
             Ok((jobs, next)) => {
                 place = next;
@@ -61,7 +64,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 async fn round(shared: &Shared, mut place: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
     let mut jobs = 0;
     for _ in 0..PAGES {
-        let purged = shared.store.purge_page(place, shared.settings.retention).await?;
+        let purged = shared.store.purge_page(place, &shared.settings.retention).await?;
         jobs += purged.jobs;
         place = purged.next;
         if place.is_none() || shared.stop_loops.is_cancelled() {
@@ -103,7 +106,7 @@ impl Letters {
 
 async fn forget_discarded(shared: &Shared) -> Result<(), StoreError> {
     for _ in 0..PAGES {
-        let (jobs, more) = shared.store.purge_discarded(shared.settings.retention).await?;
+        let (jobs, more) = shared.store.purge_discarded(&shared.settings.retention).await?;
         metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
         if !more || shared.stop_loops.is_cancelled() {
             break;

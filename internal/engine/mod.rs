@@ -53,7 +53,7 @@ use crate::broker::{Broker, Controls};
 use crate::event::Event;
 use crate::handlers::Registry;
 use crate::index::Index;
-use crate::job::{Name, RunnerId};
+use crate::job::{Hours, Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
 use crate::telemetry::{Tracer, log_as};
 use alarm::Alarm;
@@ -80,6 +80,8 @@ pub struct EngineSettings {
     pub tracer: Tracer,
     /// How long ended jobs are kept.
     pub retention: Retention,
+    /// When ended jobs may be removed; at any time when absent.
+    pub purge_hours: Option<Hours>,
     /// How long answers are kept for their idempotency keys.
     pub keep_answers: Duration,
     /// Whom to tell of dead letters, if anybody.

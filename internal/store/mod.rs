@@ -83,7 +83,7 @@ pub use operate::{Moved, Steer, Steered};
 pub use operation::{Batched, OperationCancelled, OperationLease};
 pub use pending::Pending;
 pub use permits::{PermitGrant, PermitRequest};
-pub use purge::{Purged, Retention};
+pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
 pub use report_query::{InvalidUrl, ReportQueries};

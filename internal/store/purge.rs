@@ -1,6 +1,7 @@
 //! The end of retention: ended jobs leave the tables, bounded, by primary key.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -12,20 +13,60 @@ use super::insert::read_clock;
 use super::link::{Step, transact};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Shared, Store, StoreError};
-use crate::job::{JobId, State, Timestamp, first_id_of};
+use crate::job::{JobId, Name, State, Timestamp, first_id_of};
 
 /// Ledger lines looked at in one page.
 const PAGE: u32 = 2_000;
 
-/// How long ended jobs are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How long ended jobs are kept, by how they ended, and for some kinds otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Completed and cancelled jobs.
+    /// Completed jobs.
     pub completed: Duration,
+    /// Cancelled jobs.
+    pub cancelled: Duration,
     /// Failed jobs: the dead letters.
     pub failed: Duration,
     /// Discarded dead letters, since they were discarded.
     pub discarded: Duration,
+    /// Kinds whose jobs are kept for other ages.
+    pub kinds: Arc<BTreeMap<Name, KindRetention>>,
+}
+
+/// Ages of the jobs of one kind; where there is none, that of all kinds holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KindRetention {
+    /// Completed jobs.
+    pub completed: Option<Duration>,
+    /// Cancelled jobs.
+    pub cancelled: Option<Duration>,
+    /// Failed jobs.
+    pub failed: Option<Duration>,
+}
+
+impl Retention {
+    /// The same age for all.
+    #[must_use]
+    pub fn all(age: Duration) -> Self {
+        Self { completed: age, cancelled: age, failed: age, discarded: age, kinds: Arc::default() }
+    }
+
+    /// How long a job of this kind that ended in this state is kept.
+    fn of(&self, kind: Option<&str>, end: State) -> Duration {
+        let own = kind.and_then(|kind| self.kinds.get(kind)).copied().unwrap_or_default();
+        match end {
+            State::Failed => own.failed.unwrap_or(self.failed),
+            State::Cancelled => own.cancelled.unwrap_or(self.cancelled),
+            _ => own.completed.unwrap_or(self.completed),
+        }
+    }
+
+    /// The shortest age of any: nothing younger is ever removed, but for discarded dead letters.
+    #[must_use]
+    pub fn shortest(&self) -> Duration {
+        let own = self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten();
+        own.chain([self.cancelled, self.failed]).fold(self.completed, Duration::min)
+    }
 }
 
 /// A table whose primary key `id` is a UUIDv7, so that its rows stand in the order in which they were made.
@@ -96,9 +137,10 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn purge_page(&self, after: Option<JobId>, keep: Retention) -> Result<Purged, StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pool, "purge ended jobs", move |conn, _| page(conn, shared.clone(), after, keep)).await
+    pub async fn purge_page(&self, after: Option<JobId>, keep: &Retention) -> Result<Purged, StoreError> {
+        let (shared, keep) = (self.shared.clone(), keep.clone());
+        transact(&self.shared.pool, "purge ended jobs", move |conn, _| page(conn, shared.clone(), after, keep.clone()))
+            .await
     }
 }
 
@@ -108,13 +150,13 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn purge_discarded(&self, keep: Retention) -> Result<(usize, bool), StoreError> {
-        let shared = self.shared.clone();
+    pub async fn purge_discarded(&self, keep: &Retention) -> Result<(usize, bool), StoreError> {
+        let (shared, age) = (self.shared.clone(), keep.discarded);
         transact(&self.shared.pool, "purge discarded jobs", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
-                let before = now - TimeDelta::from_std(keep.discarded).unwrap_or(TimeDelta::MAX / 4);
+                let before = now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
                 let mut ids: Vec<Uuid> = sqlx::query_scalar(
                     "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'discarded' \
                      AND since < ? ORDER BY since LIMIT ?",
@@ -135,33 +177,29 @@ impl Store {
     }
 }
 
-fn page(
-    conn: &mut MySqlConnection,
-    shared: std::sync::Arc<Shared>,
-    after: Option<JobId>,
-    keep: Retention,
-) -> Step<'_, Purged> {
+fn page(conn: &mut MySqlConnection, shared: Arc<Shared>, after: Option<JobId>, keep: Retention) -> Step<'_, Purged> {
     Box::pin(async move {
         let now = read_clock(conn, &shared.clock).await?;
         let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
-        let (completed_before, failed_before) = (before(keep.completed), before(keep.failed));
-        let newest = first_id_of(completed_before.max(failed_before));
-        let found = sqlx::query(
-            "SELECT job_id, end_state, finished_at FROM attempts FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id < ? \
-             ORDER BY job_id, number LIMIT ?",
-        )
+        let newest = first_id_of(before(keep.shortest()));
+        // The kind stands in the job, which is looked up only if some kind is kept otherwise.
+        let kind = if keep.kinds.is_empty() { "NULL" } else { "(SELECT j.kind FROM jobs j WHERE j.id = a.job_id)" };
+        let found = statement(format!(
+            "SELECT a.job_id, a.end_state, a.finished_at, {kind} FROM attempts a FORCE INDEX (PRIMARY) \
+             WHERE a.job_id > ? AND a.job_id < ? ORDER BY a.job_id, a.number LIMIT ?",
+        ))
         .bind(after.map_or(Uuid::nil(), JobId::uuid))
         .bind(newest)
         .bind(PAGE)
         .fetch_all(&mut *conn)
         .await?;
-        let mut last_lines: BTreeMap<Uuid, (Option<State>, Timestamp)> = BTreeMap::new();
+        let mut last_lines: BTreeMap<Uuid, (Option<State>, Timestamp, Option<String>)> = BTreeMap::new();
         for row in &found {
             let end = match row.try_get::<Option<&str>, _>(1)? {
                 Some(word) => Some(State::from_word(word).ok_or_else(|| corrupt("end_state"))?),
                 None => None,
             };
-            last_lines.insert(row.try_get(0)?, (end, row.try_get(2)?));
+            last_lines.insert(row.try_get(0)?, (end, row.try_get(2)?, row.try_get(3)?));
         }
         let full = found.len() == PAGE as usize;
         let mut next = None;
@@ -176,10 +214,8 @@ fn page(
         }
         let old: Vec<Uuid> = last_lines
             .into_iter()
-            .filter(|(_, (end, finished_at))| match end {
-                Some(State::Failed) => *finished_at < failed_before,
-                Some(_) => *finished_at < completed_before,
-                None => false,
+            .filter(|(_, (end, finished_at, kind))| {
+                end.is_some_and(|end| *finished_at < before(keep.of(kind.as_deref(), end)))
             })
             .map(|(id, _)| id)
             .collect();

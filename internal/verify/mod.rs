@@ -130,7 +130,7 @@ struct Batches {
 
 impl Batches {
     fn new(at: Timestamp, settings: &VerifySettings) -> Self {
-        let kept = settings.retention.completed.min(settings.retention.failed);
+        let kept = settings.retention.shortest();
         let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX / 4);
         let kept_since = at - kept;
         Self { kept_since: settings.since.map_or(kept_since, |since| since.max(kept_since)), open: BTreeMap::new() }

@@ -247,7 +247,7 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     let store = tickr.app.broker().store();
     let (day, moment) = (Duration::from_secs(86_400), Duration::ZERO);
     // Failed jobs go, the discarded one stays; later it goes as well.
-    let keep = Retention { completed: day, failed: moment, discarded: day };
+    let keep = &Retention { failed: moment, ..Retention::all(day) };
     let gone = eventually("the failed job is purged", || async {
         let purged = store.purge_page(None, keep).await.unwrap().jobs;
         (purged > 0).then_some(purged)
@@ -256,7 +256,7 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     assert_eq!(store.purge_discarded(keep).await.unwrap(), (0, false));
     assert_eq!(tickr.job(old).await["state"], "failed");
     assert_eq!(tickr.get(&format!("/v1/jobs/{other}")).await.status, 404);
-    let keep = Retention { discarded: moment, failed: day, ..keep };
+    let keep = &Retention { discarded: moment, ..Retention::all(day) };
     assert_eq!(store.purge_discarded(keep).await.unwrap(), (1, false));
     assert_eq!(tickr.get(&format!("/v1/jobs/{old}")).await.status, 404);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 0);

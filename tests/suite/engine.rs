@@ -10,7 +10,7 @@ use serde_json::json;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{Actor, State};
-use tickr::store::{Moved, Purged, Retention};
+use tickr::store::{KindRetention, Moved, Purged, Retention};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -367,9 +367,9 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     let (day, moment) = (Duration::from_secs(86_400), Duration::from_millis(1));
     // Ids are compared with the clock in milliseconds.
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let keep_all = Retention { completed: day, failed: day, discarded: day };
+    let keep_all = &Retention::all(day);
     assert_eq!(store.purge_page(None, keep_all).await.unwrap(), Purged { jobs: 0, next: None });
-    let keep_failed = Retention { completed: moment, failed: day, discarded: day };
+    let keep_failed = &Retention { completed: moment, ..Retention::all(day) };
     assert_eq!(store.purge_page(None, keep_failed).await.unwrap(), Purged { jobs: 1, next: None });
     assert_eq!(tickr.get(&format!("/v1/jobs/{done}")).await.status, 404);
     // A dead letter that an operator brought back is not old any more, whatever its ledger says.
@@ -377,7 +377,13 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     assert_eq!(answer.status, 200, "{:#}", answer.body);
     tickr.until(failed, State::Failed).await;
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let keep_none = Retention { completed: moment, failed: moment, discarded: day };
+    // As the kind has it, whatever holds for the others.
+    let kind = KindRetention { failed: Some(moment), ..KindRetention::default() };
+    let kinds = std::sync::Arc::new([("noop".parse().unwrap(), kind)].into());
+    let keep_other = &Retention { kinds, ..Retention::all(day) };
+    assert_eq!(store.purge_page(None, keep_other).await.unwrap(), Purged { jobs: 0, next: None });
+    let kinds = std::sync::Arc::new([("fail".parse().unwrap(), kind)].into());
+    let keep_none = &Retention { kinds, ..Retention::all(day) };
     assert_eq!(store.purge_page(None, keep_none).await.unwrap(), Purged { jobs: 1, next: None });
     assert_eq!(tickr.job(waits).await["state"], "waiting");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);

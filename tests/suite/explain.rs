@@ -43,7 +43,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     assert_eq!(reasons(&tickr, later).await, ["not_due"]);
     assert!(summary(&tickr, later).await.starts_with("it is due in 59 m"), "{}", summary(&tickr, later).await);
 
-    let pause = http.put(tickr.url("/v1/queues/mail/pause")).header("tickr-actor", "ada");
+    let pause = http.post(tickr.url("/v1/queues/mail/pause")).header("tickr-actor", "ada");
     send(pause, json!({"reason": "provider is down"})).await;
     let paused = tickr.enqueue(json!({"kind": "noop", "queue": "mail"})).await;
     assert_eq!(reasons(&tickr, paused).await[0], "queue_paused");

@@ -31,12 +31,12 @@ async fn set(tickr: &TestApp, queue: &str, change: Value) {
 }
 
 async fn pause(tickr: &TestApp, queue: &str) {
-    let paused = call(tickr, Method::PUT, &format!("/v1/queues/{queue}/pause"), Some(json!({}))).await;
+    let paused = call(tickr, Method::POST, &format!("/v1/queues/{queue}/pause"), Some(json!({}))).await;
     assert_eq!(paused.status, 200, "{:#}", paused.body);
 }
 
 async fn resume(tickr: &TestApp, queue: &str) {
-    let resumed = call(tickr, Method::DELETE, &format!("/v1/queues/{queue}/pause"), None).await;
+    let resumed = call(tickr, Method::POST, &format!("/v1/queues/{queue}/resume"), None).await;
     assert_eq!((resumed.status, &resumed.body["paused"]), (200, &Value::Null), "{:#}", resumed.body);
 }
 
@@ -79,7 +79,7 @@ async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
     let without = tickr.another_with(without, Registry::new()).await;
 
     let reason = json!({"reason": "provider is down"});
-    let paused = call(&tickr, Method::PUT, "/v1/queues/mail/pause", Some(reason)).await;
+    let paused = call(&tickr, Method::POST, "/v1/queues/mail/pause", Some(reason)).await;
     assert_eq!(paused.body["paused"]["reason"], "provider is down");
     assert_eq!(paused.body["paused"]["by"], "anyone");
     assert_eq!((&paused.body["runners"], &paused.body["priority"]), (&json!(3), &json!(5)));
@@ -303,8 +303,8 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
         assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]), "{body}");
     }
     let long = json!({"reason": "x".repeat(256)});
-    assert_eq!(call(&tickr, Method::PUT, "/v1/queues/mail/pause", Some(long)).await.pointers(), ["/reason"]);
-    assert_eq!(call(&tickr, Method::PUT, "/v1/queues/Mail/pause", Some(json!({}))).await.pointers(), ["name"]);
+    assert_eq!(call(&tickr, Method::POST, "/v1/queues/mail/pause", Some(long)).await.pointers(), ["/reason"]);
+    assert_eq!(call(&tickr, Method::POST, "/v1/queues/Mail/pause", Some(json!({}))).await.pointers(), ["name"]);
     assert_eq!(call(&tickr, Method::GET, "/v1/queues/mail", None).await.status, 404);
 
     // Nobody overwrites what they have not seen.

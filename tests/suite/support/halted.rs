@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
 use tickr::app::connect_store;
 use tickr::config::Config;
 use tickr::index::Index;
-use tickr::store::{Retention, Store};
+use tickr::store::Store;
 use tickr::verify::{Report, VerifySettings, verify};
 
 use super::servers::{connect, drop_database};
@@ -61,10 +61,6 @@ pub(crate) fn index(config: &Config) -> Index {
 
 /// How to verify with this configuration.
 pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: bool) -> VerifySettings {
-    let retention = Retention {
-        completed: config.retention_completed,
-        failed: config.retention_failed,
-        discarded: config.retention_discarded,
-    };
+    let retention = tickr::app::retention_of(config);
     VerifySettings { since: None, patience, repair, retention }
 }
