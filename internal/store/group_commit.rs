@@ -270,7 +270,9 @@ async fn flush_until_closed<B: Batch>(
 async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<B>>, taken: &mut Vec<Waiting<B>>) {
     let mut weight = B::weight(&first.item);
     taken.push(first);
-    let (mut quiet, began) = (0, Instant::now());
+    let mut quiet = 0;
+    let longest = tokio::time::sleep(LONGEST_GATHERING);
+    tokio::pin!(longest);
     loop {
         let before = taken.len();
         while weight < B::FULL {
@@ -279,11 +281,16 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
             taken.push(next);
         }
         quiet = if taken.len() == before { quiet + 1 } else { 0 };
-        if weight >= B::FULL || quiet >= QUIET_TURNS || began.elapsed() > LONGEST_GATHERING {
+        if weight >= B::FULL || quiet >= QUIET_TURNS || longest.is_elapsed() {
             return;
         }
         // To the end of the line: this runtime first runs everybody who can, and looks for news from the network.
-        tokio::task::yield_now().await;
+        // It comes back by this thread alone. Should a handler block it, the clock wakes this task on another one.
+        tokio::select! {
+            biased;
+            () = tokio::task::yield_now() => {}
+            () = &mut longest => {}
+        }
     }
 }
 
