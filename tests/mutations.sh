@@ -2,7 +2,7 @@
 # Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the test that is named
 # after the promise: it must turn red. A test that stays green proves nothing.
 #
-#   make mutants              all of them, some twenty minutes on two cores
+#   make mutants              all of them, some three quarters of an hour on two cores
 #   make mutants ARGS=claim   those whose name has this
 #
 # Prints the table of ARCHITECTURE.md as it goes.

@@ -27,6 +27,7 @@ use tickr::config::{Config, Flags, Loaded};
 
 /// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.
 fn main() -> ExitCode {
+    end_with_the_reader();
     // One TLS implementation for everything, chosen before anybody asks for one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let command = Command::new("tickr")
@@ -86,6 +87,18 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// `tickr jobs list | head` ends when `head` has seen enough, as other commands do: without a word, with the exit code that
+/// a shell gives to SIGPIPE.
+fn end_with_the_reader() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if info.payload_as_str().is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe")) {
+            std::process::exit(141);
+        }
+        usual(info);
+    }));
 }
 
 /// Why a subcommand failed, and its exit code.

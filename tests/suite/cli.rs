@@ -406,3 +406,15 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
     assert!(code == 1 && err.contains("all: true"), "{err}");
     app.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
+    let app = TestApp::start().await;
+    let pipe = format!("{} config --reference | true; echo ${{PIPESTATUS[0]}}", tickr().display());
+    let mut shell = tokio::process::Command::new("bash");
+    shell.args(["-c", &pipe]).current_dir(app.dir.path());
+    let (_, out, err) = outcome(shell).await;
+    // It may be done before the pipe is closed.
+    assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{out}{err}");
+    app.stop().await;
+}
