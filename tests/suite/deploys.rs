@@ -276,3 +276,20 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
     }
     tickr.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_binary_starts_on_the_tables_of_a_newer_one_so_that_a_deploy_may_be_taken_back() {
+    let tickr = TestApp::start().await;
+    tickr
+        .sql("INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES (999999, 'newer', TRUE, 'x', 0)")
+        .await;
+    let older = tickr.another().await;
+    // Also while one of its own is missing, which it then applies.
+    older.stop(CancellationToken::new()).await;
+    tickr.sql("DROP TABLE queue_permits").await;
+    tickr.sql("DELETE FROM _sqlx_migrations WHERE version = 12").await;
+    let older = tickr.another().await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM queue_permits").await, 0);
+    older.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
