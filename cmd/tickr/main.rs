@@ -94,7 +94,10 @@ fn main() -> ExitCode {
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if info.payload_as_str().is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe")) {
+        if info
+            .payload_as_str()
+            .is_some_and(|said| said.starts_with("failed printing to stdout") && said.contains("Broken pipe"))
+        {
             std::process::exit(141);
         }
         usual(info);
