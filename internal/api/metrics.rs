@@ -119,7 +119,7 @@ impl Shared {
             Some((runners, stats, began.elapsed()))
         };
         let index = async {
-            let lines = Line::in_service_order(&self.queues);
+            let lines = Line::of_queues(&self.queues);
             let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
             gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
             let (waiting, lengths) = depth?;

@@ -72,7 +72,7 @@ pub struct EngineSettings {
     pub runner: RunnerId,
     /// Worker slots.
     pub workers: usize,
-    /// Queues to serve; their order breaks ties between equal priorities.
+    /// Queues to serve, in any order: priorities are the operators', and equals take turns.
     pub queues: Vec<Name>,
     /// How long a claimed job stays ours without a heartbeat.
     pub lease: Duration,

@@ -325,7 +325,7 @@ impl<'a> Compare<'a> {
 
 /// Fill ready lists that left jobs out, whenever the scheduler or the fetcher sees one run low.
 pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
-    let lines = Line::in_service_order(&shared.settings.queues);
+    let lines = Line::of_queues(&shared.settings.queues);
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,

@@ -43,9 +43,9 @@ impl Line {
         Self(text)
     }
 
-    /// Every line of these queues in the order in which they are served: by priority, then as listed.
+    /// Every line of these queues, by priority, then as listed. Who is served when is for `engine/service.rs` to say.
     #[must_use]
-    pub fn in_service_order(queues: &[Name]) -> Vec<Self> {
+    pub fn of_queues(queues: &[Name]) -> Vec<Self> {
         Priority::all().flat_map(|priority| queues.iter().map(move |queue| Self::new(queue, priority))).collect()
     }
 }
@@ -109,9 +109,9 @@ mod tests {
     }
 
     #[test]
-    fn urgent_lines_are_served_first() {
+    fn urgent_lines_come_first() {
         let queues: Vec<Name> = vec!["a".parse().unwrap(), "b".parse().unwrap()];
-        let lines = Line::in_service_order(&queues);
+        let lines = Line::of_queues(&queues);
         assert_eq!(lines.len(), 20);
         assert_eq!((lines[0].as_str(), lines[1].as_str()), ("a:0", "b:0"));
         assert_eq!((lines[10].as_str(), lines[11].as_str()), ("a", "b"));
