@@ -3,7 +3,7 @@
 
 use tokio::sync::broadcast;
 
-use crate::job::{JobId, State, Verdict};
+use crate::job::{JobId, Name, SkipCause, State, Timestamp, Verdict};
 
 /// Events that a slow listener may fall behind before it misses some. Nothing depends on every event being seen.
 const CAPACITY: usize = 4_096;
@@ -64,8 +64,49 @@ pub enum Event {
     },
     /// The index changed its condition, as this process sees it.
     IndexHealth(Health),
+    /// A queue has another priority or limit, by a change through this process.
+    QueueChanged(Setting),
+    /// A queue was paused through this process, or has another reason to be.
+    QueuePaused(Setting),
+    /// A queue goes on, as it was told through this process.
+    QueueResumed(Setting),
+    /// A schedule is new or asks for something else, as it was put through this process.
+    SchedulePut(Setting),
+    /// A schedule was paused through this process.
+    SchedulePaused(Setting),
+    /// A schedule goes on, as it was told through this process.
+    ScheduleResumed(Setting),
+    /// A schedule was deleted through this process.
+    ScheduleDeleted {
+        /// The schedule.
+        name: Name,
+    },
+    /// This process wrote a line in the ledger of a schedule: it fired, by the clock or by hand, or passed ticks over.
+    ScheduleTicked {
+        /// The schedule.
+        name: Name,
+        /// When it was due; the first of several.
+        due_at: Timestamp,
+        /// The job, if it fired.
+        job: Option<JobId>,
+        /// Why it did not fire; none when it did.
+        cause: Option<SkipCause>,
+        /// How many ticks share the line.
+        ticks: u32,
+    },
     /// The process stops: nothing new is fetched from here on.
     Draining,
+}
+
+/// What operators set about a queue or a schedule, in short.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// The queue or the schedule.
+    pub name: Name,
+    /// Another one after each change of what is set, as the API has it in its ETag, without the quotes.
+    pub version: String,
+    /// Does it stand still?
+    pub paused: bool,
 }
 
 impl Event {
@@ -80,7 +121,18 @@ impl Event {
             | Self::CancelRequested { id }
             | Self::Cancelled { id }
             | Self::Rescheduled { id } => Some(*id),
-            Self::Reaped { .. } | Self::Rebuilt { .. } | Self::IndexHealth(_) | Self::Draining => None,
+            Self::ScheduleTicked { job, .. } => *job,
+            Self::Reaped { .. }
+            | Self::Rebuilt { .. }
+            | Self::IndexHealth(_)
+            | Self::QueueChanged(_)
+            | Self::QueuePaused(_)
+            | Self::QueueResumed(_)
+            | Self::SchedulePut(_)
+            | Self::SchedulePaused(_)
+            | Self::ScheduleResumed(_)
+            | Self::ScheduleDeleted { .. }
+            | Self::Draining => None,
         }
     }
 }

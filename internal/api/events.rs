@@ -21,11 +21,11 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::body::{Asked, IdPath};
 use super::problem::{Code, Problem};
-use super::view::{Moment, ProgressView, StateWord, VerdictWord};
+use super::view::{Moment, StateWord, VerdictWord};
 use super::{Api, jobs};
 use crate::broker::{FeedId, Happening, Listener, Told, Watch, What};
 use crate::handlers;
-use crate::job::{Attempt, Job, JobId, Name, State as JobState, Verdict};
+use crate::job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
 /// How often a stream without events says that it lives.
 const HEARTBEAT: Duration = Duration::from_secs(15);
@@ -73,6 +73,9 @@ fn message(kind: &str, id: Option<String>, data: &impl Serialize) -> Message {
 /// `state`: where a job is in its life. Told at the beginning and whenever a part of it changes.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct StateEvent {
+    /// When this was told, by the database's clock.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
     #[schema(value_type = StateWord)]
     state: JobState,
     /// When it is, or last was, due.
@@ -103,6 +106,17 @@ pub(super) struct AttemptEvent {
     verdict: Option<Verdict>,
 }
 
+/// `progress`: how far the running attempt says it is.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ProgressEvent {
+    /// When this was told, by the database's clock.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    #[schema(minimum = 0, maximum = 100)]
+    percent: f64,
+    note: Option<String>,
+}
+
 /// `end`: the job is over; the stream ends.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct EndEvent {
@@ -116,7 +130,8 @@ pub(super) struct EndEvent {
 ///
 /// A stream of `state`, `attempt` and `progress` events, and one `end`, after which it ends. Each begin and end of an
 /// attempt has an id; with `Last-Event-ID` the stream goes on behind it, and none of them is missed. 204 when the end has
-/// been told already. Payloads, results and errors are not told.
+/// been told already. There may be more types in later versions, and more fields: ignore what you do not know. Payloads,
+/// results and errors are not told.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/events", tag = "events", operation_id = "job_events",
     params(
@@ -124,7 +139,7 @@ pub(super) struct EndEvent {
         ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen, to go on behind it"),
     ),
     responses(
-        (status = 200, description = "The events: `StateEvent`, `AttemptEvent`, `ProgressView` and `EndEvent` as their data", body = String, content_type = "text/event-stream"),
+        (status = 200, description = "The events: `StateEvent`, `AttemptEvent`, `ProgressEvent` and `EndEvent` as their data", body = String, content_type = "text/event-stream"),
         (status = 204, description = "Nothing more will happen: the end has been told"),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
@@ -146,7 +161,7 @@ pub(super) async fn of_job(
     if job.state.is_end() && last.is_some_and(|last| last == end_id(&job, &attempts)) {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let told = story.go_on(&job, &attempts);
+    let told = story.go_on(&job, &attempts, api.broker.store().clock().now());
     let following = Following {
         draining: api.draining.clone(),
         over: job.state.is_end(),
@@ -189,7 +204,7 @@ impl Story {
     }
 
     /// Tell what has not been told.
-    fn go_on(&mut self, job: &Job, attempts: &[Attempt]) -> VecDeque<Message> {
+    fn go_on(&mut self, job: &Job, attempts: &[Attempt], now: Timestamp) -> VecDeque<Message> {
         let mut told = VecDeque::new();
         for attempt in attempts {
             let number = attempt.number;
@@ -210,7 +225,10 @@ impl Story {
                 self.ended = number;
             }
         }
+        let at = Moment(now);
         let state = StateEvent {
+            // When it was told makes no difference.
+            at: self.state.as_ref().map_or(at, |told| told.at),
             state: job.state,
             execute_at: Moment(job.execute_at),
             priority: job.priority.level(),
@@ -218,12 +236,13 @@ impl Story {
             cancel_requested_at: job.cancel_requested_at.map(Moment),
         };
         if self.state.as_ref() != Some(&state) {
+            let state = StateEvent { at, ..state };
             told.push_back(message("state", None, &state));
             self.state = Some(state);
         }
         let progress = job.progress.as_ref().map(|progress| (progress.percent, progress.note.clone()));
         if let Some((percent, note)) = progress.clone().filter(|_| self.progress != progress) {
-            told.push_back(message("progress", None, &ProgressView { percent, note }));
+            told.push_back(message("progress", None, &ProgressEvent { at, percent, note }));
             self.progress = progress;
         }
         if job.state.is_end() {
@@ -261,7 +280,7 @@ impl Following {
             }
             match self.api.broker.store().job(self.id).await {
                 Ok(Some((job, attempts))) => {
-                    self.told = self.story.go_on(&job, &attempts);
+                    self.told = self.story.go_on(&job, &attempts, self.api.broker.store().clock().now());
                     self.over = job.state.is_end();
                 }
                 // Deleted behind its retention.
@@ -281,9 +300,12 @@ pub(super) struct EventsQuery {
     /// Only what is about jobs of this kind.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     kind: Option<String>,
-    /// Only what is about jobs of this queue.
+    /// Only what is about this queue or its jobs.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
+    /// Only what is about this schedule.
+    #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    schedule: Option<String>,
     /// Only events of these types, comma separated, such as `settled,cancelled`.
     #[param(pattern = "^[a-z_]+(,[a-z_]+)*$", example = "settled,cancelled")]
     r#type: Option<String>,
@@ -294,6 +316,7 @@ pub(super) struct EventsQuery {
 struct Wanted {
     kind: Option<Name>,
     queue: Option<Name>,
+    schedule: Option<Name>,
     types: Option<BTreeSet<&'static str>>,
 }
 
@@ -308,6 +331,7 @@ impl Wanted {
             })
         };
         let (kind, queue) = (name("kind", asked.kind.as_deref()), name("queue", asked.queue.as_deref()));
+        let schedule = name("schedule", asked.schedule.as_deref());
         let mut types = None;
         if let Some(text) = &asked.r#type {
             let words: Vec<&'static str> = What::ALL.into_iter().map(What::as_str).collect();
@@ -324,7 +348,7 @@ impl Wanted {
             types = Some(wanted);
         }
         if problems.is_empty() {
-            Ok(Self { kind, queue, types })
+            Ok(Self { kind, queue, schedule, types })
         } else {
             Err(Problem::new(Code::InvalidRequest, "there are no such events").at("", problems))
         }
@@ -336,6 +360,7 @@ impl Wanted {
             || self.types.as_ref().is_none_or(|types| types.contains(happening.what.as_str()))
                 && (self.kind.is_none() || self.kind == happening.kind)
                 && (self.queue.is_none() || self.queue == happening.queue)
+                && (self.schedule.is_none() || self.schedule == happening.schedule)
     }
 }
 
@@ -347,13 +372,31 @@ pub(super) struct ClusterEvent {
     at: Moment,
     /// Which runner told it.
     runner: String,
-    /// The job that it is about, if it is about one.
+    /// The job that it is about, if it is about one; of a tick, the job that it fired, and none if it was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<String>,
+    /// Of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
+    /// Of the job; or the queue that it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<String>,
+    /// The schedule that it is about, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<String>,
+    /// What the queue or the schedule has in its ETag now, without the quotes. Pausing a schedule does not change it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    /// Whether that queue or schedule stands still now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paused: Option<bool>,
+    /// When a tick was due; the first of several that share a line in its ledger.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    due_at: Option<Moment>,
+    /// Why a tick was skipped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
     /// Of an attempt that has `started`.
     #[serde(skip_serializing_if = "Option::is_none")]
     number: Option<u32>,
@@ -365,7 +408,7 @@ pub(super) struct ClusterEvent {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StateWord>)]
     state: Option<JobState>,
-    /// Attempts that were `reaped`, jobs that were fed when the index was `rebuilt`.
+    /// Attempts that were `reaped`, jobs that were fed when the index was `rebuilt`, ticks that share a line.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
     /// The condition of the index: `fast`, `rebuilding` or `degraded`.
@@ -381,6 +424,11 @@ impl From<&Happening> for ClusterEvent {
             job: happening.job.map(|id| id.to_string()),
             kind: happening.kind.as_ref().map(ToString::to_string),
             queue: happening.queue.as_ref().map(ToString::to_string),
+            schedule: happening.schedule.as_ref().map(ToString::to_string),
+            version: happening.version.clone(),
+            paused: happening.paused,
+            due_at: happening.due_at.map(Moment),
+            cause: happening.cause.clone(),
             number: happening.number,
             verdict: happening.verdict,
             state: happening.state,
@@ -403,11 +451,14 @@ pub(super) struct GapEvent {
 
 /// Hear what happens in the whole cluster
 ///
-/// `accepted`, `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`, `reaped`, `rebuilt`,
-/// `index_health` and `draining`, as they happen, from about a second after the first listener came. A `gap` says that
-/// something was left out: under more than about ten thousand events a second, for a client that is too slow, and while
-/// Redis is out, when only this runner is heard. With `Last-Event-ID` the stream goes on behind that event, or says
-/// `reset` when it is not kept any more. Payloads, results and errors are not told.
+/// As it happens, from about a second after the first listener came. Of jobs: `accepted`, `started`, `settled`,
+/// `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`. Of queues: `queue_changed`, `queue_paused`,
+/// `queue_resumed`. Of schedules: `schedule_put`, `schedule_paused`, `schedule_resumed`, `schedule_deleted`,
+/// `schedule_ticked`. Of runners: `reaped`, `rebuilt`, `index_health`, `draining`. There may be more types in later
+/// versions, and more fields: ignore what you do not know. A `gap` says that something was left out: under more than
+/// about ten thousand events a second, for a client that is too slow, and while Redis is out, when only this runner is
+/// heard; read again then what you show. With `Last-Event-ID` the stream goes on behind that event, or says `reset` when
+/// it is not kept any more. Payloads, results, errors and reasons are not told.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "cluster_events",
     params(

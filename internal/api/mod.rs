@@ -112,6 +112,7 @@ type Api = Arc<ApiParts>;
     components(schemas(
         events::StateEvent,
         events::AttemptEvent,
+        events::ProgressEvent,
         events::EndEvent,
         events::ClusterEvent,
         events::GapEvent,

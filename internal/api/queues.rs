@@ -284,8 +284,8 @@ async fn apply(
     seen: Option<u32>,
     who: &Actor,
 ) -> Result<Response, Problem> {
-    let setting = match api.broker.store().change_queue(name, change, seen, who).await? {
-        QueueChanged::Done(setting) => setting,
+    let setting = match api.broker.change_queue(name, change, seen, who).await? {
+        QueueChanged::Done(setting) | QueueChanged::Unchanged(setting) => setting,
         QueueChanged::Meanwhile(setting) => {
             let detail = format!(
                 "{name} was changed by {} meanwhile and has the ETag \"{}\" now; nothing was changed",

@@ -334,7 +334,7 @@ fn runs(cadence: &Cadence, zone: Zone, next_at: Option<Timestamp>, now: Timestam
 }
 
 fn tag_text(tag: VersionTag) -> String {
-    format!("\"{:x}-{}\"", tag.created_us, tag.version)
+    format!("\"{tag}\"")
 }
 
 fn read_tag(text: &str) -> Option<VersionTag> {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::event::{Event, Events, Health};
+use crate::event::{Event, Events, Health, Setting};
 use crate::index::{FeedId, FeedLine, Index, IndexError};
 use crate::job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
 use crate::store::Store;
@@ -62,6 +62,22 @@ pub enum What {
     Rebuilt,
     /// The index changed its condition, as one runner sees it.
     IndexHealth,
+    /// A queue has another priority or limit.
+    QueueChanged,
+    /// A queue was paused, or has another reason to be.
+    QueuePaused,
+    /// A queue goes on.
+    QueueResumed,
+    /// A schedule is new, or asks for something else.
+    SchedulePut,
+    /// A schedule was paused.
+    SchedulePaused,
+    /// A schedule goes on.
+    ScheduleResumed,
+    /// A schedule was deleted.
+    ScheduleDeleted,
+    /// A schedule fired, or passed ticks over.
+    ScheduleTicked,
     /// A runner stops.
     Draining,
     /// A runner left something out.
@@ -70,7 +86,7 @@ pub enum What {
 
 impl What {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 20] = [
         Self::Accepted,
         Self::Started,
         Self::Settled,
@@ -81,6 +97,14 @@ impl What {
         Self::Reaped,
         Self::Rebuilt,
         Self::IndexHealth,
+        Self::QueueChanged,
+        Self::QueuePaused,
+        Self::QueueResumed,
+        Self::SchedulePut,
+        Self::SchedulePaused,
+        Self::ScheduleResumed,
+        Self::ScheduleDeleted,
+        Self::ScheduleTicked,
         Self::Draining,
         Self::Gap,
     ];
@@ -99,6 +123,14 @@ impl What {
             Self::Reaped => "reaped",
             Self::Rebuilt => "rebuilt",
             Self::IndexHealth => "index_health",
+            Self::QueueChanged => "queue_changed",
+            Self::QueuePaused => "queue_paused",
+            Self::QueueResumed => "queue_resumed",
+            Self::SchedulePut => "schedule_put",
+            Self::SchedulePaused => "schedule_paused",
+            Self::ScheduleResumed => "schedule_resumed",
+            Self::ScheduleDeleted => "schedule_deleted",
+            Self::ScheduleTicked => "schedule_ticked",
             Self::Draining => "draining",
             Self::Gap => "gap",
         }
@@ -115,13 +147,13 @@ pub struct Happening {
     pub at: Timestamp,
     /// Which runner told it.
     pub runner: RunnerId,
-    /// The job, its kind and its queue, if it is about one.
+    /// The job, its kind and its queue, if it is about one; the job that a tick fired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobId>,
     /// Absent also when they could not be looked up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Name>,
-    /// As the kind.
+    /// As the kind. Of what was set about a queue: which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Name>,
     /// Of an attempt that has begun.
@@ -133,12 +165,27 @@ pub struct Happening {
     /// The job's state after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// How many: attempts that were reaped, jobs that were fed, events that were left out.
+    /// How many: attempts that were reaped, jobs that were fed, ticks of one line, events that were left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     /// The condition of the index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
+    /// The schedule, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Name>,
+    /// What a queue or a schedule has in its ETag now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Does that queue or schedule stand still now?
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// When a tick was due.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_at: Option<Timestamp>,
+    /// Why a tick did not fire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
 }
 
 /// What listeners are told.
@@ -417,20 +464,44 @@ impl<'a> Session<'a> {
             happened.push(Happening { count: Some(missed), ..self.bare(What::Gap, at) });
         }
         for event in &events {
+            let happening = self.happening(event, at);
             let (kind, queue) = event.job().and_then(|id| names.get(&id).cloned()).unzip();
-            happened.push(Happening { job: event.job(), kind, queue, ..self.happening(event, at) });
+            happened.push(Happening { job: event.job(), kind, queue: queue.or(happening.queue.clone()), ..happening });
         }
         happened
     }
 
     fn bare(&self, what: What, at: Timestamp) -> Happening {
-        let runner = self.shared.runner.clone();
-        let (job, kind, queue, number, verdict) = (None, None, None, None, None);
-        Happening { what, at, runner, job, kind, queue, number, verdict, state: None, count: None, health: None }
+        Happening {
+            what,
+            at,
+            runner: self.shared.runner.clone(),
+            job: None,
+            kind: None,
+            queue: None,
+            number: None,
+            verdict: None,
+            state: None,
+            count: None,
+            health: None,
+            schedule: None,
+            version: None,
+            paused: None,
+            due_at: None,
+            cause: None,
+        }
     }
 
     fn happening(&self, event: &Event, at: Timestamp) -> Happening {
         let bare = |what| self.bare(what, at);
+        let set = |what, set: &Setting| Happening {
+            version: Some(set.version.clone()),
+            paused: Some(set.paused),
+            ..bare(what)
+        };
+        let queue = |what, setting: &Setting| Happening { queue: Some(setting.name.clone()), ..set(what, setting) };
+        let schedule =
+            |what, setting: &Setting| Happening { schedule: Some(setting.name.clone()), ..set(what, setting) };
         match event {
             Event::Accepted { .. } => bare(What::Accepted),
             Event::Started { number, .. } => Happening { number: Some(*number), ..bare(What::Started) },
@@ -446,6 +517,22 @@ impl<'a> Session<'a> {
             Event::IndexHealth(health) => {
                 Happening { health: Some(health.as_str().to_owned()), ..bare(What::IndexHealth) }
             }
+            Event::QueueChanged(setting) => queue(What::QueueChanged, setting),
+            Event::QueuePaused(setting) => queue(What::QueuePaused, setting),
+            Event::QueueResumed(setting) => queue(What::QueueResumed, setting),
+            Event::SchedulePut(setting) => schedule(What::SchedulePut, setting),
+            Event::SchedulePaused(setting) => schedule(What::SchedulePaused, setting),
+            Event::ScheduleResumed(setting) => schedule(What::ScheduleResumed, setting),
+            Event::ScheduleDeleted { name } => {
+                Happening { schedule: Some(name.clone()), ..bare(What::ScheduleDeleted) }
+            }
+            Event::ScheduleTicked { name, due_at, cause, ticks, .. } => Happening {
+                schedule: Some(name.clone()),
+                due_at: Some(*due_at),
+                cause: cause.map(|cause| cause.as_str().to_owned()),
+                count: Some(u64::from(*ticks)),
+                ..bare(What::ScheduleTicked)
+            },
             Event::Draining => bare(What::Draining),
         }
     }

@@ -9,6 +9,7 @@ mod draft;
 mod feed;
 mod hints;
 mod idempotency;
+mod queues;
 mod schedules;
 mod watches;
 

@@ -3,15 +3,15 @@
 use chrono::TimeDelta;
 
 use super::{Broker, Draft, Invalid};
-use crate::event::Event;
+use crate::event::{Event, Setting};
 use crate::handlers::Problem;
 use crate::job::{
     Actor, Due, Fate, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
     Timestamp, plan,
 };
 use crate::store::{
-    Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, TickPlan, Ticked,
-    Triggered, Wording,
+    Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, Switched, TickPlan,
+    Ticked, Triggered, Wording,
 };
 
 /// Most lines of the ledger that one transaction writes, about.
@@ -67,6 +67,9 @@ impl Broker {
     ) -> Result<Put, StoreError> {
         let put = self.store.put_schedule(name, schedule, origin, condition, by).await?;
         self.wake().schedules_changed();
+        if let Put::Created(row) | Put::Changed(row) = &put {
+            self.events.emit(Event::SchedulePut(setting(row)));
+        }
         Ok(put)
     }
 
@@ -81,7 +84,11 @@ impl Broker {
         undeclared: bool,
         by: &Actor,
     ) -> Result<Deleted, StoreError> {
-        self.store.delete_schedule(name, condition, undeclared, by).await
+        let deleted = self.store.delete_schedule(name.clone(), condition, undeclared, by).await?;
+        if deleted == Deleted::Done {
+            self.events.emit(Event::ScheduleDeleted { name });
+        }
+        Ok(deleted)
     }
 
     /// Let a schedule's ticks pass without firing.
@@ -94,7 +101,14 @@ impl Broker {
         reason: Option<String>,
         by: &Actor,
     ) -> Result<Option<Scheduled>, StoreError> {
-        self.store.pause_schedule(name, reason, by).await
+        Ok(match self.store.pause_schedule(name, reason, by).await? {
+            Some(Switched::Done(row)) => {
+                self.events.emit(Event::SchedulePaused(setting(&row)));
+                Some(row)
+            }
+            Some(Switched::Already(row)) => Some(row),
+            None => None,
+        })
     }
 
     /// Let a schedule's ticks fire again.
@@ -104,7 +118,14 @@ impl Broker {
     pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Scheduled>, StoreError> {
         let resumed = self.store.resume_schedule(name, by).await?;
         self.wake().schedules_changed();
-        Ok(resumed)
+        Ok(match resumed {
+            Some(Switched::Done(row)) => {
+                self.events.emit(Event::ScheduleResumed(setting(&row)));
+                Some(row)
+            }
+            Some(Switched::Already(row)) => Some(row),
+            None => None,
+        })
     }
 
     /// Fire a schedule now, at most once for the key of `once`, if it has one. `word` words the receipt of the job as the
@@ -228,7 +249,15 @@ impl Broker {
             }
         }
         self.announce(&ticked.accepted);
+        for line in &ticked.lines {
+            let (name, due_at, job) = (line.schedule.clone(), line.due_at, line.job);
+            self.events.emit(Event::ScheduleTicked { name, due_at, job, cause: line.cause, ticks: line.ticks });
+        }
     }
+}
+
+fn setting(row: &Scheduled) -> Setting {
+    Setting { name: row.name.clone(), version: row.tag().to_string(), paused: row.paused.is_some() }
 }
 
 fn draft_of(schedule: &Schedule) -> Draft {

@@ -65,8 +65,10 @@ pub enum Paused {
 /// What became of a change.
 #[derive(Clone, Debug)]
 pub enum QueueChanged {
-    /// Done, or there was nothing to do; this is set now.
+    /// Done; this is set now.
     Done(QueueSetting),
+    /// There was nothing to do; this was set already.
+    Unchanged(QueueSetting),
     /// Somebody else changed it meanwhile: it has another version. Nothing was changed.
     Meanwhile(QueueSetting),
     /// [`MOST_QUEUES`] have settings already.
@@ -118,7 +120,7 @@ impl Store {
                 }
                 let mut after = change.applied(before.clone(), &act.actor, now);
                 if after == before {
-                    return Ok(QueueChanged::Done(before));
+                    return Ok(QueueChanged::Unchanged(before));
                 }
                 after.version += 1;
                 after.changed = (now, act.actor.clone());

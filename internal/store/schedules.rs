@@ -3,6 +3,7 @@
 //! A change locks the row, so it and the ticks take turns. Whatever was due and seen to by nobody when the times change,
 //! or when a pause ends, gets its line in the ledger of ticks in the same transaction: no tick goes without a word.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -110,6 +111,12 @@ pub enum Condition {
     OneOf(Vec<VersionTag>),
 }
 
+impl fmt::Display for VersionTag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.created_us, self.version)
+    }
+}
+
 impl Condition {
     fn holds(&self, found: Option<VersionTag>) -> bool {
         match self {
@@ -147,6 +154,15 @@ pub enum Deleted {
     Unexpected,
     /// The configuration file owns it. Nothing was written.
     OwnedByConfig,
+}
+
+/// What became of a schedule that was paused or resumed.
+#[derive(Clone, Debug)]
+pub enum Switched {
+    /// It was, and is so now.
+    Done(Scheduled),
+    /// It was so already; nothing was written.
+    Already(Scheduled),
 }
 
 /// What is due, and when to look again.
@@ -244,7 +260,7 @@ impl Store {
         name: Name,
         reason: Option<String>,
         by: &Actor,
-    ) -> Result<Option<Scheduled>, StoreError> {
+    ) -> Result<Option<Switched>, StoreError> {
         let mut act = Act::new(by, "schedule.pause", name.as_str());
         if let Some(reason) = &reason {
             act = act.with(json!({"reason": reason}));
@@ -254,7 +270,7 @@ impl Store {
             Box::pin(async move {
                 let Some(mut row) = lock_schedule(conn, &name).await? else { return Ok(None) };
                 if row.paused.is_some() {
-                    return Ok(Some(row));
+                    return Ok(Some(Switched::Already(row)));
                 }
                 let now = read_clock(conn, &shared.clock).await?;
                 sqlx::query("UPDATE schedules SET paused_at = ?, paused_by = ?, pause_reason = ? WHERE name = ?")
@@ -266,7 +282,7 @@ impl Store {
                     .await?;
                 record(conn, &act, now).await?;
                 row.paused = Some(Pause { at: now, by: act.actor.clone(), reason });
-                Ok(Some(row))
+                Ok(Some(Switched::Done(row)))
             })
         })
         .await
@@ -276,13 +292,13 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Scheduled>, StoreError> {
+    pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Switched>, StoreError> {
         let act = Act::new(by, "schedule.resume", name.as_str());
         self.change("resume a schedule", act, move |conn, shared, act| {
             let name = name.clone();
             Box::pin(async move {
                 let Some(mut row) = lock_schedule(conn, &name).await? else { return Ok(None) };
-                let Some(pause) = row.paused.take() else { return Ok(Some(row)) };
+                let Some(pause) = row.paused.take() else { return Ok(Some(Switched::Already(row))) };
                 let now = read_clock(conn, &shared.clock).await?;
                 pass_over(conn, &mut row, SkipCause::Paused, &pause.in_words(), &act.actor, now).await?;
                 sqlx::query(
@@ -295,7 +311,7 @@ impl Store {
                 .execute(&mut *conn)
                 .await?;
                 record(conn, &act, now).await?;
-                Ok(Some(row))
+                Ok(Some(Switched::Done(row)))
             })
         })
         .await

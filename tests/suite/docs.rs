@@ -5,6 +5,7 @@ use std::path::Path;
 
 use reqwest::Method;
 use serde_json::json;
+use tickr::broker::What;
 
 use crate::support::{TestApp, answer, contract, http};
 
@@ -47,6 +48,23 @@ async fn the_page_has_every_operation_schema_kind_and_problem_and_needs_no_other
     let body = serde_json::from_str(&body).unwrap();
     assert_eq!(contract::request_fits("POST", "/v1/jobs", &body), Some(true), "{body}");
     tickr.stop().await;
+}
+
+#[test]
+fn the_types_of_events_are_those_in_the_documents() {
+    let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/EVENTS.md")).unwrap();
+    let (_, cluster) = page.split_once("## The cluster").unwrap();
+    let row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
+    let listed: BTreeSet<String> = cluster.lines().filter_map(row).collect();
+    let mut known: BTreeSet<String> = What::ALL.into_iter().map(|what| what.as_str().to_owned()).collect();
+    // Told by the API itself.
+    known.insert("reset".to_owned());
+    assert_eq!(listed, known);
+    let document = contract::document();
+    let told = document["paths"]["/v1/events"]["get"]["description"].as_str().unwrap();
+    for word in known {
+        assert!(told.contains(&format!("`{word}`")), "{word}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

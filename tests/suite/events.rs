@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use redis::AsyncTypedCommands as _;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tickr::config::{Config, ServerUrl};
 use tickr::event::{Event, Health};
@@ -14,7 +15,7 @@ use tokio::net::TcpSocket;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Condition, DEADLINE, EventStream, Relay, TestApp, Told, eventually};
+use crate::support::{Condition, DEADLINE, EventStream, Relay, TestApp, Told, answer, eventually, http};
 
 fn elsewhere(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
@@ -152,6 +153,93 @@ async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_wher
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_set_about_queues_and_schedules_is_told_once_through_any_runner() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another_with(elsewhere, Registry::new()).await;
+    let open = async |query: &str| EventStream::open(&format!("http://{}/v1/events{query}", other.addr()), None).await;
+    let mut all = open("?type=queue_changed,queue_paused,queue_resumed,schedule_put,schedule_paused,schedule_resumed,schedule_deleted,schedule_ticked").await;
+    let (mut nightly, mut mail) = (open("?schedule=nightly").await, open("?queue=mail").await);
+    eventually("the other runner is heard", async || {
+        tickr.enqueue_kind("noop", json!({})).await;
+        tickr.redis().await.exists(tickr.key("events")).await.unwrap().then_some(())
+    })
+    .await;
+    let send = async |method: Method, path: &str, body: Value| {
+        answer(http().request(method, tickr.url(path)).json(&body)).await
+    };
+    let etag = async |path: &str| tickr.get(path).await.headers["etag"].to_str().unwrap().trim_matches('"').to_owned();
+
+    let queue = "/v1/queues/mail";
+    assert_eq!(send(Method::PATCH, queue, json!({"concurrency": 3})).await.status, 200);
+    assert_eq!(send(Method::PATCH, queue, json!({"concurrency": 3})).await.status, 200);
+    let changed = etag(queue).await;
+    for (verb, body) in [("pause", json!({"reason": "canary"})), ("pause", json!({})), ("resume", json!({}))] {
+        assert_eq!(tickr.post(&format!("{queue}/{verb}"), body).await.status, 200);
+    }
+    let resumed = etag(queue).await;
+    for paused in ["queue_changed", "queue_paused", "queue_resumed"] {
+        let told = all.next().await.unwrap();
+        assert_eq!((told.kind.as_str(), &told.data["queue"]), (paused, &json!("mail")), "{told:?}");
+        assert_eq!(told.data["paused"], paused == "queue_paused");
+        match paused {
+            "queue_changed" => assert_eq!(told.data["version"], changed),
+            "queue_resumed" => assert_eq!(told.data["version"], resumed),
+            _ => assert!(!told.data.to_string().contains("canary"), "{told:?}"),
+        }
+        assert_eq!(told.data["runner"], tickr.app.runner().to_string());
+        assert_eq!(mail.next().await.unwrap().id, told.id);
+    }
+
+    let path = "/v1/schedules/nightly";
+    let wanted = json!({"cron": "0 3 1 1 *", "kind": "noop", "payload": {"secret": "canary"}});
+    for status in [201, 200] {
+        assert_eq!(send(Method::PUT, path, wanted.clone()).await.status, status);
+    }
+    let version = etag(path).await;
+    for verb in ["pause", "pause", "resume", "resume"] {
+        assert_eq!(tickr.post(&format!("{path}/{verb}"), json!({})).await.status, 200);
+    }
+    let fired = tickr.post(&format!("{path}/trigger"), json!({})).await;
+    assert_eq!(fired.status, 201);
+    assert_eq!(send(Method::DELETE, path, json!({})).await.status, 204);
+    for kind in ["schedule_put", "schedule_paused", "schedule_resumed", "schedule_ticked", "schedule_deleted"] {
+        let told = all.next().await.unwrap();
+        assert_eq!((told.kind.as_str(), &told.data["schedule"]), (kind, &json!("nightly")), "{told:?}");
+        match kind {
+            "schedule_deleted" => assert_eq!(told.data["version"], Value::Null),
+            "schedule_ticked" => {
+                assert_eq!((&told.data["job"], &told.data["count"]), (&fired.body["id"], &json!(1)));
+                assert_eq!((&told.data["kind"], &told.data["queue"]), (&json!("noop"), &json!("default")));
+                assert!(told.data["due_at"].is_string() && told.data["cause"].is_null(), "{told:?}");
+            }
+            _ => {
+                let paused = json!(kind == "schedule_paused");
+                assert_eq!((&told.data["version"], &told.data["paused"]), (&json!(version), &paused));
+            }
+        }
+        assert!(!told.data.to_string().contains("canary"), "{told:?}");
+        assert_eq!(nightly.next().await.unwrap().id, told.id);
+    }
+
+    // By the clock: each line of the ledger once, though both runners tick, and skips with their cause.
+    let every = json!({"cron": "* * * * * *", "kind": "sleep", "payload": {"ms": 60_000}, "overlap": "skip"});
+    assert_eq!(send(Method::PUT, "/v1/schedules/often", every).await.status, 201);
+    assert_eq!(all.next().await.unwrap().kind, "schedule_put");
+    let mut due = Vec::new();
+    for line in 0..3 {
+        let told = all.next().await.unwrap();
+        assert_eq!((told.kind.as_str(), &told.data["schedule"]), ("schedule_ticked", &json!("often")), "{told:?}");
+        let cause = if line == 0 { Value::Null } else { json!("overlap") };
+        assert_eq!((told.data["job"].is_string(), &told.data["cause"]), (line == 0, &cause), "{told:?}");
+        due.push(told.data["due_at"].as_str().unwrap().to_owned());
+    }
+    assert!(due.is_sorted() && due[0] != due[1] && due[1] != due[2], "{due:?}");
+    assert_eq!(send(Method::DELETE, "/v1/schedules/often", json!({})).await.status, 204);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nobody_listening_leaves_nothing_in_redis() {
     let tickr = TestApp::start().await;
     let mut redis = tickr.redis().await;
@@ -207,6 +295,9 @@ async fn with_redis_out_a_gap_is_told_and_the_own_runner_is_heard_on() {
     let local =
         stream.until("it is settled", |told| told.kind == "settled" && told.data["job"] == id.to_string()).await;
     assert_eq!((local.id, &local.data["kind"]), (None, &json!("noop")));
+    tickr.post("/v1/queues/mail/pause", json!({})).await;
+    let local = stream.until("it is paused", |told| told.kind == "queue_paused").await;
+    assert_eq!((local.id, &local.data["queue"]), (None, &json!("mail")));
     relay.set(Condition::Pass);
     let whole =
         stream.until("the index is whole", |told| told.kind == "index_health" && told.data["health"] == "fast").await;
