@@ -165,9 +165,9 @@ fn judge(report: &Report) -> Done {
     if report.ok {
         return Ok(());
     }
-    Err(Failure { code: 1, error: anyhow::anyhow!("{}", report.faults().join("\n")) })
+    Err(Failure::new(1, anyhow::anyhow!("{}", report.faults().join("\n"))))
 }
 
 fn wrong_usage(error: BenchError) -> Failure {
-    Failure { code: 2, error: error.into() }
+    Failure::new(2, error)
 }

@@ -38,7 +38,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
     if found.failing() > 0 {
         let error = anyhow::anyhow!("{} of {} unfinished jobs would be rejected", found.failing(), found.jobs());
-        return Err(Failure { code: 1, error });
+        return Err(Failure::new(1, error));
     }
     Ok(())
 }

@@ -113,18 +113,31 @@ impl Client {
         .await
     }
 
-    /// A problem document becomes an error that a person can act on.
-    async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
+    /// Where it listens.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Send a request in our name.
+    pub(crate) async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::Response> {
         let request = match &self.token {
             Some(token) => request.bearer_auth(token),
             None => request,
         };
-        let response = request.header("tickr-actor", &self.actor).send().await.with_context(|| {
+        request.header("tickr-actor", &self.actor).send().await.with_context(|| {
             format!(
                 "no tickr answers at {}; start one with `tickr dev`, or name another with --url or TICKR_URL",
                 self.url
             )
-        })?;
+        })
+    }
+
+    async fn call(&self, request: reqwest::RequestBuilder) -> anyhow::Result<Value> {
+        self.read(self.send(request).await?).await
+    }
+
+    /// A problem document becomes an error that a person can act on.
+    pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Value> {
         let status = response.status();
         if status == reqwest::StatusCode::NO_CONTENT {
             return Ok(Value::Null);

@@ -1,4 +1,4 @@
-//! `tickr jobs list|show|cancel|retry|run-now`: read and steer jobs through the API.
+//! `tickr jobs list|show|cancel|retry|run-now|watch`: read, steer and follow jobs through the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::Done;
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, table, text};
+use crate::watch;
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -22,10 +23,14 @@ pub(crate) fn command() -> Command {
         .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
         .subcommand(one("retry", "Give a failed or cancelled job a new life").arg(client::idempotency_key()))
         .subcommand(one("run-now", "Make a waiting job due now").arg(client::idempotency_key()))
+        .subcommand(watch::command())
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     let Some((verb, matches)) = matches.subcommand() else { return Ok(()) };
+    if verb == "watch" {
+        return watch::run(matches);
+    }
     let client = Client::from_matches(matches)?;
     let as_json = matches.get_flag("json");
     crate::runtime()?.block_on(async {

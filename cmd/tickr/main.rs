@@ -8,6 +8,7 @@ mod config;
 mod dead;
 mod dev;
 mod enqueue;
+mod events;
 mod jobs;
 mod keys;
 mod migrate;
@@ -15,17 +16,20 @@ mod operations;
 mod print;
 mod queues;
 mod rebuild;
+mod runners;
 mod schedules;
 mod serve;
+mod stream;
 mod top;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
 
-/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration.
+/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `tickr jobs watch` has its own beside them.
 fn main() -> ExitCode {
     end_with_the_reader();
     // One TLS implementation for everything, chosen before anybody asks for one.
@@ -49,6 +53,8 @@ fn main() -> ExitCode {
             operations::command(),
             keys::command(),
             queues::command(),
+            runners::command(),
+            events::command(),
             rebuild::command(),
             verify::command(),
             check::command(),
@@ -65,6 +71,8 @@ fn main() -> ExitCode {
         Some(("enqueue", matches)) => enqueue::run(matches),
         Some(("jobs", matches)) => jobs::run(matches),
         Some(("queues", matches)) => queues::run(matches),
+        Some(("runners", matches)) => runners::run(matches),
+        Some(("events", matches)) => events::run(matches),
         Some(("schedules", matches)) => schedules::run(matches),
         Some(("dead", matches)) => dead::run(matches),
         Some(("operations", matches)) => operations::run(matches),
@@ -83,7 +91,9 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, error }) => {
             // `{:#}` for the chain of causes; returning the error from main would print a backtrace.
-            eprintln!("tickr: {error:#}");
+            if let Some(error) = error {
+                eprintln!("tickr: {error:#}");
+            }
             ExitCode::from(code)
         }
     }
@@ -107,14 +117,26 @@ fn end_with_the_reader() {
 /// Why a subcommand failed, and its exit code.
 struct Failure {
     code: u8,
-    error: anyhow::Error,
+    /// Nothing is said without one.
+    error: Option<anyhow::Error>,
+}
+
+impl Failure {
+    fn new(code: u8, error: impl Into<anyhow::Error>) -> Self {
+        Self { code, error: Some(error.into()) }
+    }
+
+    /// With a word to nobody.
+    const fn quiet(code: u8) -> Self {
+        Self { code, error: None }
+    }
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error: anyhow::Error = error.into();
         let usage = error.is::<tickr::config::ConfigErrors>();
-        Self { code: if usage { 2 } else { 1 }, error }
+        Self::new(if usage { 2 } else { 1 }, error)
     }
 }
 

@@ -32,3 +32,13 @@ pub(crate) fn number(value: &Value, field: &str) -> u64 {
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
+
+/// A duration as people say it.
+pub(crate) fn said(ms: u64) -> String {
+    match ms {
+        0..10_000 => format!("{ms} ms"),
+        10_000..120_000 => format!("{} s", ms / 1_000),
+        120_000..7_200_000 => format!("{} m", ms / 60_000),
+        _ => format!("{} h", ms / 3_600_000),
+    }
+}

@@ -18,7 +18,8 @@ use tokio::sync::mpsc;
 
 use crate::Done;
 use crate::client::{self, Client};
-use crate::print::{number, printable, text};
+use crate::print::{number, printable, said, text};
+use crate::runners;
 
 /// Between readings.
 const READ_EVERY: Duration = Duration::from_secs(1);
@@ -233,16 +234,6 @@ impl Screen {
     }
 }
 
-/// A duration as people say it.
-fn said(ms: u64) -> String {
-    match ms {
-        0..10_000 => format!("{ms} ms"),
-        10_000..120_000 => format!("{} s", ms / 1_000),
-        120_000..7_200_000 => format!("{} m", ms / 60_000),
-        _ => format!("{} h", ms / 3_600_000),
-    }
-}
-
 fn titled(
     rows: Vec<Row<'static>>,
     header: &[&'static str],
@@ -286,7 +277,7 @@ fn runner_table(runners: &[Value]) -> Table<'static> {
     let living = runners.iter().filter(|runner| runner.get("stopped_at").is_none_or(Value::is_null));
     let row = |runner: &Value| {
         let age = number(runner, "heartbeat_age_ms");
-        let style = if age > 30_000 { Style::new().fg(Color::Red) } else { Style::new() };
+        let style = if runners::state(runner) == "silent" { Style::new().fg(Color::Red) } else { Style::new() };
         let queues = runner.get("queues").and_then(Value::as_array).into_iter().flatten();
         let queues: Vec<&str> = queues.filter_map(Value::as_str).collect();
         Row::new(vec![

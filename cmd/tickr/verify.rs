@@ -61,7 +61,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         return Ok(());
     }
     let (checks, faults) = (report.faults().len(), report.faults().values().sum::<u64>());
-    Err(Failure { code: 1, error: anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len()) })
+    Err(Failure::new(1, anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len())))
 }
 
 async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {

@@ -123,6 +123,9 @@ pub(super) struct RunnerView {
     heartbeat_at: Moment,
     /// How long ago that was, by the database's clock, in milliseconds.
     heartbeat_age_ms: u64,
+    /// How long its leases last, in milliseconds. A living runner is heard three times in this; one that is silent for
+    /// longer loses its jobs to others.
+    lease_ms: u64,
     /// When it stopped or was found dead; null while it lives.
     #[schema(value_type = Option<String>, format = DateTime)]
     stopped_at: Option<Moment>,
@@ -148,6 +151,7 @@ pub(super) async fn runners(State(api): State<Api>) -> Result<Response, Problem>
         started_at: Moment(runner.started_at),
         heartbeat_at: Moment(runner.heartbeat_at),
         heartbeat_age_ms: runner.heartbeat_age.as_millis() as u64,
+        lease_ms: runner.lease.as_millis() as u64,
         stopped_at: runner.stopped_at.map(Moment),
     };
     let data = api.broker.store().runners(200).await?.into_iter().map(view).collect();

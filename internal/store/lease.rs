@@ -471,6 +471,8 @@ pub struct RunnerSeen {
     pub heartbeat_at: Timestamp,
     /// How long ago that was, by the store's clock.
     pub heartbeat_age: Duration,
+    /// How long its leases last. It beats three times in this.
+    pub lease: Duration,
     /// When it said goodbye or was found dead.
     pub stopped_at: Option<Timestamp>,
 }
@@ -485,7 +487,7 @@ impl Store {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at, \
-                     TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) FROM runners \
+                     TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)), lease_ms FROM runners \
                      ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?",
                 )
                 .bind(limit)
@@ -506,6 +508,7 @@ impl Store {
                             heartbeat_at: row.try_get(7)?,
                             stopped_at: row.try_get(8)?,
                             heartbeat_age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>(9)?).unwrap_or(0)),
+                            lease: Duration::from_millis(u64::from(row.try_get::<u32, _>(10)?)),
                         })
                     })
                     .collect()

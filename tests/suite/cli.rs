@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tickr::event::Event;
+use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{Program, command, outcome, tickr};
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{EventStream, TestApp, answer, eventually, http};
 
 /// `tickr …` in a folder of the test.
 fn run(dir: &Path, args: &[&str]) -> Command {
@@ -417,4 +419,196 @@ async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
     // It may be done before the pipe is closed.
     assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{out}{err}");
     app.stop().await;
+}
+
+/// `tickr …` against this server, as a program that runs on.
+fn follower(app: &TestApp, url: &str, args: &[&str]) -> Program {
+    let mut command = run(app.dir.path(), args);
+    command.env("TICKR_URL", url);
+    Program::spawn(command)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_watched_to_its_end_and_the_exit_code_says_how_it_ended() {
+    let app = TestApp::start().await;
+    let id = app.enqueue(json!({"kind": "sleep", "payload": {"ms": 2_500}, "delay_ms": 1_500})).await.to_string();
+    let watched = ok(client(&app, &["jobs", "watch", &id])).await;
+    let words: Vec<&str> = watched.lines().map(|line| line[24..].trim()).collect();
+    let first = words.first().unwrap();
+    assert!(first.starts_with("waiting     due 2"), "{watched}");
+    assert!(words.iter().any(|word| word.starts_with("progress    ") && word.contains('%')), "{watched}");
+    let begun = format!("attempt     #1 begun by {}", app.app.runner());
+    for said in [&begun, "executing   attempt 1", "attempt     #1 succeeded", "completed   attempt 1"] {
+        assert_eq!(words.iter().filter(|word| *word == &said).count(), 1, "{said} in {watched}");
+    }
+    assert!(watched.lines().all(|line| line.starts_with("20") && line.as_bytes()[23] == b'Z'), "{watched}");
+
+    let told = ok(client(&app, &["jobs", "watch", &id, "--json"])).await;
+    let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let types: Vec<&str> = told.iter().map(|event| event["type"].as_str().unwrap()).collect();
+    assert_eq!(types, ["attempt", "attempt", "state", "end"]);
+    assert_eq!((&told[0]["id"], &told[3]["state"]), (&json!("1.begin"), &json!("completed")));
+
+    let retry = json!({"base_ms": 20, "factor": 1.0, "jitter": 0.0});
+    let job = json!({"kind": "fail", "payload": {"times": 9}, "max_attempts": 2, "retry": retry});
+    let id = app.enqueue(job).await.to_string();
+    let (code, out, err) = outcome(client(&app, &["jobs", "watch", &id])).await;
+    assert_eq!(code, 3, "{out}{err}");
+    assert!(out.contains("#2 failed") && err.starts_with("tickr: the job is failed: "), "{out}{err}");
+    let (code, _, err) = outcome(client(&app, &["jobs", "watch", &id, "--json"])).await;
+    assert_eq!((code, err.as_str()), (3, ""));
+
+    let id = app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await.to_string();
+    let mut watch = follower(&app, &app.url(""), &["jobs", "watch", &id]);
+    watch.says("waiting").await;
+    ok(client(&app, &["jobs", "cancel", &id])).await;
+    assert_eq!(watch.ends().await.code(), Some(4), "{}", watch.said());
+    watch.says("tickr: the job is cancelled").await;
+
+    let missing = "0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+    let (code, out, err) = outcome(client(&app, &["jobs", "watch", missing])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("not_found"), "{code}{out}{err}");
+    let nowhere = ["jobs", "watch", missing, "--url", "http://127.0.0.1:1"];
+    let (code, _, err) = outcome(client(&app, &nowhere)).await;
+    assert!(code == 1 && err.contains("no tickr answers at http://127.0.0.1:1"), "{code}{err}");
+
+    let id = app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await.to_string();
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let mut watch = follower(&app, &app.url(""), &["jobs", "watch", &id]);
+        watch.says("waiting").await;
+        watch.signal(signal).await;
+        assert_eq!(watch.ends().await.code(), Some(code));
+        assert_eq!(watch.said().lines().count(), 1, "{}", watch.said());
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_were_told() {
+    let app = TestApp::start().await;
+    // Somebody who listens all the time, so that runners go on telling what happens.
+    let _held = EventStream::open(&app.url("/v1/events"), None).await;
+    let serve = |addr: &str| {
+        let args = ["serve", "--http-addr", addr, "--queues", "elsewhere", "--redis-prefix", &app.config.redis_prefix];
+        let mut serve = run(app.dir.path(), &args);
+        servers(&app, &mut serve);
+        serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
+        Program::spawn(serve)
+    };
+    let mut server = serve("127.0.0.1:0");
+    let addr = server.says("\"addr\":\"").await.split('"').next().unwrap().to_owned();
+    let url = format!("http://{addr}");
+    let id = app.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await.to_string();
+    let due = app.get(&format!("/v1/jobs/{id}")).await.body["execute_at"].as_str().unwrap().to_owned();
+    let mut watch = follower(&app, &url, &["jobs", "watch", &id]);
+    let mut events = follower(&app, &url, &["events", "--queue", "mail"]);
+    let mut hasty = follower(&app, &url, &["jobs", "watch", &id, "--patience", "0"]);
+    watch.says("waiting").await;
+    hasty.says("waiting").await;
+    eventually("the cluster is heard", async || {
+        app.post("/v1/queues/mail/pause", json!({})).await;
+        app.post("/v1/queues/mail/resume", json!({})).await;
+        events.said().contains("queue_resumed").then_some(())
+    })
+    .await;
+
+    server.signal("TERM").await;
+    assert_eq!(server.ends().await.code(), Some(0), "{}", server.said());
+    for program in [&mut watch, &mut events] {
+        program.says("broke off").await;
+    }
+    assert_eq!(hasty.ends().await.code(), Some(1), "{}", hasty.said());
+    hasty.says(&format!("nothing came from {url} for 0 s")).await;
+    // Nobody can tell them; they hear of it when the server is back.
+    let changed = json!({"concurrency": 7});
+    let body = answer(http().patch(app.url("/v1/queues/mail")).json(&changed)).await;
+    assert_eq!(body.status, 200);
+    let mut server = serve(&addr);
+    for program in [&mut watch, &mut events] {
+        program.says("is back").await;
+    }
+    events.says("queue_changed").await;
+    ok(client(&app, &["jobs", "run-now", &id])).await;
+    assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
+    watch.says("completed").await;
+    let said = watch.said();
+    // The state was told again after the break, and shown once.
+    for once in [&format!("waiting     due {due}"), "#1 begun", "#1 succeeded"] {
+        assert_eq!(said.matches(once).count(), 1, "{once} in {said}");
+    }
+    events.signal("INT").await;
+    assert_eq!(events.ends().await.code(), Some(0));
+    server.signal("TERM").await;
+    assert_eq!(server.ends().await.code(), Some(0), "{}", server.said());
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cluster_is_heard_from_the_command_line_by_what_one_wants() {
+    let app = TestApp::start().await;
+    let mut lines = follower(&app, &app.url(""), &["events"]);
+    let mut objects =
+        follower(&app, &app.url(""), &["events", "--json", "--type", "settled,schedule_put", "--kind", "noop"]);
+    eventually("both hear", async || {
+        let id = app.enqueue_kind("noop", json!({})).await;
+        app.until(id, State::Completed).await;
+        (lines.said().contains("  settled  ") && objects.said().contains("\"settled\"")).then_some(())
+    })
+    .await;
+    let id = app.enqueue_kind("sleep", json!({"ms": 1})).await;
+    app.until(id, State::Completed).await;
+    let line = lines.says(&format!("settled          job={id}")).await;
+    let expected = format!(" kind=sleep queue=default state=completed verdict=succeeded runner={}", app.app.runner());
+    assert_eq!(line, expected);
+    ok(client(&app, &["queues", "pause", "mail", "--reason", "canary"])).await;
+    let line = lines.says("queue_paused     queue=mail").await;
+    assert!(line.starts_with(" paused=true version=1") && !line.contains("canary"), "{line}");
+    for program in [&mut lines, &mut objects] {
+        program.signal("INT").await;
+        assert_eq!(program.ends().await.code(), Some(0));
+    }
+    for object in objects.said().lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        assert_eq!((&object["type"], &object["kind"]), (&json!("settled"), &json!("noop")), "{object}");
+        assert!(object["id"].is_string() && object["at"].is_string(), "{object}");
+    }
+    let (code, _, err) = outcome(client(&app, &["events", "--type", "nothing"])).await;
+    assert!(code == 1 && err.contains("invalid_request") && err.contains("queue_paused"), "{err}");
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_are_listed_with_what_they_do() {
+    let app = TestApp::start().await;
+    let other = app.another_with(|config| config.queues = vec!["mail".into()], Registry::new()).await;
+    let gone = other.runner().to_string();
+    other.stop(CancellationToken::new()).await;
+    let listed = ok(client(&app, &["runners"])).await;
+    let row = listed.lines().find(|line| line.contains(&app.app.runner().to_string())).unwrap();
+    for part in
+        [env!("CARGO_PKG_VERSION"), "running", &format!("0/{}", app.config.workers), " ms ago", "default", "noop,"]
+    {
+        assert!(row.contains(part), "{part} in {listed}");
+    }
+    assert!(!listed.contains(&gone), "{listed}");
+    let listed = ok(client(&app, &["runners", "--all"])).await;
+    let row = listed.lines().find(|line| line.contains(&gone)).unwrap();
+    assert!(row.contains("stopped") && row.contains("mail"), "{listed}");
+    for (args, count) in [(&["runners", "--json"][..], 1), (&["runners", "--json", "--all"], 2)] {
+        let listed: Value = serde_json::from_str(&ok(client(&app, args)).await).unwrap();
+        assert_eq!(listed.as_array().unwrap().len(), count);
+        let lease = u64::try_from(app.config.lease.as_millis()).unwrap();
+        assert_eq!((&listed[0]["id"], &listed[0]["lease_ms"]), (&json!(app.app.runner().to_string()), &json!(lease)));
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn completions_know_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let made = ok(run(dir.path(), &["completions", shell])).await;
+        for word in ["runners", "events", "watch", "patience", "schedules", "enqueue"] {
+            assert!(made.contains(word), "{word} is unknown to {shell}");
+        }
+    }
 }

@@ -1,0 +1,105 @@
+//! `tickr events`: hear what happens in the whole cluster, through the API.
+
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::Value;
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::print::{encoded, printable, text};
+use crate::stream::{self, Stream, Told, until_signalled};
+
+/// The parameters of the stream, as flags.
+const WANTED: [(&str, &str, &str); 4] = [
+    ("kind", "NAME", "Only what is about jobs of this kind"),
+    ("queue", "NAME", "Only what is about this queue or its jobs"),
+    ("schedule", "NAME", "Only what is about this schedule"),
+    ("type", "TYPES", "Only events of these types, such as settled,queue_paused"),
+];
+/// Fields that stand in front, in this order.
+const FIRST: [&str; 4] = ["job", "kind", "queue", "schedule"];
+
+pub(crate) fn command() -> Command {
+    let flags = WANTED.map(|(name, value, help)| Arg::new(name).long(name).value_name(value).help(help));
+    client::args(
+        Command::new("events")
+            .about("Hear what happens in the whole cluster, a line for each event")
+            .long_about(
+                "Hears what happens in the whole cluster, from about a second after it began, until it is interrupted. \
+                 When the server restarts, it goes on behind the last event. A `gap` says that \
+                 something was left out, a `reset` that the last event is not kept any more.",
+            )
+            .args(flags)
+            .arg(stream::patience())
+            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON object per line")),
+    )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let client = Client::from_matches(matches)?;
+    let (as_json, patience) = (matches.get_flag("json"), stream::patience_of(matches));
+    let wanted = WANTED.iter().filter_map(|(name, ..)| {
+        let value = matches.get_one::<String>(name)?;
+        Some(format!("{name}={}", encoded(value)))
+    });
+    let wanted: Vec<String> = wanted.collect();
+    let path = format!("/v1/events?{}", wanted.join("&"));
+    crate::runtime()?.block_on(async {
+        // An interrupt is how this ends.
+        let followed = until_signalled(follow(&client, path, patience, as_json)).await?;
+        Ok(followed.unwrap_or(Ok(()))?)
+    })
+}
+
+async fn follow(client: &Client, path: String, patience: Duration, as_json: bool) -> anyhow::Result<()> {
+    let mut stream = Stream::open(client, path, patience, |word| eprintln!("tickr: {word}")).await?;
+    while let Some(told) = stream.next().await? {
+        if as_json {
+            println!("{}", told.as_json());
+        } else {
+            println!("{}", line(&told));
+        }
+    }
+    Ok(())
+}
+
+/// An event for people: when, what, and every field that it has, whether or not this binary knows it.
+fn line(told: &Told) -> String {
+    let fields = told.data.as_object();
+    let value = |name: &str, value: &Value| {
+        let said = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        format!(" {name}={}", printable(&said))
+    };
+    let mut line = format!("{:<24}  {:<16}", printable(&text(&told.data, "at")), printable(&told.kind));
+    for name in FIRST {
+        line.extend(told.data.get(name).map(|found| value(name, found)));
+    }
+    let last = ["at", "runner"];
+    for (name, found) in fields.into_iter().flatten() {
+        if !FIRST.contains(&name.as_str()) && !last.contains(&name.as_str()) {
+            line.push_str(&value(name, found));
+        }
+    }
+    line.extend(told.data.get("runner").map(|found| value("runner", found)));
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lines_have_every_field_of_events_that_nobody_knows_yet() {
+        let data = json!({"at": "2026-01-01T00:00:00.000Z", "runner": "r1", "mood": "\u{1b}[31mgood", "count": 2, "queue": "mail"});
+        let told = Told { kind: "new_type".into(), id: None, data };
+        assert_eq!(
+            line(&told),
+            "2026-01-01T00:00:00.000Z  new_type         queue=mail count=2 mood= [31mgood runner=r1"
+        );
+        let gap = Told { kind: "gap".into(), id: None, data: json!({"reason": "redis"}) };
+        assert_eq!(line(&gap), format!("{:24}  gap              reason=redis", ""));
+    }
+}

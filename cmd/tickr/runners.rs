@@ -1,0 +1,85 @@
+//! `tickr runners`: who runs, through the API.
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use serde_json::Value;
+
+use crate::Done;
+use crate::client::{self, Client};
+use crate::print::{number, printable, said, table, text};
+
+pub(crate) fn command() -> Command {
+    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    client::args(
+        Command::new("runners")
+            .about("List the runners: what they can run, how busy they are, when they were last heard")
+            .long_about(
+                "Lists the runners, the newest first. `silent` is one that was not heard for as long as its leases last: \
+                 its jobs go to others, and soon after it counts as stopped.",
+            )
+            .arg(flag("all", "Those too that have stopped or were found dead, up to 200 together"))
+            .arg(flag("json", "Print JSON")),
+    )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let client = Client::from_matches(matches)?;
+    let mut answer = crate::runtime()?.block_on(client.get("/v1/runners"))?;
+    let mut runners = match answer.get_mut("data").map(Value::take) {
+        Some(Value::Array(runners)) => runners,
+        _ => Vec::new(),
+    };
+    if !matches.get_flag("all") {
+        runners.retain(|runner| state(runner) != "stopped");
+    }
+    if matches.get_flag("json") {
+        println!("{:#}", Value::Array(runners));
+    } else {
+        print(&runners);
+    }
+    Ok(())
+}
+
+/// A runner's state in a word.
+pub(crate) fn state(runner: &Value) -> &'static str {
+    if runner.get("stopped_at").is_some_and(|at| !at.is_null()) {
+        return "stopped";
+    }
+    if number(runner, "heartbeat_age_ms") > number(runner, "lease_ms") { "silent" } else { "running" }
+}
+
+fn print(runners: &[Value]) {
+    let mut table = table(["RUNNER", "VERSION", "STATE", "BUSY", "HEARD", "STARTED", "QUEUES", "KINDS"]);
+    for runner in runners {
+        let names = |field: &str| {
+            let names = runner.get(field).and_then(Value::as_array).into_iter().flatten();
+            printable(&names.filter_map(Value::as_str).collect::<Vec<_>>().join(","))
+        };
+        table.add_row([
+            printable(&text(runner, "id")),
+            printable(&text(runner, "version")),
+            state(runner).to_owned(),
+            format!("{}/{}", number(runner, "busy"), number(runner, "slots")),
+            format!("{} ago", said(number(runner, "heartbeat_age_ms"))),
+            text(runner, "started_at"),
+            names("queues"),
+            names("kinds"),
+        ]);
+    }
+    println!("{table}");
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_runner_is_silent_when_its_leases_have_ended() {
+        let runner =
+            |age: u64, stopped: Value| json!({"heartbeat_age_ms": age, "lease_ms": 300, "stopped_at": stopped});
+        assert_eq!(state(&runner(300, Value::Null)), "running");
+        assert_eq!(state(&runner(301, Value::Null)), "silent");
+        assert_eq!(state(&runner(0, json!("2026-01-01T00:00:00.000Z"))), "stopped");
+    }
+}

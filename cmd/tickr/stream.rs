@@ -1,0 +1,300 @@
+//! A followed stream of server-sent events: read as it comes, and taken up again behind the last event when the line breaks
+//! or the server restarts, for a bounded time.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::{Arg, ArgMatches, value_parser};
+use reqwest::{Response, StatusCode};
+use serde_json::{Map, Value};
+use tickr::app::Signals;
+
+use crate::client::Client;
+
+/// How long a connection may take.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a line may be silent: the server says every 15 s that it lives.
+const SILENCE: Duration = Duration::from_secs(45);
+/// Pauses between tries, before jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// Longest line of a stream, in bytes. Those of a tickr have some hundred.
+const LONGEST_LINE: usize = 1 << 20;
+
+/// The argument that says how long a stream is tried again.
+pub(crate) fn patience() -> Arg {
+    Arg::new("patience")
+        .long("patience")
+        .value_name("SECONDS")
+        .value_parser(value_parser!(u64))
+        .default_value("60")
+        .help("How long to try again when the line breaks or the server restarts")
+}
+
+/// What it says.
+pub(crate) fn patience_of(matches: &ArgMatches) -> Duration {
+    Duration::from_secs(matches.get_one::<u64>("patience").copied().unwrap_or(60))
+}
+
+/// One event.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Told {
+    pub(crate) kind: String,
+    pub(crate) id: Option<String>,
+    pub(crate) data: Value,
+}
+
+impl Told {
+    /// The event as one JSON object: its type, its id if it has one, and what it says.
+    pub(crate) fn as_json(&self) -> Value {
+        let mut all = Map::new();
+        all.insert("type".into(), self.kind.as_str().into());
+        if let Some(id) = &self.id {
+            all.insert("id".into(), id.as_str().into());
+        }
+        if let Value::Object(fields) = &self.data {
+            all.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
+        }
+        all.into()
+    }
+}
+
+/// An open stream.
+pub(crate) struct Stream<'a> {
+    client: &'a Client,
+    http: reqwest::Client,
+    path: String,
+    response: Option<Response>,
+    reader: Reader,
+    told: VecDeque<Told>,
+    /// The last event that had an id.
+    last: Option<String>,
+    /// How long it is tried again after the last word that came over it.
+    patience: Duration,
+    /// Since when nothing was heard; unknown while all is well.
+    lost: Option<Instant>,
+    pause: Duration,
+    /// Where it says that the line is broken, and that it is not any more.
+    say: Box<dyn Fn(&str) + 'a>,
+}
+
+/// What an attempt to open a stream came to.
+enum Opened {
+    Stream(Response),
+    /// The server has nothing more to say.
+    Over,
+    /// Not now.
+    Later(anyhow::Error),
+}
+
+impl<'a> Stream<'a> {
+    /// Open the stream of a path. A server that does not answer or lets nobody in is not tried again.
+    pub(crate) async fn open(
+        client: &'a Client,
+        path: String,
+        patience: Duration,
+        say: impl Fn(&str) + 'a,
+    ) -> anyhow::Result<Self> {
+        let http = reqwest::Client::builder().connect_timeout(CONNECT).read_timeout(SILENCE).build()?;
+        let mut stream = Self {
+            client,
+            http,
+            path,
+            response: None,
+            reader: Reader::default(),
+            told: VecDeque::new(),
+            last: None,
+            patience,
+            lost: None,
+            pause: FIRST_PAUSE,
+            say: Box::new(say),
+        };
+        match stream.ask().await? {
+            Opened::Stream(response) => stream.response = Some(response),
+            Opened::Over => {}
+            Opened::Later(error) => return Err(error),
+        }
+        Ok(stream)
+    }
+
+    /// The next event; nothing when the server has nothing more to say.
+    ///
+    /// Can be dropped and called again without losing an event.
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Told>> {
+        loop {
+            if let Some(told) = self.told.pop_front() {
+                return Ok(Some(told));
+            }
+            let Some(response) = &mut self.response else { return Ok(None) };
+            let broken = match response.chunk().await {
+                Ok(Some(bytes)) => {
+                    (self.lost, self.pause) = (None, FIRST_PAUSE);
+                    for told in self.reader.take(&bytes).with_context(|| self.client.url().to_owned())? {
+                        if let Some(id) = &told.id {
+                            self.last = Some(id.clone());
+                        }
+                        self.told.push_back(told);
+                    }
+                    continue;
+                }
+                Ok(None) => anyhow::anyhow!("the server ended it"),
+                Err(error) => error.into(),
+            };
+            self.reopen(broken).await?;
+        }
+    }
+
+    /// Take the stream up again behind the last event.
+    async fn reopen(&mut self, broken: anyhow::Error) -> anyhow::Result<()> {
+        let since = *self.lost.get_or_insert_with(Instant::now);
+        let url = self.client.url();
+        (self.say)(&format!("the stream from {url} broke off ({broken:#}); trying again"));
+        self.reader = Reader::default();
+        let mut why = broken;
+        loop {
+            if since.elapsed() >= self.patience {
+                return Err(why.context(format!("nothing came from {url} for {} s", self.patience.as_secs())));
+            }
+            tokio::time::sleep(self.pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
+            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            match self.ask().await? {
+                Opened::Stream(response) => self.response = Some(response),
+                Opened::Over => self.response = None,
+                Opened::Later(error) => {
+                    why = error;
+                    continue;
+                }
+            }
+            (self.say)(&format!("{url} is back"));
+            return Ok(());
+        }
+    }
+
+    async fn ask(&self) -> anyhow::Result<Opened> {
+        let request = self.http.get(format!("{}{}", self.client.url(), self.path));
+        let request = match &self.last {
+            Some(last) => request.header("Last-Event-ID", last),
+            None => request,
+        };
+        let response = match self.client.send(request).await {
+            Ok(response) => response,
+            Err(error) => return Ok(Opened::Later(error)),
+        };
+        let status = response.status();
+        if status == StatusCode::NO_CONTENT {
+            return Ok(Opened::Over);
+        }
+        if status == StatusCode::OK {
+            let kind = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+            if kind.is_none_or(|kind| !kind.starts_with("text/event-stream")) {
+                bail!("{}: not a tickr: its answer is no stream of events", self.client.url());
+            }
+            return Ok(Opened::Stream(response));
+        }
+        let refused = match self.client.read(response).await {
+            Ok(_) => anyhow::anyhow!("{}: not a tickr: it answered {status}", self.client.url()),
+            Err(error) => error,
+        };
+        // What is busy, stopping or behind a proxy that misses it may be there in a moment.
+        if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
+            return Ok(Opened::Later(refused));
+        }
+        Err(refused)
+    }
+}
+
+/// Do this until somebody asks to stop; the name of the signal then.
+pub(crate) async fn until_signalled<T>(work: impl Future<Output = T>) -> anyhow::Result<Result<T, &'static str>> {
+    let mut signals = Signals::register()?;
+    Ok(tokio::select! {
+        done = work => Ok(done),
+        signal = signals.next() => Err(signal),
+    })
+}
+
+/// Bytes of a stream on their way to become events.
+#[derive(Default)]
+struct Reader {
+    line: Vec<u8>,
+    kind: String,
+    id: Option<String>,
+    data: String,
+}
+
+impl Reader {
+    /// The events that these bytes complete.
+    fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<Told>> {
+        let mut told = Vec::new();
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(part);
+            if self.line.len() + self.data.len() > LONGEST_LINE {
+                bail!("not a tickr: an event of its stream does not end");
+            }
+            if part.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                told.extend(self.line(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r'])));
+            }
+        }
+        Ok(told)
+    }
+
+    /// The event that this line completes.
+    fn line(&mut self, line: &str) -> Option<Told> {
+        if line.is_empty() {
+            let (kind, id, data) = (std::mem::take(&mut self.kind), self.id.take(), std::mem::take(&mut self.data));
+            // A block without data is no event, and data that is not JSON none of ours.
+            let data = serde_json::from_str(&data).ok()?;
+            return Some(Told { kind, id, data });
+        }
+        let (field, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "event" => value.clone_into(&mut self.kind),
+            "id" => self.id = Some(value.to_owned()),
+            "data" => {
+                if !self.data.is_empty() {
+                    self.data.push('\n');
+                }
+                self.data.push_str(value);
+            }
+            // Comments, by which the server says that it lives, and what later versions may add.
+            _ => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_are_read_however_their_bytes_are_cut() {
+        let text = ": alive\n\nevent: state\ndata: {\"state\":\"wäiting\"}\n\nid: 1.begin\r\nevent:attempt\r\ndata: {\"a\":\r\n\
+                    data: 1}\r\nlater: field\r\n\r\n:\n\ndata: no JSON\n\nevent: half\ndata: {}\n";
+        let told = |kind: &str, id: Option<&str>, data: Value| Told { kind: kind.into(), id: id.map(Into::into), data };
+        let expected =
+            [told("state", None, json!({"state": "wäiting"})), told("attempt", Some("1.begin"), json!({"a": 1}))];
+        for size in 1..text.len() {
+            let mut reader = Reader::default();
+            let found: Vec<Told> = text.as_bytes().chunks(size).flat_map(|bytes| reader.take(bytes).unwrap()).collect();
+            assert_eq!(found, expected, "{size}");
+        }
+    }
+
+    #[test]
+    fn a_stream_that_does_not_end_its_line_is_refused() {
+        let mut reader = Reader::default();
+        let refused = (0..2_000).find_map(|_| reader.take(&[b'x'; 1_024]).err());
+        assert!(refused.is_some() && reader.line.len() <= LONGEST_LINE + 1_024);
+    }
+
+    #[test]
+    fn json_for_scripts_has_the_type_and_the_id_beside_the_fields() {
+        let told = Told { kind: "attempt".into(), id: Some("1.begin".into()), data: json!({"number": 1}) };
+        assert_eq!(told.as_json(), json!({"type": "attempt", "id": "1.begin", "number": 1}));
+    }
+}

@@ -1,0 +1,280 @@
+//! `tickr jobs watch ID`: follow one job to its end, through the API.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use crate::client::{self, Client};
+use crate::print::{encoded, number, printable, text};
+use crate::stream::{self, Stream, Told, until_signalled};
+use crate::{Done, Failure};
+
+/// Exit codes beside those of all commands.
+const FAILED: u8 = 3;
+const CANCELLED: u8 = 4;
+/// What a shell gives to SIGINT and SIGTERM.
+const INTERRUPTED: u8 = 130;
+const TERMINATED: u8 = 143;
+/// How often the sign of life on a terminal moves.
+const MOVES_EVERY: Duration = Duration::from_millis(120);
+
+/// Characters of a note beside the bar. A line that fills the terminal would not be cleared when an interrupt is echoed.
+const MOST_NOTE: usize = 24;
+
+pub(crate) fn command() -> Command {
+    client::args(
+        Command::new("watch")
+            .about("Follow a job to its end; the exit code says how it ended")
+            .long_about(
+                "Follows a job to its end, a line for each thing that happens to it, with its progress as a bar on a \
+                 terminal and as lines elsewhere. When the server restarts, it goes on where it was.\n\n\
+                 Exit codes: 0 completed, 3 failed, 4 cancelled, 1 it could not be followed, 2 wrong usage, 130 interrupted.",
+            )
+            .arg(Arg::new("id").required(true).value_name("ID").help("The job's id"))
+            .arg(stream::patience())
+            .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print one JSON object per line")),
+    )
+}
+
+pub(crate) fn run(matches: &ArgMatches) -> Done {
+    let client = Client::from_matches(matches)?;
+    let id = matches.get_one::<String>("id").map_or("", String::as_str);
+    let bar = if matches.get_flag("json") || !std::io::stdout().is_terminal() {
+        ProgressBar::hidden()
+    } else {
+        // Drawn on standard error, and only if that is a terminal as well.
+        ProgressBar::new(100)
+    };
+    let mut screen = Screen { bar: bar.clone(), as_json: matches.get_flag("json"), seen: Seen::default() };
+    crate::runtime()?.block_on(async {
+        let ended = until_signalled(follow(&client, id, stream::patience_of(matches), &mut screen)).await;
+        bar.finish_and_clear();
+        match ended? {
+            Ok(done) => done,
+            Err("SIGINT") => Err(Failure::quiet(INTERRUPTED)),
+            Err(_) => Err(Failure::quiet(TERMINATED)),
+        }
+    })
+}
+
+async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Screen) -> Done {
+    let path = format!("/v1/jobs/{}", encoded(id));
+    let bar = screen.bar.clone();
+    let say = move |word: &str| bar.suspend(|| eprintln!("tickr: {word}"));
+    let mut stream = Stream::open(client, format!("{path}/events"), patience, say).await?;
+    while let Some(told) = stream.next().await? {
+        screen.show(&told);
+        if told.kind == "end" {
+            let state = text(&told.data, "state");
+            screen.bar.finish_and_clear();
+            return ended(client, &path, &state, screen.as_json).await;
+        }
+    }
+    // The server says that the end has been told.
+    let job = client.get(&path).await?;
+    ended(client, &path, &text(&job, "state"), screen.as_json).await
+}
+
+/// How the job ended, as an exit code and, for people, with the reason.
+async fn ended(client: &Client, path: &str, state: &str, as_json: bool) -> Done {
+    let code = match state {
+        "completed" => return Ok(()),
+        "failed" => FAILED,
+        "cancelled" => CANCELLED,
+        other => {
+            return Err(anyhow::anyhow!("the job ended as {}, which this tickr does not know", printable(other)).into());
+        }
+    };
+    if as_json {
+        return Err(Failure::quiet(code));
+    }
+    // The stream tells no errors. Without one, the state has to do.
+    let error = match client.get(path).await {
+        Ok(job) if code == FAILED => printable(&text(&job, "last_error")),
+        _ => String::new(),
+    };
+    let why = if error.is_empty() { String::new() } else { format!(": {error}") };
+    Err(Failure::new(code, anyhow::anyhow!("the job is {state}{why}")))
+}
+
+/// What was told last. A stream that was taken up again tells it again.
+#[derive(Default)]
+struct Seen {
+    state: Value,
+    progress: Value,
+}
+
+impl Seen {
+    fn is_news(&mut self, told: &Told) -> bool {
+        let said = match told.kind.as_str() {
+            "state" => &mut self.state,
+            "progress" => &mut self.progress,
+            "attempt" => {
+                self.progress = Value::Null;
+                return true;
+            }
+            _ => return true,
+        };
+        let mut data = told.data.clone();
+        // When it was told makes no difference.
+        if let Some(fields) = data.as_object_mut() {
+            fields.remove("at");
+        }
+        let news = *said != data;
+        *said = data;
+        news
+    }
+}
+
+struct Screen {
+    bar: ProgressBar,
+    as_json: bool,
+    seen: Seen,
+}
+
+impl Screen {
+    fn show(&mut self, told: &Told) {
+        if !self.seen.is_news(told) {
+            return;
+        }
+        if self.as_json {
+            println!("{}", told.as_json());
+            return;
+        }
+        self.draw(told);
+        if let Some(line) = line(told).filter(|_| told.kind != "progress" || self.bar.is_hidden()) {
+            self.bar.suspend(|| println!("{line}"));
+        }
+    }
+
+    fn draw(&self, told: &Told) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        let data = &told.data;
+        let style = |template: &str| ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar());
+        match told.kind.as_str() {
+            "progress" => {
+                self.bar.set_style(style("{bar:40} {pos:>3} % {elapsed} {msg}"));
+                self.bar.set_position(
+                    data.get("percent").and_then(Value::as_f64).unwrap_or_default().clamp(0.0, 100.0) as u64,
+                );
+                self.bar.set_message(printable(&text(data, "note").chars().take(MOST_NOTE).collect::<String>()));
+            }
+            "state" => {
+                self.bar.set_style(style("{spinner} {elapsed} {msg}"));
+                self.bar.set_position(0);
+                self.bar.reset_elapsed();
+                self.bar.set_message(standing(data));
+                self.bar.enable_steady_tick(MOVES_EVERY);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Where a job is, in words.
+fn standing(state: &Value) -> String {
+    let word = text(state, "state");
+    let mut words = vec![printable(&word)];
+    if ["waiting", "retrying"].contains(&word.as_str()) {
+        words.push(format!("due {}", printable(&text(state, "execute_at"))));
+    }
+    if word == "executing" && !text(state, "cancel_requested_at").is_empty() {
+        words.push("asked to stop".to_owned());
+    }
+    words.join(", ")
+}
+
+/// An event for people; nothing for what the lines before it have said, and for what this binary does not know.
+fn line(told: &Told) -> Option<String> {
+    let data = &told.data;
+    let (at, what, more) = match told.kind.as_str() {
+        "state" => {
+            let said = standing(data);
+            let (word, more) = said.split_once(", ").unwrap_or((&said, ""));
+            let attempt = match number(data, "attempt") {
+                0 => String::new(),
+                attempt => format!("attempt {attempt}"),
+            };
+            let parts: Vec<&str> = [attempt.as_str(), more].into_iter().filter(|part| !part.is_empty()).collect();
+            (text(data, "at"), word.to_owned(), parts.join(", "))
+        }
+        "attempt" => {
+            let (count, verdict) = (number(data, "number"), text(data, "verdict"));
+            if verdict.is_empty() {
+                (text(data, "started_at"), "attempt".to_owned(), format!("#{count} begun by {}", text(data, "runner")))
+            } else {
+                (text(data, "finished_at"), "attempt".to_owned(), format!("#{count} {verdict}"))
+            }
+        }
+        "progress" => {
+            let percent = data.get("percent").and_then(Value::as_f64).unwrap_or_default();
+            (text(data, "at"), "progress".to_owned(), format!("{percent:.0} % {}", text(data, "note")))
+        }
+        // The state before it says so.
+        _ => return None,
+    };
+    Some(printable(format!("{at:<24}  {what:<10}  {more}").trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn told(kind: &str, data: Value) -> Told {
+        Told { kind: kind.into(), id: None, data }
+    }
+
+    #[test]
+    fn what_is_told_again_after_a_break_is_shown_once() {
+        let state = |at: &str, state: &str| told("state", json!({"at": at, "state": state}));
+        let progress = |percent: u32| told("progress", json!({"at": "1", "percent": percent}));
+        let mut seen = Seen::default();
+        assert!(seen.is_news(&state("1", "waiting")) && !seen.is_news(&state("2", "waiting")));
+        assert!(seen.is_news(&state("3", "executing")));
+        assert!(seen.is_news(&progress(10)) && !seen.is_news(&progress(10)) && seen.is_news(&progress(20)));
+        // Another attempt may say the same.
+        assert!(seen.is_news(&told("attempt", json!({"number": 2}))) && seen.is_news(&progress(20)));
+    }
+
+    #[test]
+    fn lines_say_when_what_and_how_far() {
+        let at = "2026-01-01T00:00:00.000Z";
+        let cases = [
+            (
+                told(
+                    "state",
+                    json!({"at": at, "state": "waiting", "execute_at": "2026-01-02T00:00:00.000Z", "attempt": 0}),
+                ),
+                Some("2026-01-01T00:00:00.000Z  waiting     due 2026-01-02T00:00:00.000Z"),
+            ),
+            (
+                told("state", json!({"at": at, "state": "executing", "attempt": 2, "cancel_requested_at": at})),
+                Some("2026-01-01T00:00:00.000Z  executing   attempt 2, asked to stop"),
+            ),
+            (
+                told("attempt", json!({"number": 2, "runner": "r\u{7}1", "started_at": at, "verdict": null})),
+                Some("2026-01-01T00:00:00.000Z  attempt     #2 begun by r 1"),
+            ),
+            (
+                told("attempt", json!({"number": 2, "started_at": at, "finished_at": at, "verdict": "timed_out"})),
+                Some("2026-01-01T00:00:00.000Z  attempt     #2 timed_out"),
+            ),
+            (
+                told("progress", json!({"at": at, "percent": 41.6, "note": "half way"})),
+                Some("2026-01-01T00:00:00.000Z  progress    42 % half way"),
+            ),
+            (told("end", json!({"state": "completed"})), None),
+            (told("new_type", json!({"what": "ever"})), None),
+        ];
+        for (told, expected) in cases {
+            assert_eq!(line(&told).as_deref(), expected);
+        }
+    }
+}
