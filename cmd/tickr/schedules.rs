@@ -103,7 +103,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         });
     }
     if verb == "list" {
-        let rows = crate::runtime()?.block_on(pages(&client, "/v1/schedules?", matches))?;
+        let (rows, unreadable) = crate::runtime()?.block_on(pages(&client, "/v1/schedules?", matches))?;
+        // Beside the table, so that scripts read what they did before.
+        for row in &unreadable {
+            eprintln!("{} cannot be understood: {}", printable(&text(row, "name")), printable(&text(row, "reason")));
+        }
         return print(as_json, &rows, list);
     }
     let path = format!("/v1/schedules/{}", encoded(&said("name").unwrap_or_default()));
@@ -111,7 +115,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         match verb {
             "ticks" => {
                 let only = said("outcome").map(|word| format!("outcome={}&", encoded(&word))).unwrap_or_default();
-                let rows = pages(&client, &format!("{path}/ticks?{only}"), matches).await?;
+                let (rows, _) = pages(&client, &format!("{path}/ticks?{only}"), matches).await?;
                 print(as_json, &rows, ticks)
             }
             "put" => print(as_json, &client.put(&path, &Value::Object(body_of(matches)?)).await?, show),
@@ -145,21 +149,23 @@ fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> Done
     Ok(())
 }
 
-/// As many rows as are asked for, page by page.
-async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<Value> {
+/// As many rows as are asked for, page by page, and those among them that the runner cannot understand.
+async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<(Value, Vec<Value>)> {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
-    let mut rows: Vec<Value> = Vec::new();
+    let (mut rows, mut unreadable): (Vec<Value>, Vec<Value>) = Default::default();
+    let array = |page: &Value, field: &str| page.get(field).and_then(Value::as_array).cloned().unwrap_or_default();
     let mut cursor = String::new();
     loop {
         let page = client.get(&format!("{path}limit={}{cursor}", wanted.clamp(1, 200))).await?;
-        rows.extend(page.get("data").and_then(Value::as_array).cloned().unwrap_or_default());
+        rows.extend(array(&page, "data"));
+        unreadable.extend(array(&page, "unreadable"));
         match page.get("next_cursor").and_then(Value::as_str) {
             Some(next) if rows.len() < wanted => cursor = format!("&cursor={next}"),
             _ => break,
         }
     }
     rows.truncate(wanted);
-    Ok(Value::Array(rows))
+    Ok((Value::Array(rows), unreadable))
 }
 
 fn millis(flag: &str, said: &str) -> anyhow::Result<u64> {

@@ -25,7 +25,8 @@ use crate::job::{
     Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
 use crate::store::{
-    Accepted, Answer, Condition, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, VersionTag, Wording,
+    Accepted, Answer, Condition, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, UnreadableSchedule,
+    VersionTag, Wording,
 };
 
 /// Runs that are told of a schedule.
@@ -510,8 +511,18 @@ pub(super) struct ListQuery {
 pub(super) struct SchedulesAnswer {
     /// In the order of their names.
     data: Vec<ScheduleView>,
+    /// Those of the page that the runner that answers cannot understand: a newer one wrote them, or somebody's hand.
+    unreadable: Vec<UnreadableScheduleView>,
     /// Where to go on; null at the end.
     next_cursor: Option<String>,
+}
+
+/// A schedule that cannot be shown. It does not tick on this runner; it can be deleted.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct UnreadableScheduleView {
+    name: String,
+    /// What cannot be understood.
+    reason: String,
 }
 
 fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
@@ -541,9 +552,19 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     let mut rows = api.broker.store().schedules(after, limit + 1).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
-    let next_cursor = rows.last().filter(|_| more).map(|last| listing.cursor(last.name.as_str().as_bytes()));
-    let data = rows.into_iter().map(ScheduleView::listed).collect();
-    Ok(json(StatusCode::OK, SchedulesAnswer { data, next_cursor }))
+    let name_of = |row: &Result<Scheduled, UnreadableSchedule>| match row {
+        Ok(row) => row.name.to_string(),
+        Err(row) => row.name.clone(),
+    };
+    let next_cursor = rows.last().filter(|_| more).map(|last| listing.cursor(name_of(last).as_bytes()));
+    let (mut data, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        match row {
+            Ok(row) => data.push(ScheduleView::listed(row)),
+            Err(UnreadableSchedule { name, why }) => unreadable.push(UnreadableScheduleView { name, reason: why }),
+        }
+    }
+    Ok(json(StatusCode::OK, SchedulesAnswer { data, unreadable, next_cursor }))
 }
 
 /// Why a schedule is paused.

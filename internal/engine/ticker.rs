@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use super::alarm::Alarm;
 use crate::job::{Actor, Name};
-use crate::store::StoreError;
+use crate::store::{StoreError, UnreadableSchedule};
 
 /// Most schedules seen to in one transaction.
 const MOST_AT_ONCE: u32 = 64;
@@ -81,7 +81,7 @@ async fn look(
         match row {
             Ok(row) => rows.push(row),
             // It stays due, and is looked at again and again; it is told once.
-            Err((name, why)) => {
+            Err(UnreadableSchedule { name, why }) => {
                 if unreadable.insert(name.clone()) {
                     tracing::error!(
                         schedule = name,

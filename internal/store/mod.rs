@@ -87,7 +87,7 @@ pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
 pub use report_query::{InvalidUrl, ReportQueries};
-pub use schedules::{Condition, Deleted, DueSchedules, Origin, Put, Scheduled, Switched, VersionTag};
+pub use schedules::{Condition, Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
 pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use stats::{PoolUse, StateCount, Stats};

@@ -165,13 +165,22 @@ pub enum Switched {
     Already(Scheduled),
 }
 
+/// A schedule that this binary cannot understand: a newer one wrote it, or somebody's hand. Others are read all the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableSchedule {
+    /// Its name.
+    pub name: String,
+    /// What cannot be understood.
+    pub why: String,
+}
+
 /// What is due, and when to look again.
 #[derive(Debug)]
 pub struct DueSchedules {
     /// The moment, by the database's clock.
     pub now: Timestamp,
-    /// Schedules with ticks that are due, first due first. One that cannot be understood says why.
-    pub due: Vec<Result<Scheduled, (String, String)>>,
+    /// Schedules with ticks that are due, first due first.
+    pub due: Vec<Result<Scheduled, UnreadableSchedule>>,
     /// When the next one after them is due, as far as this was looked at.
     pub next: Option<Timestamp>,
 }
@@ -333,12 +342,16 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn schedules(&self, after: Option<String>, limit: u32) -> Result<Vec<Scheduled>, StoreError> {
+    pub async fn schedules(
+        &self,
+        after: Option<String>,
+        limit: u32,
+    ) -> Result<Vec<Result<Scheduled, UnreadableSchedule>>, StoreError> {
         on_pool(&self.shared.pool, "list schedules", move |conn, _| {
             let after = after.clone().unwrap_or_default();
             Box::pin(async move {
                 let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name > ? ORDER BY name LIMIT ?");
-                statement(sql).bind(after).bind(limit).fetch_all(conn).await?.iter().map(read).collect()
+                statement(sql).bind(after).bind(limit).fetch_all(conn).await?.iter().map(understood).collect()
             })
         })
         .await
@@ -586,12 +599,25 @@ async fn read_due(
             query = query.bind(name);
         }
         for row in query.fetch_all(conn).await? {
-            let name: String = row.try_get("name")?;
-            due.push(read(&row).map_err(|error| (name, error.to_string())));
+            due.push(understood(&row)?);
         }
         due.sort_by_key(|row| row.as_ref().ok().and_then(|row| row.next_at));
     }
     Ok(DueSchedules { now, due, next })
+}
+
+/// The schedule of a row, or why it is none to this binary: one bad row keeps nobody from the others.
+fn understood(row: &MySqlRow) -> Result<Result<Scheduled, UnreadableSchedule>, sqlx::Error> {
+    let name = word(row, "name")?;
+    Ok(read(row).map_err(|error| UnreadableSchedule { name, why: reason(error) }))
+}
+
+/// What cannot be understood, without the words that the driver puts around it.
+fn reason(error: sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Decode(what) => what.to_string(),
+        other => other.to_string(),
+    }
 }
 
 fn read(row: &MySqlRow) -> Result<Scheduled, sqlx::Error> {
@@ -623,7 +649,8 @@ fn read(row: &MySqlRow) -> Result<Scheduled, sqlx::Error> {
     })
 }
 
-fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
+/// When the schedule of a row ticks, and whose clock people read its times by.
+pub(super) fn read_cadence(row: &MySqlRow) -> Result<(Cadence, Zone), sqlx::Error> {
     let zone = word(row, "zone")?;
     let zone = Zone::named(&zone).map_err(|unknown| corrupt(format!("zone {zone} {unknown}")))?;
     let (cron, every_ms): (Option<String>, Option<u64>) = (row.try_get("cron")?, row.try_get("every_ms")?);
@@ -636,6 +663,11 @@ fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
         (None, Some(ms)) => Cadence::Every { every: Duration::from_millis(ms), anchor: row.try_get("anchor")? },
         (None, None) => return Err(corrupt("no cadence")),
     };
+    Ok((cadence, zone))
+}
+
+fn read_schedule(row: &MySqlRow) -> Result<Schedule, sqlx::Error> {
+    let (cadence, zone) = read_cadence(row)?;
     let options: Option<String> = row.try_get("options")?;
     let options: JobOptions = match options {
         Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,

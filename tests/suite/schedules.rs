@@ -653,6 +653,40 @@ async fn listings_go_on_where_they_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_schedule_that_cannot_be_read_hides_no_other() {
+    let tickr = TestApp::start().await;
+    for name in ["a", "b", "c"] {
+        put(&tickr, name, &yearly()).await;
+    }
+    tickr.sql("UPDATE schedules SET zone = 'Atlantis/Capital' WHERE name = 'b'").await;
+    let names = |page: &Value| -> Vec<String> {
+        page["data"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = tickr.get("/v1/schedules").await;
+    assert_eq!((all.status, names(&all.body)), (200, vec!["a".to_owned(), "c".to_owned()]), "{:#}", all.body);
+    let told = all.body["unreadable"].as_array().unwrap();
+    assert_eq!((told.len(), &told[0]["name"]), (1, &json!("b")));
+    let reason = told[0]["reason"].as_str().unwrap();
+    assert!(reason.starts_with("zone Atlantis/Capital"), "{reason}");
+    // A page of nothing else goes on all the same.
+    let mut cursor = String::new();
+    let mut seen = Vec::new();
+    for readable in [1, 0, 1] {
+        let page = tickr.get(&format!("/v1/schedules?limit=1{cursor}")).await.body;
+        assert_eq!(
+            (page["data"].as_array().unwrap().len(), page["unreadable"].as_array().unwrap().len()),
+            (readable, 1 - readable)
+        );
+        seen.extend(names(&page));
+        cursor = page["next_cursor"].as_str().map(|next| format!("&cursor={next}")).unwrap_or_default();
+    }
+    assert_eq!((seen, cursor.as_str()), (vec!["a".to_owned(), "c".to_owned()], ""));
+    assert_eq!(delete_of(&tickr, "b").await.status, 204);
+    assert_eq!(tickr.get("/v1/schedules").await.body["unreadable"], json!([]));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_configuration_changes_it() {
     let declared = |toml: &str| {
         let dir = tempfile::tempdir().unwrap();
