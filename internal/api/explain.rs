@@ -1,4 +1,4 @@
-//! `/v1/jobs/{id}/explain`: why a job does not run, and `/v1/forecast`: what is to come.
+//! `/v1/jobs/{id}/explain`: why a job does not run.
 
 use std::time::Duration;
 
@@ -22,8 +22,6 @@ use crate::store::{QueueSetting, RunnerSeen, Standing};
 const SILENT: Duration = Duration::from_secs(60);
 /// A job that has been due for less is on its way.
 const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
-/// Hours of a forecast.
-const HOURS: u32 = 24;
 
 /// Why a job does not run, in the order in which the reasons must be removed.
 #[derive(Debug, Serialize, ToSchema)]
@@ -255,39 +253,6 @@ pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
         explain(&Evidence { job: &job, at, standing, queue: queue.as_ref(), permits, runners: &runners, health });
     let summary = reasons.first().map(|reason| reason.text.clone()).unwrap_or_default();
     Ok(json(StatusCode::OK, Explanation { state: job.state, summary, reasons, at: Moment(at) }))
-}
-
-/// What is to come.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct Forecast {
-    /// The next 24 hours, the first of which begins now.
-    hours: Vec<HourView>,
-}
-
-/// One hour.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct HourView {
-    #[schema(value_type = String, format = DateTime)]
-    from: Moment,
-    /// Accepted jobs that become due in it.
-    jobs: u32,
-    /// There are more than were counted.
-    more: bool,
-}
-
-/// Tell what becomes due in the next 24 hours
-#[utoipa::path(
-    get, path = "/v1/forecast", tag = "operations", operation_id = "show_forecast",
-    responses(
-        (status = 200, description = "Hour by hour", body = Forecast),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
-    )
-)]
-pub(super) async fn forecast(State(api): State<Api>) -> Result<Response, Problem> {
-    let hours = api.broker.store().due_by_hour(HOURS).await?;
-    let view = |hour: crate::store::HourDue| HourView { from: Moment(hour.from), jobs: hour.jobs, more: hour.more };
-    Ok(json(StatusCode::OK, Forecast { hours: hours.into_iter().map(view).collect() }))
 }
 
 #[cfg(test)]

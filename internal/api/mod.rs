@@ -15,6 +15,7 @@ mod etag;
 mod events;
 mod explain;
 mod filter;
+mod forecast;
 mod health;
 mod import;
 mod jobs;
@@ -163,7 +164,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
-        .routes(routes!(explain::forecast))
+        .routes(routes!(forecast::forecast))
         .routes(routes!(audit::list))
         .routes(routes!(keys::list))
         .routes(routes!(keys::make, keys::revoke))

@@ -1,4 +1,4 @@
-//! What stands between a job and its start, as far as the tables know; and what is to come.
+//! What stands between a job and its start, as far as the tables know.
 
 use sqlx::Row;
 
@@ -8,8 +8,6 @@ use crate::job::{JobId, Timestamp};
 
 /// Due jobs of a queue that are counted at most.
 const MOST_AHEAD: i64 = 10_000;
-/// Jobs due in one hour that are counted at most.
-const MOST_IN_AN_HOUR: i64 = 50_000;
 
 /// What the row of an unfinished job tells beside the job itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +22,6 @@ pub struct Standing {
     pub ahead: u32,
     /// There are more than were counted.
     pub more_ahead: bool,
-}
-
-/// Jobs that become due within an hour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HourDue {
-    /// The beginning of the hour.
-    pub from: Timestamp,
-    /// How many become due in it.
-    pub jobs: u32,
-    /// There are more than were counted.
-    pub more: bool,
 }
 
 impl Store {
@@ -79,38 +66,6 @@ impl Store {
                     ahead: u32::try_from(ahead).unwrap_or(u32::MAX),
                     more_ahead: read >= MOST_AHEAD,
                 }))
-            })
-        })
-        .await
-    }
-
-    /// What becomes due in each of the next `hours` hours, the first of which begins now.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn due_by_hour(&self, hours: u32) -> Result<Vec<HourDue>, StoreError> {
-        on_pool(&self.shared.pool, "count what becomes due", move |conn, _| {
-            Box::pin(async move {
-                let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
-                let mut forecast = Vec::with_capacity(hours as usize);
-                for hour in 0..hours {
-                    let from = now + chrono::TimeDelta::hours(i64::from(hour));
-                    let jobs: i64 = sqlx::query_scalar(
-                        "SELECT COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_due) WHERE execute_at >= ? AND execute_at < ? \
-                         LIMIT ?) o",
-                    )
-                    .bind(from)
-                    .bind(from + chrono::TimeDelta::hours(1))
-                    .bind(MOST_IN_AN_HOUR)
-                    .fetch_one(&mut *conn)
-                    .await?;
-                    forecast.push(HourDue {
-                        from,
-                        jobs: u32::try_from(jobs).unwrap_or(u32::MAX),
-                        more: jobs >= MOST_IN_AN_HOUR,
-                    });
-                }
-                Ok(forecast)
             })
         })
         .await

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::TestApp;
 use crate::support::program::{command, outcome, tickr as program};
+use crate::support::{TestApp, answer, http};
 
 /// The codes of the reasons, in their order.
 async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {
@@ -111,6 +111,34 @@ async fn the_forecast_counts_what_becomes_due_hour_by_hour() {
     let hours: Vec<u64> =
         forecast["hours"].as_array().unwrap().iter().map(|hour| hour["jobs"].as_u64().unwrap()).collect();
     assert_eq!((hours.len(), &hours[..3], hours.iter().sum::<u64>()), (24, &[2, 3, 0][..], 5));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_forecast_counts_the_ticks_of_active_schedules_hour_by_hour() {
+    let tickr = TestApp::start().await;
+    let put = async |name: &str, schedule: Value| {
+        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
+        assert_eq!(answer(put).await.status, 201);
+    };
+    let soon = Utc::now() + TimeDelta::minutes(90);
+    put("hourly", json!({"every_ms": 3_600_000, "anchor": soon, "kind": "noop"})).await;
+    put("each-second", json!({"cron": "* * * * * *", "zone": "Europe/Warsaw", "kind": "noop"})).await;
+    put("paused", json!({"cron": "* * * * * *", "kind": "noop"})).await;
+    put("broken", json!({"cron": "* * * * * *", "kind": "noop"})).await;
+    put("yearly", json!({"every_ms": 31_536_000_000_u64, "anchor": soon + TimeDelta::days(3), "kind": "noop"})).await;
+    assert_eq!(tickr.post("/v1/schedules/paused/pause", json!({})).await.status, 200);
+    tickr.sql("UPDATE schedules SET cron = 'now and then' WHERE name = 'broken'").await;
+    // Nobody here ticks for it, so nothing becomes a job while the test looks.
+    tickr.sql("UPDATE schedules SET kind = 'elsewhere'").await;
+    let forecast = tickr.get("/v1/forecast").await;
+    assert_eq!(forecast.status, 200, "{:#}", forecast.body);
+    let hours = forecast.body["hours"].as_array().unwrap();
+    let ticks: Vec<u64> = hours.iter().map(|hour| hour["ticks"].as_u64().unwrap()).collect();
+    // The first of the hourly one lies in the second hour, and then there is one in each.
+    assert_eq!((ticks[0], ticks[1], ticks[23], ticks.iter().sum::<u64>()), (3_600, 3_601, 3_601, 86_400 + 23));
+    assert!(hours.iter().all(|hour| hour["more_ticks"] == false && hour["more"] == false));
+    assert_eq!(forecast.body["unreadable_schedules"], 1);
     tickr.stop().await;
 }
 

@@ -77,6 +77,12 @@ impl CronExpression {
         self.cron.describe()
     }
 
+    /// The minutes of an hour and the seconds of a minute at which it runs.
+    pub(super) fn faces(&self) -> (Vec<u32>, Vec<u32>) {
+        let values = |values: Vec<u16>| values.into_iter().map(u32::from).collect();
+        (values(self.cron.pattern.minutes.values()), values(self.cron.pattern.seconds.values()))
+    }
+
     /// The first wall time that matches after this one, or at it.
     fn wall_from(&self, wall: NaiveDateTime, inclusive: bool) -> Option<NaiveDateTime> {
         self.cron.find_next_occurrence(&wall, inclusive).ok()

@@ -5,6 +5,7 @@
 //! - [`plan`]: what becomes of the ticks that are due, also of those that nobody was there for
 
 mod cadence;
+mod count;
 mod draft;
 mod plan;
 mod spec;

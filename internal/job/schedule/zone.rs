@@ -93,6 +93,12 @@ impl Zone {
         Some(after)
     }
 
+    /// Are the clocks as far from UTC at the one moment as at the other?
+    pub(super) fn is_quiet(self, from: Timestamp, to: Timestamp) -> bool {
+        let offset = |moment: Timestamp| self.0.offset_from_utc_datetime(&moment.naive_utc()).fix();
+        offset(from) == offset(to)
+    }
+
     /// What the clocks would show at the moment they are turned, had nobody turned them.
     pub(super) fn unturned(self, turn: Timestamp) -> NaiveDateTime {
         self.wall(turn - TimeDelta::seconds(1)) + TimeDelta::seconds(1)

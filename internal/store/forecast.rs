@@ -1,0 +1,98 @@
+//! What is to come: jobs that wait for their time, and the schedules that will make more.
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::link::on_pool;
+use super::schedules::read_cadence;
+use super::shape::statement;
+use super::{Store, StoreError};
+use crate::job::{Cadence, Timestamp};
+
+/// Jobs due in one hour that are counted at most.
+const MOST_IN_AN_HOUR: i64 = 50_000;
+/// Schedules of a forecast, those that tick first.
+const MOST_SCHEDULES: usize = 2_000;
+
+/// Jobs that become due within an hour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HourDue {
+    /// The beginning of the hour.
+    pub from: Timestamp,
+    /// How many become due in it.
+    pub jobs: u32,
+    /// There are more than were counted.
+    pub more: bool,
+}
+
+/// Schedules that will tick.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    /// When each ticks, and its first tick that nobody has seen to.
+    pub cadences: Vec<(Cadence, Timestamp)>,
+    /// Those that this binary cannot understand.
+    pub unreadable: u32,
+    /// There are more schedules than these.
+    pub more: bool,
+}
+
+impl Store {
+    /// What becomes due in each of the next `hours` hours, the first of which begins now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn due_by_hour(&self, hours: u32) -> Result<Vec<HourDue>, StoreError> {
+        on_pool(&self.shared.pool, "count what becomes due", move |conn, _| {
+            Box::pin(async move {
+                let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
+                let mut forecast = Vec::with_capacity(hours as usize);
+                for hour in 0..hours {
+                    let from = now + chrono::TimeDelta::hours(i64::from(hour));
+                    let jobs: i64 = sqlx::query_scalar(
+                        "SELECT COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_due) WHERE execute_at >= ? AND execute_at < ? \
+                         LIMIT ?) o",
+                    )
+                    .bind(from)
+                    .bind(from + chrono::TimeDelta::hours(1))
+                    .bind(MOST_IN_AN_HOUR)
+                    .fetch_one(&mut *conn)
+                    .await?;
+                    forecast.push(HourDue {
+                        from,
+                        jobs: u32::try_from(jobs).unwrap_or(u32::MAX),
+                        more: jobs >= MOST_IN_AN_HOUR,
+                    });
+                }
+                Ok(forecast)
+            })
+        })
+        .await
+    }
+
+    /// The schedules that are not paused and tick before `end`, at most two thousand, those first that tick first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn ticking_before(&self, end: Timestamp) -> Result<Ahead, StoreError> {
+        on_pool(&self.shared.pool, "read which schedules tick", move |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT cron, every_ms, anchor, zone, dst, next_at FROM schedules FORCE INDEX (schedules_next) \
+                           WHERE next_at < ? AND paused_at IS NULL ORDER BY next_at LIMIT ?";
+                let most = i64::try_from(MOST_SCHEDULES).unwrap_or(i64::MAX);
+                let mut rows = statement(sql.to_owned()).bind(end).bind(most + 1).fetch_all(conn).await?;
+                let mut ahead = Ahead { more: rows.len() > MOST_SCHEDULES, ..Ahead::default() };
+                rows.truncate(MOST_SCHEDULES);
+                let understood =
+                    |row: &MySqlRow| Ok::<_, sqlx::Error>((read_cadence(row)?.0, row.try_get("next_at")?));
+                for row in &rows {
+                    match understood(row) {
+                        Ok(cadence) => ahead.cadences.push(cadence),
+                        Err(_) => ahead.unreadable += 1,
+                    }
+                }
+                Ok(ahead)
+            })
+        })
+        .await
+    }
+}
