@@ -1,4 +1,4 @@
-//! `tickr check --pending`: would this binary run what waits?
+//! `tickr check --pending`: would this binary run what waits, and what schedules will make?
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use indicatif::ProgressBar;
@@ -10,14 +10,14 @@ use crate::{Done, Failure};
 
 pub(crate) fn command() -> Command {
     let command = Command::new("check")
-        .about("Check with this binary what waits in MySQL, before a rollout")
+        .about("Check with this binary what waits in MySQL, and what is scheduled, before a rollout")
         .long_about(
             "With --pending, decodes the payload of every unfinished job as the handlers of this binary would, and lists \
-             what they would reject. Reads MySQL page by page without locks, beside running systems, and changes \
+             what they would reject; then what every schedule asks for: when it ticks, and with which payload. Reads MySQL page by page without locks, beside running systems, and changes \
              nothing. A job of a kind that this binary does not have waits for a runner that has it, and burns no attempt.\n\n\
              Exit code 0 when nothing would be rejected, 1 when something would, or when MySQL cannot be read.",
         )
-        .arg(Arg::new("pending").long("pending").action(ArgAction::SetTrue).required(true).help("Check unfinished jobs"))
+        .arg(Arg::new("pending").long("pending").action(ArgAction::SetTrue).required(true).help("Check unfinished jobs and schedules"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"));
     Flags::args(command, Subset::All)
 }
@@ -36,9 +36,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     } else {
         print!("{found}");
     }
-    if found.failing() > 0 {
-        let error = anyhow::anyhow!("{} of {} unfinished jobs would be rejected", found.failing(), found.jobs());
-        return Err(Failure::new(1, error));
-    }
-    Ok(())
+    let (jobs, schedules) = (found.failing(), &found.schedules);
+    let error = match (jobs, schedules.failing) {
+        (0, 0) => return Ok(()),
+        (jobs, 0) => anyhow::anyhow!("{jobs} of {} unfinished jobs would be rejected", found.jobs()),
+        (0, failing) => anyhow::anyhow!("{failing} of {} schedules would make no job", schedules.checked),
+        (jobs, failing) => anyhow::anyhow!(
+            "{jobs} of {} unfinished jobs and {failing} of {} schedules would be rejected",
+            found.jobs(),
+            schedules.checked
+        ),
+    };
+    Err(Failure::new(1, error))
 }

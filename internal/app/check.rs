@@ -1,4 +1,4 @@
-//! `tickr check --pending`: would this binary run what waits? Asked before a rollout, of the new binary.
+//! `tickr check --pending`: would this binary run what waits, and what schedules will make? Asked before a rollout, of the new binary.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,9 +10,14 @@ use super::{StartError, connect_store, of_the_store};
 use crate::config::Config;
 use crate::handlers::{Problem, Registry};
 use crate::job::Name;
+use crate::store::{Scheduled, UnreadableSchedule};
 
 /// Jobs named for each thing that is wrong.
 const SAMPLES: usize = 5;
+/// Schedules in a page.
+const PAGE: u32 = 200;
+/// Schedules with problems that are told; the rest is only counted.
+const MOST_SCHEDULES: usize = 1_000;
 /// Different things that are told of one kind; the rest is only counted.
 const MOST_PROBLEMS: usize = 20;
 
@@ -42,11 +47,39 @@ pub struct PendingProblem {
     pub samples: Vec<String>,
 }
 
-/// What a check of the unfinished jobs found, by kind.
+/// What became of the schedules.
+#[derive(Debug, Default, Serialize)]
+pub struct ScheduleCheck {
+    /// Schedules looked at, paused ones included.
+    pub checked: u64,
+    /// Those whose ticks would make no job: what they ask for cannot be read, or their kind does not take the payload.
+    pub failing: u64,
+    /// Those of kinds that this binary does not have: their ticks need another runner.
+    pub unknown: u64,
+    /// What is wrong, in the order of their names; a thousand at most.
+    pub problems: Vec<ScheduleProblem>,
+}
+
+/// Something that is wrong with a schedule.
+#[derive(Debug, Serialize)]
+pub struct ScheduleProblem {
+    /// Its name.
+    pub schedule: String,
+    /// Its kind; absent when the schedule cannot be read.
+    pub kind: Option<Name>,
+    /// Where in the payload, a JSON pointer; absent when it is not about the payload.
+    pub pointer: Option<String>,
+    /// What.
+    pub detail: String,
+}
+
+/// What a check of what is to come found.
 #[derive(Debug, Default, Serialize)]
 pub struct PendingCheck {
-    /// By kind.
+    /// Unfinished jobs, by kind.
     pub kinds: BTreeMap<Name, KindCheck>,
+    /// Schedules, which will make more.
+    pub schedules: ScheduleCheck,
 }
 
 impl PendingCheck {
@@ -69,8 +102,8 @@ impl PendingCheck {
     }
 }
 
-/// Decode the payload of every unfinished job as the handlers of this binary would, with the kinds that ship and those in
-/// `own`. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
+/// Decode the payload of every unfinished job, and what every schedule asks for, as this binary would, with the kinds that
+/// ship and those in `own`. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
 /// at.
 ///
 /// # Errors
@@ -103,8 +136,50 @@ pub async fn check_pending(
         }
         told(found.jobs());
     }
+    let mut after = None;
+    loop {
+        let page = store.schedules(after, PAGE).await.map_err(|e| of_the_store(e, config))?;
+        for row in &page {
+            found.schedules.look_at(row, &registry);
+        }
+        match page.last() {
+            Some(Ok(last)) if page.len() == PAGE as usize => after = Some(last.name.to_string()),
+            Some(Err(last)) if page.len() == PAGE as usize => after = Some(last.name.clone()),
+            _ => break,
+        }
+    }
     store.close().await;
     Ok(found)
+}
+
+impl ScheduleCheck {
+    fn look_at(&mut self, row: &Result<Scheduled, UnreadableSchedule>, registry: &Registry) {
+        self.checked += 1;
+        let row = match row {
+            Ok(row) => row,
+            Err(UnreadableSchedule { name, why }) => {
+                self.failing += 1;
+                return self.add(name, None, None, why.clone());
+            }
+        };
+        let template = &row.schedule.template;
+        let Some(kind) = registry.get(template.kind.as_str()) else {
+            self.unknown += 1;
+            let detail =
+                format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);
+            return self.add(row.name.as_str(), Some(&template.kind), None, detail);
+        };
+        if let Some(Problem { pointer, detail }) = kind.check(&template.payload).into_iter().next() {
+            self.failing += 1;
+            self.add(row.name.as_str(), Some(&template.kind), Some(pointer), detail);
+        }
+    }
+
+    fn add(&mut self, name: &str, kind: Option<&Name>, pointer: Option<String>, detail: String) {
+        if self.problems.len() < MOST_SCHEDULES {
+            self.problems.push(ScheduleProblem { schedule: name.to_owned(), kind: kind.cloned(), pointer, detail });
+        }
+    }
 }
 
 impl KindCheck {
@@ -126,7 +201,7 @@ impl KindCheck {
 impl fmt::Display for PendingCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kinds.is_empty() {
-            return writeln!(f, "no unfinished jobs");
+            writeln!(f, "no unfinished jobs")?;
         }
         for (name, kind) in &self.kinds {
             let verdict = match (kind.known, kind.failing) {
@@ -137,12 +212,41 @@ impl fmt::Display for PendingCheck {
             writeln!(f, "{name}: {} unfinished, {verdict}", kind.jobs)?;
             for problem in &kind.problems {
                 let at = if problem.pointer.is_empty() { "the payload" } else { &problem.pointer };
-                // What a payload says must not be able to steer a terminal.
-                let told = format!("{at}: {} ({} jobs)", problem.detail, problem.jobs);
-                let told: String = told.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+                let told = printable(&format!("{at}: {} ({} jobs)", problem.detail, problem.jobs));
                 writeln!(f, "  {told}\n    {}", problem.samples.join(" "))?;
             }
         }
+        write!(f, "{}", self.schedules)
+    }
+}
+
+impl fmt::Display for ScheduleCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.checked == 0 {
+            return Ok(());
+        }
+        let mut verdict = Vec::new();
+        if self.failing > 0 {
+            verdict.push(format!("{} would make no job", self.failing));
+        }
+        if self.unknown > 0 {
+            verdict.push(format!("{} of kinds that are not in this binary", self.unknown));
+        }
+        let verdict = if verdict.is_empty() { "all can be read".to_owned() } else { verdict.join(", ") };
+        writeln!(f, "schedules: {}, {verdict}", self.checked)?;
+        for ScheduleProblem { schedule, pointer, detail, .. } in &self.problems {
+            let at = match pointer.as_deref() {
+                None => String::new(),
+                Some("") => "the payload: ".to_owned(),
+                Some(pointer) => format!("{pointer}: "),
+            };
+            writeln!(f, "  {}", printable(&format!("{schedule}: {at}{detail}")))?;
+        }
         Ok(())
     }
+}
+
+/// What payloads and rows say must not be able to steer a terminal.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

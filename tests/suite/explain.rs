@@ -153,7 +153,18 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
         check.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose()).env("TICKR_TEST_KINDS", "1");
         outcome(check).await
     };
+    for (name, kind, payload) in [
+        ("fine", "sleep", json!({"ms": 1})),
+        ("stale", "sleep", json!({"ms": 1})),
+        ("broken", "noop", json!({})),
+        ("foreign", "noop", json!({})),
+    ] {
+        let schedule = json!({"cron": "0 0 1 1 *", "kind": kind, "payload": payload});
+        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
+        assert_eq!(answer(put).await.status, 201);
+    }
     let (code, out, err) = run(&["check", "--pending"]).await;
+    assert!(out.contains("schedules: 4, all can be read"), "{out}{err}");
     assert!(code == 0 && out.contains("sleep: 250 unfinished, all can be read"), "{out}{err}");
 
     // As an older binary accepted them, whose type was another.
@@ -179,8 +190,44 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
         (1, &json!(7), &json!(false))
     );
     assert_eq!(found["kinds"]["sleep"]["problems"][0]["samples"].as_array().unwrap().len(), 5);
+    assert_eq!(found["schedules"], json!({"checked": 4, "failing": 0, "unknown": 0, "problems": []}));
+
     // Nothing was changed, and what this binary cannot run burns no attempt.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 0").await, 251);
+
+    // Schedules whose next tick this binary could not carry out.
+    tickr.sql("UPDATE schedules SET payload = '{\"ms\":\"soon\"}' WHERE name = 'stale'").await;
+    tickr.sql("UPDATE schedules SET cron = 'now and then' WHERE name = 'broken'").await;
+    tickr.sql("UPDATE schedules SET kind = 'retired' WHERE name = 'foreign'").await;
+    let (code, out, err) = run(&["check", "--pending"]).await;
+    assert_eq!(code, 1, "{out}{err}");
+    assert!(err.contains("7 of 251 unfinished jobs and 2 of 4 schedules would be rejected"), "{err}");
+    for part in [
+        "schedules: 4, 2 would make no job",
+        "broken: \"now and then\" is not a cron expression",
+        "stale: /ms: ",
+        "foreign: its kind retired is not in this binary, so it waits for a runner that has it",
+    ] {
+        assert!(out.contains(part), "{part} is not in\n{out}");
+    }
+    let (_, out, _) = run(&["check", "--pending", "--json"]).await;
+    let found = &serde_json::from_str::<Value>(&out).unwrap()["schedules"];
+    assert_eq!((&found["checked"], &found["failing"], &found["unknown"]), (&json!(4), &json!(2), &json!(1)));
+    let told: Vec<_> =
+        found["problems"].as_array().unwrap().iter().map(|p| (&p["schedule"], &p["kind"], &p["pointer"])).collect();
+    let (broken, foreign, stale) = (json!("broken"), json!("foreign"), json!("stale"));
+    let (retired, sleep, payload) = (json!("retired"), json!("sleep"), json!("/ms"));
+    assert_eq!(
+        told,
+        [(&broken, &Value::Null, &Value::Null), (&foreign, &retired, &Value::Null), (&stale, &sleep, &payload)]
+    );
+    // Only they are wrong now.
+    tickr.sql("DELETE FROM owed").await;
+    let (code, _, err) = run(&["check", "--pending"]).await;
+    assert!(code == 1 && err.contains("2 of 4 schedules would make no job"), "{err}");
+    tickr.sql("DELETE FROM schedules WHERE name <> 'foreign'").await;
+    let (code, out, _) = run(&["check", "--pending"]).await;
+    assert!(code == 0 && out.contains("schedules: 1, 1 of kinds that are not in this binary"), "{out}");
     assert_eq!(run(&["check"]).await.0, 2);
     tickr.stop().await;
 }
