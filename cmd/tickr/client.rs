@@ -34,10 +34,11 @@ pub(crate) fn idempotency_key() -> Arg {
 }
 
 /// The parameters of a filter, as flags; `q` takes all of them as words.
-const FILTER: [(&str, &str, &str, &str); 14] = [
+const FILTER: [(&str, &str, &str, &str); 15] = [
     ("state", "state", "STATE", "Only jobs in this state"),
     ("kind", "kind", "NAME", "Only jobs of this kind"),
     ("queue", "queue", "NAME", "Only jobs of this queue"),
+    ("schedule", "schedule", "NAME", "Only jobs that this schedule made"),
     (
         "created_after",
         "created-after",

@@ -83,6 +83,9 @@ macro_rules! filter_query {
             /// Only jobs of this queue.
             #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             queue: Option<String>,
+            /// Only jobs that this schedule made, for as long as its ticks are kept.
+            #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+            schedule: Option<String>,
             /// Accepted at this moment or later.
             #[param(example = "2026-11-01T10:00:00Z")]
             created_after: Option<String>,
@@ -108,7 +111,7 @@ macro_rules! filter_query {
             /// Only failed jobs of this group; see `/v1/dead/groups`.
             #[param(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
-            /// All of it in the words of a filter bar: `state:failed kind:email queue:mail key:order-7 tag:a
+            /// All of it in the words of a filter bar: `state:failed kind:email queue:mail schedule:nightly key:order-7 tag:a
             /// error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. Spans of created and
             /// finished are ages, those of due lie ahead. Places in a payload: `items[0].sku`, `"odd key".x`.
             #[param(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
@@ -123,6 +126,7 @@ macro_rules! filter_query {
                         ("state", self.state.as_deref()),
                         ("kind", self.kind.as_deref()),
                         ("queue", self.queue.as_deref()),
+                        ("schedule", self.schedule.as_deref()),
                         ("unique_key", self.unique_key.as_deref()),
                         ("tag", self.tag.as_deref()),
                         ("error", self.error.as_deref()),

@@ -44,6 +44,9 @@ pub struct Filter {
     /// Ended before this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_before: Option<Timestamp>,
+    /// Only jobs that this schedule made, by its ticks or a trigger, for as long as its ledger of ticks is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<Name>,
     /// With this unique key, byte for byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_key: Option<String>,

@@ -32,7 +32,7 @@ impl fmt::Display for QueryError {
 }
 
 /// The fields of a filter bar, for help texts.
-pub const FIELDS: &str = "state kind queue created due finished key tag error group dead id payload.<path>";
+pub const FIELDS: &str = "state kind queue schedule created due finished key tag error group dead id payload.<path>";
 
 /// Add the words of `text` to `filter`. `now` is what spans count from.
 ///
@@ -140,6 +140,7 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
         }
         "kind" => once(&mut filter.kind, value.parse().map_err(|e: super::InvalidName| e.to_string())?),
         "queue" => once(&mut filter.queue, value.parse().map_err(|e: super::InvalidName| e.to_string())?),
+        "schedule" => once(&mut filter.schedule, value.parse().map_err(|e: super::InvalidName| e.to_string())?),
         "unique_key" if value.len() <= super::limits::MAX_KEY_BYTES => once(&mut filter.unique_key, value.to_owned()),
         "unique_key" => Err(format!("a unique key has at most {} bytes", super::limits::MAX_KEY_BYTES)),
         "tag" => {
@@ -284,12 +285,13 @@ mod tests {
     #[test]
     fn a_filter_bar_is_read() {
         let filter = parse(
-            r#"state:failed  kind:email queue:mail key:order-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
+            r#"state:failed  kind:email queue:mail schedule:nightly key:order-7 tag:a tag:tenant:42 error:"timed out" payload.user.id:42 payload."odd key":"42""#,
         )
         .unwrap();
         assert_eq!(filter.state, Some(State::Failed));
         assert_eq!(filter.kind.unwrap().as_str(), "email");
         assert_eq!(filter.queue.unwrap().as_str(), "mail");
+        assert_eq!(filter.schedule.unwrap().as_str(), "nightly");
         assert_eq!(filter.unique_key.unwrap(), "order-7");
         assert_eq!(filter.tags.iter().map(super::super::Tag::as_str).collect::<Vec<_>>(), ["a", "tenant:42"]);
         assert_eq!(filter.error.unwrap(), "timed out");
@@ -334,6 +336,8 @@ mod tests {
             ("kind:", 0, "nothing after"),
             ("kind:\"a", 0, "not closed"),
             ("kind:a kind:b", 7, "twice"),
+            ("schedule:a schedule:b", 11, "twice"),
+            ("schedule:Nightly!", 0, "a name"),
             ("created:>yesterday", 0, "2026-11-01"),
             ("created:>99999999999999999999d", 0, "2026-11-01"),
             ("created:>9999-12-31", 0, "2026-11-01"),

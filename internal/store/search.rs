@@ -1,7 +1,7 @@
 //! Looking for jobs by a filter, in bounded looks.
 //!
 //! A filter picks one *source*, the narrowest place where its jobs can be looked up in order of their ids: the rows of a
-//! tag, the owed jobs, the ledger, or all jobs. A look reads one chunk of the source, a bounded number of rows next to
+//! tag, the ticks of a schedule, the owed jobs, the ledger, or all jobs. A look reads one chunk of the source, a bounded number of rows next to
 //! each other, and matches everything else against those; whoever wants more looks again behind it. So no statement
 //! depends on the size of a table, whatever the filter matches, and a caller that stops knows where to go on.
 //!
@@ -112,6 +112,8 @@ pub(super) struct Search {
     key: &'static str,
     /// Is the source the ledger, with a row for each line?
     by_line: bool,
+    /// May rows of the source be about jobs that are gone? The ledger of ticks outlives the jobs.
+    outlives: bool,
     /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
     span: Span,
@@ -141,6 +143,7 @@ impl Search {
             source: Piece::default(),
             key: "id",
             by_line: false,
+            outlives: false,
             conditions: Piece::default(),
             span: span_of(filter),
             order,
@@ -164,7 +167,7 @@ impl Search {
         let ended = filter.state.filter(|state| state.is_end());
         let owed = filter.state.filter(|state| !state.is_end());
         let source = &mut self.source;
-        let mut tags = filter.tags.iter();
+        let (mut tags, mut schedule) = (filter.tags.iter(), filter.schedule.as_ref());
         if !filter.ids.is_empty() {
             let ids: Vec<Uuid> = filter.ids.iter().map(|id| id.uuid()).collect();
             source.add("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN ", []);
@@ -191,6 +194,12 @@ impl Search {
                 [text(standing.as_str())],
             );
             self.key = "job_id";
+        } else if let Some(schedule) = schedule.take() {
+            source.add(
+                "SELECT job_id AS id FROM ticks FORCE INDEX (ticks_job) WHERE schedule = ?",
+                [text(schedule.as_str())],
+            );
+            (self.key, self.outlives) = ("job_id", true);
         } else if ended.is_some() {
             source.add(
                 "SELECT job_id AS id, number AS line, end_state FROM attempts FORCE INDEX (PRIMARY) WHERE TRUE",
@@ -205,6 +214,10 @@ impl Search {
         for tag in tags {
             let sql = " AND (SELECT COUNT(*) FROM job_tags t WHERE t.tag = ? AND t.job_id = j.id) = 1";
             conditions.add(sql, [text(tag.as_str())]);
+        }
+        if let Some(schedule) = schedule {
+            let sql = " AND (SELECT COUNT(*) FROM ticks t FORCE INDEX (ticks_job) WHERE t.schedule = ? AND t.job_id = j.id) > 0";
+            conditions.add(sql, [text(schedule.as_str())]);
         }
         if let Some(state) = owed {
             conditions.add(" AND o.state = ?", [text(state.as_str())]);
@@ -223,7 +236,7 @@ impl Search {
 
     /// Does it look at more than it finds?
     pub(super) fn is_narrow(&self) -> bool {
-        !self.conditions.sql.is_empty()
+        self.outlives || !self.conditions.sql.is_empty()
     }
 
     /// Where a walk begins that has come as far as `place`: jobs before it, or behind it.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::TestApp;
+use crate::support::{TestApp, answer, eventually, http};
 
 /// Far enough away that nothing starts.
 const LATER_MS: u64 = 86_400_000;
@@ -240,6 +240,61 @@ async fn what_a_filter_cannot_mean_is_told_with_its_place() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
+    let tickr = TestApp::start().await;
+    for name in ["nightly", "hourly"] {
+        let schedule = json!({"cron": "0 0 1 1 *", "kind": "noop", "queue": "nobody-serves-it"});
+        let put = http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule);
+        assert_eq!(answer(put).await.status, 201);
+    }
+    let trigger = async |name: &str| -> JobId {
+        let fired = tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await;
+        assert_eq!(fired.status, 201, "{:#}", fired.body);
+        fired.body["id"].as_str().unwrap().parse().unwrap()
+    };
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        made.push(trigger("nightly").await);
+    }
+    let other = trigger("hourly").await;
+    tickr.enqueue(json!({"kind": "noop", "queue": "nobody-serves-it"})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{}/cancel", made[1]), json!({})).await.status, 200);
+    let live = [made[0], made[2], made[3], made[4]];
+    assert_eq!(found(&tickr, "schedule=nightly").await, made);
+    assert_eq!(by_words(&tickr, "schedule:nightly").await, made);
+    assert_eq!(by_words(&tickr, "schedule:nightly state:waiting").await, live);
+    assert_eq!(by_words(&tickr, "schedule:nightly state:cancelled").await, [made[1]]);
+    assert_eq!(by_words(&tickr, &format!("schedule:nightly {} {other}", made[2])).await, [made[2]]);
+    assert_eq!(by_words(&tickr, "schedule:hourly kind:noop").await, [other]);
+    assert_eq!(by_words(&tickr, "schedule:weekly").await, []);
+    assert_eq!(tickr.get("/v1/jobs?schedule=Nightly!").await.pointers(), ["schedule"]);
+
+    // The same words move them.
+    let operate = async |body: Value| -> u64 {
+        let started = tickr.post("/v1/operations", body).await;
+        assert_eq!(started.status, 202, "{:#}", started.body);
+        let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+        let over = eventually("the operation is over", || async {
+            let shown = tickr.get(&path).await.body;
+            (shown["state"] != "running").then_some(shown)
+        })
+        .await;
+        assert_eq!((&over["state"], &over["failed"]), (&json!("done"), &json!(0)), "{over:#}");
+        over["done"].as_u64().unwrap()
+    };
+    assert_eq!(operate(json!({"action": "cancel", "filter": {"schedule": "nightly"}})).await, 4);
+    assert_eq!(by_words(&tickr, "schedule:nightly state:cancelled").await, made);
+    assert_eq!(by_words(&tickr, "state:cancelled").await, made);
+    // Jobs that are gone are not counted, though the ledger still knows their ticks.
+    assert_eq!(
+        operate(json!({"action": "delete", "filter": {"q": "schedule:nightly", "ids": [made[0], made[4]]}})).await,
+        2
+    );
+    assert_eq!(found(&tickr, "schedule=nightly").await, made[1..4]);
+    tickr.stop().await;
+}
+
 /// Rows that the server has read from tables so far.
 async fn rows_read(tickr: &TestApp) -> i64 {
     let sql = "SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED) FROM VARIABLES_OF WHERE VARIABLE_NAME IN \
@@ -290,6 +345,15 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
              IF(JSON_EXTRACT(payload, '$.n') = 100, 'the needle', NULL) FROM jobs WHERE RIGHT(id, 1) = x'01'",
         )
         .await;
+    // Every job comes from one schedule, which has skipped as many ticks.
+    tickr
+        .sql(
+            "INSERT INTO ticks (schedule, due_at, outcome, job_id, recorded_at, recorded_by) \
+             SELECT 'busy', created_at, 'fired', id, created_at, 'runner:gone' FROM jobs; \
+             INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by) \
+             SELECT 'busy', created_at + INTERVAL 1 SECOND, 'skipped', 'paused', created_at, 'runner:gone' FROM jobs",
+        )
+        .await;
     for (words, most) in [
         ("", 2_000),
         ("state:waiting", 30_000),
@@ -305,6 +369,10 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
         ("created:2026-05-30", 40_000),
         ("created:>2040-01-01", 2_000),
         ("payload.n:nothing", 180_000),
+        ("schedule:nobody", 2_000),
+        ("schedule:busy", 30_000),
+        ("schedule:busy state:failed error:needle", 180_000),
+        ("schedule:busy tag:nobody", 2_000),
     ] {
         let path = format!("/v1/jobs?limit=50&q={}", encoded(words));
         let before = rows_read(&tickr).await;
