@@ -25,6 +25,7 @@ use super::body::{Asked, parse, too_slow};
 use super::jobs::{NewJobBody, key_taken, prepare};
 use super::once::Key;
 use super::problem::{Code, Problem};
+use super::trace::ImportSpan;
 use super::view::Moment;
 use crate::broker::IdempotencyKey;
 use crate::job::{Name, NewJob, OnConflict};
@@ -148,7 +149,8 @@ enum Kept {
 ///
 /// The body is NDJSON: a job on each line, as `POST /v1/jobs` takes it, of any number. Lines are committed in parts of at
 /// most 500, in order, and answered as NDJSON, a line for each, while the rest is still being read; the last line is an
-/// `ImportEnd`. So read the answer while you send, or ask for `receipts=problems`.
+/// `ImportEnd`. So read the answer while you send, or ask for `receipts=problems`. The jobs continue the trace of the
+/// request's `traceparent` header, unless their lines name one.
 ///
 /// With an `Idempotency-Key` each part is carried out at most once. An import that broke off, wherever, may be sent again
 /// with the same key, parameters and body, as often as needed: what was accepted is answered as before, and nothing is
@@ -169,9 +171,21 @@ enum Kept {
 pub(super) async fn import(
     State(api): State<Api>,
     Asked(asked): Asked<ImportQuery>,
+    span: ImportSpan,
     key: Key,
     request: Request,
-) -> Result<Response, Problem> {
+) -> Response {
+    let mut import = match begin(api, &asked, key, request) {
+        Ok(import) => import,
+        Err(problem) => return span.refused(problem),
+    };
+    import.span = Some(span);
+    let answer = Body::from_stream(stream::unfold(import, Import::answer));
+    let media = HeaderValue::from_static("application/x-ndjson");
+    ([(header::CONTENT_TYPE, media)], answer).into_response()
+}
+
+fn begin(api: Api, asked: &ImportQuery, key: Key, request: Request) -> Result<Import, Problem> {
     let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let media = declared.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     if !matches!(media.as_str(), "application/x-ndjson" | "application/ndjson" | "application/jsonl") {
@@ -185,7 +199,7 @@ pub(super) async fn import(
     let place = Arc::clone(&api.imports).try_acquire_owned().map_err(|_| {
         Problem::new(Code::Overloaded, "as many imports as this runner takes are under way; come back later")
     })?;
-    let import = Import {
+    Ok(Import {
         lines: Lines::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
         on_error: asked.on_error.unwrap_or(OnError::Stop),
         wanted: asked.receipts.unwrap_or(Wanted::All),
@@ -194,12 +208,10 @@ pub(super) async fn import(
         next: None,
         end: ImportEnd::default(),
         state: Progress::Goes,
+        span: None,
         api,
         _place: place,
-    };
-    let answer = Body::from_stream(stream::unfold(import, Import::answer));
-    let media = HeaderValue::from_static("application/x-ndjson");
-    Ok(([(header::CONTENT_TYPE, media)], answer).into_response())
+    })
 }
 
 /// How far an import is.
@@ -224,6 +236,8 @@ struct Import {
     next: Option<Line>,
     end: ImportEnd,
     state: Progress,
+    /// Ends with the import.
+    span: Option<ImportSpan>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -353,7 +367,7 @@ impl Import {
                 let body: NewJobBody = parse(text)?;
                 let raw =
                     serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
-                Ok((prepare(&self.api, body, "", None)?, raw))
+                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::carried))?, raw))
             });
             match job {
                 Err(problem) => {

@@ -17,12 +17,13 @@ use super::body::{Asked, Body, NamePath, Object};
 use super::cursor::Listing;
 use super::once::{Key, conclude, recall};
 use super::problem::{Code, Problem};
+use super::trace::Traced;
 use super::view::{JobView, Moment, RetryView};
 use super::{Api, json};
 use crate::broker::TriggerError;
 use crate::handlers;
 use crate::job::{
-    Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
+    Actor, Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
 use crate::store::{
     Accepted, Answer, Condition, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, UnreadableSchedule,
@@ -668,6 +669,19 @@ pub(super) async fn trigger(
     Who(who): Who,
     NamePath(name): NamePath,
     Asked(asked): Asked<TriggerQuery>,
+    traced: Traced,
+    key: Key,
+) -> Response {
+    let answer = fire(&api, &who, &name, asked, &traced, key).await;
+    traced.answered("/v1/schedules/{name}/trigger", answer)
+}
+
+async fn fire(
+    api: &Api,
+    who: &Actor,
+    name: &Name,
+    asked: TriggerQuery,
+    traced: &Traced,
     key: Key,
 ) -> Result<Response, Problem> {
     let overlap = match asked.overlap.as_deref().map(|word| Overlap::from_word(word).ok_or(word)) {
@@ -691,7 +705,7 @@ pub(super) async fn trigger(
             Answer { status: StatusCode::CREATED.as_u16(), body }
         })
     };
-    match api.broker.trigger_schedule(&name, overlap, &who, once.clone(), word).await {
+    match api.broker.trigger_schedule(name, overlap, who, traced.0.carried(), once.clone(), word).await {
         Ok(outcome) => conclude(outcome, |refused| {
             Err(match refused {
                 Triggered::Busy(id, state) => Problem::new(
@@ -699,14 +713,14 @@ pub(super) async fn trigger(
                     format!("the schedule's previous job {id} is {state}; `overlap=allow` fires beside it"),
                 )
                 .held_by_job(id, state),
-                Triggered::Missing | Triggered::Fired(_) => missing(&name),
+                Triggered::Missing | Triggered::Fired(_) => missing(name),
                 Triggered::Changed => {
                     let detail = "the schedule is being changed at this moment; try again";
                     Problem::new(Code::StoreUnavailable, detail)
                 }
             })
         }),
-        Err(TriggerError::Invalid(invalid)) => recall(&api, once, Problem::invalid("", invalid)).await,
+        Err(TriggerError::Invalid(invalid)) => recall(api, once, Problem::invalid("", invalid)).await,
         Err(TriggerError::Store(error)) => Err(error.into()),
     }
 }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use axum::extract::FromRequestParts;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 
@@ -11,7 +12,7 @@ use super::problem::Problem;
 use crate::job::TraceContext;
 use crate::telemetry::RequestSpan;
 
-/// The span of a request that enqueues, begun when its headers were read. Headers that are not W3C Trace Context are taken
+/// The span of a request that makes jobs, begun when its headers were read. Headers that are not W3C Trace Context are taken
 /// for none: no job is refused for its trace.
 pub(super) struct Traced(pub(super) RequestSpan);
 
@@ -34,6 +35,44 @@ fn caller(parts: &Parts) -> Option<TraceContext> {
     let states: Option<Vec<&str>> =
         parts.headers.get_all("tracestate").into_iter().map(|value| value.to_str().ok()).collect();
     TraceContext::parse(parent.trim(), states.map(|states| states.join(",")).as_deref())
+}
+
+/// The span of an import, if its caller came with a trace: one that began here would hold an attempt for every line, of
+/// any number. It ends with the answer, also when the caller does not wait for that.
+pub(super) struct ImportSpan {
+    span: Option<RequestSpan>,
+    status: StatusCode,
+}
+
+impl FromRequestParts<Api> for ImportSpan {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Infallible> {
+        let span = caller(parts).map(|caller| api.tracer.request(Some(caller)));
+        Ok(Self { span, status: StatusCode::OK })
+    }
+}
+
+impl ImportSpan {
+    /// What the jobs of the import carry on, unless their lines name a trace.
+    pub(super) fn carried(&self) -> Option<&TraceContext> {
+        self.span.as_ref().and_then(RequestSpan::carried)
+    }
+
+    /// Nothing is imported.
+    pub(super) fn refused(mut self, problem: Problem) -> Response {
+        let response = problem.into_response();
+        self.status = response.status();
+        response
+    }
+}
+
+impl Drop for ImportSpan {
+    fn drop(&mut self) {
+        if let Some(span) = self.span.take() {
+            span.end("/v1/jobs/import", self.status.as_u16());
+        }
+    }
 }
 
 impl Traced {

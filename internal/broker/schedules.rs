@@ -1,18 +1,21 @@
 //! Schedules: declared and steered by people, ticked by the engine.
 
+use std::collections::BTreeMap;
+
 use chrono::TimeDelta;
 
 use super::{Broker, Draft, Invalid};
 use crate::event::{Event, Setting};
 use crate::handlers::Problem;
 use crate::job::{
-    Actor, Due, Fate, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation, SkipCause,
-    Timestamp, plan,
+    Actor, Due, Fate, JobId, Name, NewJob, Overlap, Planned, Schedule, ScheduleDraft, ScheduledBy, Situation,
+    SkipCause, Timestamp, TraceContext, plan,
 };
 use crate::store::{
     Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, Switched, TickPlan,
     Ticked, Triggered, Wording,
 };
+use crate::telemetry::Tracer;
 
 /// Most lines of the ledger that one transaction writes, about.
 const MOST_LINES: usize = 400;
@@ -129,7 +132,7 @@ impl Broker {
     }
 
     /// Fire a schedule now, at most once for the key of `once`, if it has one. `word` words the receipt of the job as the
-    /// answer.
+    /// answer; the job continues `trace`.
     ///
     /// # Errors
     /// When the schedule asks for what is not possible any more, or the store cannot be reached or refuses.
@@ -138,6 +141,7 @@ impl Broker {
         name: &Name,
         overlap: Option<Overlap>,
         by: &Actor,
+        trace: Option<&TraceContext>,
         once: Option<Once>,
         word: impl Fn(&NewJob) -> Wording<Accepted>,
     ) -> Result<Outcome<Triggered>, TriggerError> {
@@ -146,7 +150,8 @@ impl Broker {
             let Some(row) = self.store.schedule(name.clone()).await? else {
                 return Ok(Outcome::Refused(Triggered::Missing));
             };
-            let job = self.job_of(&row, self.store.clock().now()).map_err(TriggerError::Invalid)?;
+            let now = self.store.clock().now();
+            let job = self.job_of(&row, now, trace.cloned()).map_err(TriggerError::Invalid)?;
             let word = word(&job);
             let outcome = match &once {
                 Some(once) => self.store.trigger_schedule_once(&row, job, overlap, by, once.clone(), word).await?,
@@ -173,14 +178,27 @@ impl Broker {
     }
 
     /// See to the ticks of these schedules that are due at `now`, by the store's clock, as far as one transaction should.
+    /// Each that fires is the root of a trace, which its job carries on.
     ///
     /// # Errors
     /// When the store cannot be reached or refuses; nobody has seen to them then, or everything was done.
-    pub async fn tick(&self, rows: Vec<Scheduled>, now: Timestamp, runner: &Actor) -> Result<Ticked, StoreError> {
-        let (mut plans, mut lines) = (Vec::new(), 0);
+    pub async fn tick(
+        &self,
+        rows: Vec<Scheduled>,
+        now: Timestamp,
+        runner: &Actor,
+        tracer: &Tracer,
+    ) -> Result<Ticked, StoreError> {
+        let (mut plans, mut lines, mut spans) = (Vec::new(), 0, BTreeMap::new());
         for row in rows {
             let Some(from) = row.next_at.filter(|from| *from <= now && lines < MOST_LINES) else { continue };
-            let plan = self.plan_of(row, from, now);
+            let mut begin = |job: JobId| {
+                let span = tracer.tick()?;
+                let carried = span.carried();
+                spans.insert(job, span);
+                Some(carried)
+            };
+            let plan = self.plan_of(row, from, now, &mut begin);
             lines += plan.lines.len();
             plans.push(plan);
         }
@@ -188,11 +206,23 @@ impl Broker {
             return Ok(Ticked::default());
         }
         let ticked = self.store.tick(plans, runner).await?;
+        // The others are no spans: another runner had carried out their plans, or the previous job was in the way.
+        for line in &ticked.lines {
+            if let Some((job, span)) = line.job.and_then(|job| spans.remove_entry(&job)) {
+                span.end(line.schedule.as_str(), job);
+            }
+        }
         self.announce_ticks(&ticked);
         Ok(ticked)
     }
 
-    fn plan_of(&self, row: Scheduled, from: Timestamp, now: Timestamp) -> TickPlan {
+    fn plan_of(
+        &self,
+        row: Scheduled,
+        from: Timestamp,
+        now: Timestamp,
+        begin: &mut impl FnMut(JobId) -> Option<TraceContext>,
+    ) -> TickPlan {
         let schedule = &row.schedule;
         let withheld = row.paused.as_ref().map(|_| SkipCause::Paused);
         let plan = plan(&schedule.cadence, schedule.misfire, schedule.grace, Situation { from, now, withheld });
@@ -200,8 +230,11 @@ impl Broker {
         let line = |mut planned: Planned| {
             let mut job = None;
             if planned.fate == Fate::Fire && invalid.is_none() {
-                match self.job_of(&row, planned.due_at) {
-                    Ok(made) => job = Some(made),
+                match self.job_of(&row, planned.due_at, None) {
+                    Ok(mut made) => {
+                        made.options.trace = begin(made.id);
+                        job = Some(made);
+                    }
                     Err(wrong) => {
                         let why = in_words(&wrong);
                         // The ledger says why. The log would quote the payload.
@@ -225,8 +258,8 @@ impl Broker {
     }
 
     /// The job of a tick.
-    fn job_of(&self, row: &Scheduled, tick_at: Timestamp) -> Result<NewJob, Invalid> {
-        let mut job = self.prepare(draft_of(&row.schedule))?;
+    fn job_of(&self, row: &Scheduled, tick_at: Timestamp, trace: Option<TraceContext>) -> Result<NewJob, Invalid> {
+        let mut job = self.prepare(Draft { trace, ..draft_of(&row.schedule) })?;
         job.options.schedule = Some(ScheduledBy { name: row.name.clone(), tick_at });
         Ok(job)
     }

@@ -96,6 +96,6 @@ async fn look(
         let now = shared.store.clock().now();
         return Ok(Look::Nothing(found.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO))));
     }
-    let ticked = shared.broker.tick(rows, found.now, runner).await?;
+    let ticked = shared.broker.tick(rows, found.now, runner, &shared.settings.tracer).await?;
     Ok(Look::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
 }

@@ -1,8 +1,8 @@
 //! Spans of traces, and the way to the collector.
 //!
-//! A request that enqueues is a span, an attempt is one, and the job carries the trace from the one to the other
-//! ([`TraceContext`]). Whether a trace is recorded is decided once, at its root: by the caller, if it came with one,
-//! otherwise by chance at the enqueue. Without a collector nothing of this costs anything but the carrying.
+//! A request that enqueues is a span, a tick of a schedule and an attempt are, and the job carries the trace from the one to
+//! the other ([`TraceContext`]). Whether a trace is recorded is decided once, at its root: by the caller, if it came with
+//! one, otherwise by chance at the enqueue or the tick. Without a collector nothing of this costs anything but the carrying.
 //!
 //! The way to the collector is a bounded queue and one task behind it. Whoever ends a span never waits: a span that finds
 //! the queue full is dropped and counted. A collector that is out, slow or wrong costs spans and nothing else.
@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::otlp::{self, Resource};
-use crate::job::{Place, SpanId, TraceContext};
+use crate::job::{JobId, Place, SpanId, TraceContext};
 
 /// Spans that may wait for the collector.
 const CAPACITY: usize = 4_096;
@@ -70,6 +70,8 @@ pub enum TracerError {
 pub enum Role {
     /// It answers a request.
     Server = 2,
+    /// It made what is worked on later, because nobody asked.
+    Producer = 4,
     /// It works on what was queued.
     Consumer = 5,
 }
@@ -187,12 +189,19 @@ impl Tracer {
             }
             // A caller that does not record speaks for the whole trace.
             Some(_) => return RequestSpan { carried: caller, recorded: None },
-            None if rand::random::<f64>() < entrance.sample => (Place::root(), None, None),
+            None if entrance.is_chosen() => (Place::root(), None, None),
             None => return RequestSpan { carried: None, recorded: None },
         };
         let recorded =
             Recorded { tracer: self.clone(), place, parent, state: state.clone(), started: SystemTime::now() };
         RequestSpan { carried: Some(TraceContext { place, state }), recorded: Some(recorded) }
+    }
+
+    /// The span of a tick that is to make a job, if chance records it: the root of that job's trace.
+    #[must_use]
+    pub fn tick(&self) -> Option<TickSpan> {
+        self.entrance.as_ref().filter(|entrance| entrance.is_chosen())?;
+        Some(TickSpan { tracer: self.clone(), place: Place::root(), started: SystemTime::now() })
     }
 
     /// Is an attempt recorded that continues this?
@@ -208,6 +217,53 @@ impl Tracer {
         if entrance.queue.try_send(span).is_err() {
             entrance.tallies.conclude(&entrance.tallies.dropped, 1);
         }
+    }
+}
+
+impl Entrance {
+    /// Is a trace recorded that begins here?
+    fn is_chosen(&self) -> bool {
+        rand::random::<f64>() < self.sample
+    }
+}
+
+/// The span of a tick of a schedule. One that is dropped never was: somebody else saw to the tick.
+#[derive(Debug)]
+pub struct TickSpan {
+    tracer: Tracer,
+    place: Place,
+    started: SystemTime,
+}
+
+impl TickSpan {
+    /// What the job of the tick carries on.
+    #[must_use]
+    pub fn carried(&self) -> TraceContext {
+        TraceContext { place: self.place, state: None }
+    }
+
+    /// The tick fired, and made this job.
+    pub fn end(self, schedule: &str, job: JobId) {
+        let Self { tracer, place, started } = self;
+        let job = job.to_string();
+        tracer.record(Span {
+            name: Cow::Borrowed("tick"),
+            role: Role::Producer,
+            place,
+            parent: None,
+            state: None,
+            link: None,
+            started,
+            ended: SystemTime::now(),
+            attributes: vec![
+                ("messaging.system", "tickr".into()),
+                ("messaging.operation.type", "send".into()),
+                ("messaging.message.id", job.clone().into()),
+                ("tickr.schedule", schedule.to_owned().into()),
+                ("tickr.job", job.into()),
+            ],
+            failed: false,
+        });
     }
 }
 

@@ -244,6 +244,91 @@ async fn a_callback_carries_the_trace_of_its_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_tick_is_the_root_of_the_trace_of_its_job() {
+    let (collector, endpoint) = Collector::start().await;
+    let tickr = tickr_with(&endpoint, |config| config.otlp_sample = 1.0).await;
+    let schedule = json!({"cron": "* * * * * *", "kind": "noop"});
+    let put = answer(http().put(tickr.url("/v1/schedules/each-second")).json(&schedule)).await;
+    assert_eq!(put.status, 201, "{:#}", put.body);
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM attempts WHERE end_state = 'completed'", 1).await;
+    assert_eq!(answer(http().delete(tickr.url("/v1/schedules/each-second"))).await.status, 204);
+    tickr.until_idle().await;
+    let jobs = tickr.get("/v1/jobs?schedule=each-second").await.body["data"].as_array().unwrap().clone();
+    let spans = collector.until(2 * jobs.len()).await;
+    assert_eq!(spans.len(), 2 * jobs.len());
+    let mut traces = std::collections::BTreeSet::new();
+    for job in &jobs {
+        let id = job["id"].as_str().unwrap();
+        let of = |name: &str| {
+            let mut named = spans.iter().filter(|span| span.name == name);
+            named.find(|span| attributes(&span.attributes)["tickr.job"] == id).unwrap()
+        };
+        let (tick, attempt) = (of("tick"), of("run noop"));
+        assert!(tick.parent_span_id.is_empty() && tick.kind == 4, "{tick:?}");
+        assert_eq!((&attempt.parent_span_id, &attempt.trace_id), (&tick.span_id, &tick.trace_id));
+        assert_eq!(attributes(&tick.attributes)["tickr.schedule"], "each-second");
+        let shown = tickr.job(id.parse().unwrap()).await;
+        let carried = format!("00-{}-{}-01", hex(&tick.trace_id), hex(&tick.span_id));
+        assert_eq!(shown["trace"], json!({"traceparent": carried}));
+        // Each tick has a trace of its own.
+        assert!(traces.insert(tick.trace_id.clone()));
+    }
+    // A trigger is somebody's request, and continues their trace.
+    let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop"});
+    assert_eq!(answer(http().put(tickr.url("/v1/schedules/yearly")).json(&yearly)).await.status, 201);
+    let path = "/v1/schedules/yearly/trigger";
+    let fired = answer(http().post(tickr.url(path)).header("traceparent", sampled())).await;
+    let job = tickr.until(id(&fired), State::Completed).await;
+    let spans = collector.until(2 * jobs.len() + 2).await;
+    let request = spans.iter().find(|span| span.name == "POST /v1/schedules/{name}/trigger").unwrap();
+    assert_eq!((hex(&request.trace_id).as_str(), hex(&request.parent_span_id).as_str()), (TRACE, CALLER));
+    assert_eq!(job["trace"]["traceparent"], format!("00-{TRACE}-{}-01", hex(&request.span_id)));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_carries_its_callers_trace_unless_a_line_names_one() {
+    let import = async |tickr: &TestApp, header: Option<&str>, lines: &[Value]| -> Vec<Value> {
+        let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        let mut request = http().post(tickr.url("/v1/jobs/import")).header("content-type", "application/x-ndjson");
+        if let Some(header) = header {
+            request = request.header("traceparent", header);
+        }
+        let response = request.body(body).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let text = response.text().await.unwrap();
+        let mut traces = Vec::new();
+        for line in text.lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let Some(id) = line["id"].as_str() else { continue };
+            traces.push(tickr.job(id.parse().unwrap()).await["trace"]["traceparent"].clone());
+        }
+        traces
+    };
+    let (plain, own) = (json!({"kind": "noop"}), format!("00-{}-{CALLER}-00", "a".repeat(32)));
+    let lines = [plain.clone(), json!({"kind": "noop", "trace": {"traceparent": own}}), plain];
+    // Without a collector it is carried as it came.
+    let tickr = TestApp::start().await;
+    let traces = import(&tickr, Some(&sampled()), &lines).await;
+    assert_eq!(traces, [json!(sampled()), json!(own), json!(sampled())]);
+    assert_eq!(import(&tickr, None, &lines).await, [Value::Null, json!(own), Value::Null]);
+    tickr.stop().await;
+    // With one the import is a span, of which the attempts are parts. None begins a trace of its own.
+    let (collector, endpoint) = Collector::start().await;
+    let tickr = tickr_with(&endpoint, |config| config.otlp_sample = 1.0).await;
+    assert_eq!(import(&tickr, None, &lines).await, [Value::Null, json!(own), Value::Null]);
+    import(&tickr, Some(&sampled()), &lines).await;
+    tickr.until_idle().await;
+    let spans = collector.until(3).await;
+    let request = spans.iter().find(|span| span.name == "POST /v1/jobs/import").unwrap();
+    assert_eq!((hex(&request.trace_id).as_str(), hex(&request.parent_span_id).as_str()), (TRACE, CALLER));
+    let attempts: Vec<&Span> = spans.iter().filter(|span| span.kind == 5).collect();
+    assert!(attempts.iter().all(|span| span.parent_span_id == request.span_id));
+    tickr.stop().await;
+    assert_eq!(collector.spans().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn whether_a_trace_that_begins_here_is_recorded_is_decided_once() {
     let (collector, endpoint) = Collector::start().await;
     let tickr = tickr_with(&endpoint, |config| config.otlp_sample = 0.5).await;
