@@ -1,6 +1,7 @@
-//! ETags of jobs: a digest of the job as it is shown, so that it changes with whatever a reader could see.
+//! ETags, and the conditions that requests make of them: `If-Match` keeps two people from overwriting each other unseen.
 //!
-//! `If-Match` compares strongly, as RFC 9110 wants for changes: a weak tag matches nothing.
+//! The tag of a job is a digest of it as it is shown, so that it changes with whatever a reader could see; that of a queue
+//! or schedule is its version. `If-Match` compares strongly, as RFC 9110 wants for changes: a weak tag matches nothing.
 
 use std::convert::Infallible;
 
@@ -10,13 +11,16 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Content, Header, OpenApi, RefOr};
 
+use super::json;
 use super::problem::{Code, Problem};
 use super::view::JobView;
 use crate::handlers;
+use crate::store::Condition;
 
 /// The tag of a job's JSON text.
 pub(super) fn of(text: &str) -> String {
@@ -41,6 +45,23 @@ pub(super) fn put(headers: &mut HeaderMap, tag: &str) {
     }
 }
 
+/// An answer with this tag.
+pub(super) fn with_tag(status: StatusCode, tag: &str, body: impl Serialize) -> Response {
+    let mut response = json(status, body);
+    put(response.headers_mut(), tag);
+    response
+}
+
+/// The tag of a version.
+pub(super) fn of_version(version: u32) -> String {
+    format!("\"{version}\"")
+}
+
+/// The version of a tag. One that is no version is the tag of nothing that is there.
+pub(super) fn version_of(tag: &str) -> Option<u32> {
+    tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
+}
+
 /// The tags of a conditional request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tags {
@@ -59,6 +80,14 @@ impl Tags {
         }
     }
 
+    /// What must be there, if `wording` reads tags: those that it does not know belong to nothing.
+    fn wanted<V>(&self, wording: impl Fn(&str) -> Option<V>) -> Condition<V> {
+        match self {
+            Self::Any => Condition::Present,
+            Self::These(tags) => Condition::OneOf(tags.iter().filter_map(|tag| wording(tag)).collect()),
+        }
+    }
+
     fn match_weakly(&self, tag: &str) -> bool {
         match self {
             Self::Any => true,
@@ -67,10 +96,7 @@ impl Tags {
     }
 
     fn read(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Self>, Problem> {
-        let wrong = || {
-            let here = handlers::Problem::at(name.as_str(), "must be * or tags in quotes, as an ETag header gave them");
-            Problem::new(Code::InvalidRequest, format!("the header {name} is not usable")).at("", vec![here])
-        };
+        let wrong = || unusable(name, "must be * or tags in quotes, as an ETag header gave them");
         let mut tags = Vec::new();
         for value in headers.get_all(name) {
             let text = value.to_str().map_err(|_| wrong())?.trim();
@@ -105,6 +131,48 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(Self(Tags::read(&parts.headers, &header::IF_MATCH)))
     }
+}
+
+impl IfMatch {
+    /// What must be there, if `wording` reads tags.
+    pub(super) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
+        Ok(self.0?.map_or(Condition::Any, |tags| tags.wanted(wording)))
+    }
+}
+
+/// `If-Match` and `If-None-Match` of a request that makes what is not there, or changes what is.
+pub(super) struct Expected {
+    matching: IfMatch,
+    none: Result<Option<Tags>, Problem>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Expected {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let read = |name| Tags::read(&parts.headers, &name);
+        Ok(Self { matching: IfMatch(read(header::IF_MATCH)), none: read(header::IF_NONE_MATCH) })
+    }
+}
+
+impl Expected {
+    /// What must be there, if `wording` reads tags.
+    pub(super) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
+        let wanted = self.matching.wanted(wording)?;
+        match (wanted, self.none?) {
+            (wanted, None) => Ok(wanted),
+            (Condition::Any, Some(Tags::Any)) => Ok(Condition::Absent),
+            (Condition::Any, Some(Tags::These(_))) => {
+                Err(unusable(&header::IF_NONE_MATCH, "can only be *, for what is new"))
+            }
+            (_, Some(_)) => Err(unusable(&header::IF_NONE_MATCH, "is there together with If-Match")),
+        }
+    }
+}
+
+fn unusable(name: &HeaderName, why: &str) -> Problem {
+    let here = handlers::Problem::at(name.as_str(), why);
+    Problem::new(Code::InvalidRequest, format!("the header {name} is not usable")).at("", vec![here])
 }
 
 /// `If-None-Match` of a read. One that cannot be understood asks for nothing.
@@ -180,5 +248,37 @@ mod tests {
         let tags = Tags::These(vec!["W/\"a\"".to_owned()]);
         assert!(!tags.match_strongly("\"a\"") && tags.match_weakly("\"a\""));
         assert!(Tags::Any.match_strongly("\"a\""));
+        let versions = Tags::These(["\"7\"", "W/\"8\"", "\"x\"", "\"9\""].map(str::to_owned).into());
+        assert_eq!(versions.wanted(version_of), Condition::OneOf(vec![7, 9]));
+        assert_eq!(version_of(&of_version(7)), Some(7));
+    }
+
+    #[test]
+    fn a_request_expects_what_is_new_or_what_is_there_but_not_both() {
+        let wanted = |matching: Option<&str>, none: Option<&str>| {
+            let tags = |name: &HeaderName, text: Option<&str>| {
+                let mut headers = HeaderMap::new();
+                if let Some(text) = text {
+                    headers.insert(name, HeaderValue::from_str(text).unwrap());
+                }
+                Tags::read(&headers, name)
+            };
+            let matching = IfMatch(tags(&header::IF_MATCH, matching));
+            let expected = Expected { matching, none: tags(&header::IF_NONE_MATCH, none) };
+            expected.wanted(version_of).map_err(|problem| problem.code)
+        };
+        assert_eq!(wanted(None, None), Ok(Condition::Any));
+        assert_eq!(wanted(None, Some("*")), Ok(Condition::Absent));
+        assert_eq!(wanted(Some("*"), None), Ok(Condition::Present));
+        assert_eq!(wanted(Some("\"3\""), None), Ok(Condition::OneOf(vec![3])));
+        for (matching, none) in [
+            (Some("*"), Some("*")),
+            (Some("\"3\""), Some("*")),
+            (None, Some("\"3\"")),
+            (Some("3"), None),
+            (None, Some("x")),
+        ] {
+            assert_eq!(wanted(matching, none), Err(Code::InvalidRequest), "{matching:?} {none:?}");
+        }
     }
 }

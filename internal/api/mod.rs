@@ -32,7 +32,6 @@ mod results;
 mod schedules;
 mod stats;
 mod trace;
-mod version;
 mod view;
 
 pub use auth::Tokens;

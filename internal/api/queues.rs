@@ -10,13 +10,13 @@ use utoipa::ToSchema;
 
 use super::auth::Who;
 use super::body::{Body, NamePath};
+use super::etag::{self, IfMatch};
 use super::problem::{Code, Problem};
-use super::version::{Seen, versioned};
 use super::view::Moment;
 use super::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
-use crate::store::{MOST_QUEUES, Paused, QueueChange, QueueChanged, QueueSetting};
+use crate::store::{Condition, MOST_QUEUES, Paused, QueueChange, QueueChanged, QueueSetting};
 
 /// Most jobs of a queue that a limit may allow.
 const MOST_CONCURRENCY: u32 = 100_000;
@@ -171,7 +171,7 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
         return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
     }
     let version = set.as_ref().map_or(0, |set| set.version);
-    Ok(versioned(StatusCode::OK, version, view(&name, set.as_ref(), &counts)))
+    Ok(etag::with_tag(StatusCode::OK, &etag::of_version(version), view(&name, set.as_ref(), &counts)))
 }
 
 /// Change a queue's priority or limit
@@ -181,7 +181,7 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     patch, path = "/v1/queues/{name}", tag = "queues", operation_id = "change_queue", request_body = QueueBody,
     params(
         ("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has this ETag"),
+        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has one of these ETags"),
     ),
     responses(
         (status = 200, description = "As it is set now", body = QueueView, headers(("ETag" = String))),
@@ -199,9 +199,10 @@ pub(super) async fn change(
     State(api): State<Api>,
     Who(who): Who,
     NamePath(name): NamePath,
-    Seen(seen): Seen,
+    seen: IfMatch,
     Body(body, _): Body<QueueBody>,
 ) -> Result<Response, Problem> {
+    let seen = seen.wanted(etag::version_of)?;
     let mut problems = Vec::new();
     let priority = body.priority.and_then(|level| {
         let priority = level.try_into().ok();
@@ -254,7 +255,7 @@ pub(super) async fn pause(
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     let change = QueueChange { pause: Some(Paused::Yes(reason)), ..QueueChange::default() };
-    apply(&api, &name, change, None, &who).await
+    apply(&api, &name, change, Condition::Any, &who).await
 }
 
 /// Let a paused queue go on
@@ -274,14 +275,14 @@ pub(super) async fn resume(
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
     let change = QueueChange { pause: Some(Paused::No), ..QueueChange::default() };
-    apply(&api, &name, change, None, &who).await
+    apply(&api, &name, change, Condition::Any, &who).await
 }
 
 async fn apply(
     api: &Api,
     name: &Name,
     change: QueueChange,
-    seen: Option<u32>,
+    seen: Condition<u32>,
     who: &Actor,
 ) -> Result<Response, Problem> {
     let setting = match api.broker.change_queue(name, change, seen, who).await? {
@@ -300,5 +301,5 @@ async fn apply(
     // This process follows at once, the others within two seconds.
     api.controls.refresh().await?;
     let counts = counts(api).await?;
-    Ok(versioned(StatusCode::OK, setting.version, view(name, Some(&setting), &counts)))
+    Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))
 }

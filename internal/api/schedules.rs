@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, State};
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -15,6 +14,7 @@ use uuid::Uuid;
 use super::auth::Who;
 use super::body::{Asked, Body, NamePath, Object};
 use super::cursor::Listing;
+use super::etag::{self, Expected};
 use super::once::{Key, conclude, recall};
 use super::problem::{Code, Problem};
 use super::trace::Traced;
@@ -26,8 +26,8 @@ use crate::job::{
     Actor, Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
 use crate::store::{
-    Accepted, Answer, Condition, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, UnreadableSchedule,
-    VersionTag, Wording,
+    Accepted, Answer, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, UnreadableSchedule, VersionTag,
+    Wording,
 };
 
 /// Runs that are told of a schedule.
@@ -320,11 +320,7 @@ impl ScheduleView {
             last_tick: last.map(Into::into),
             ..Self::listed(row)
         };
-        let mut response = json(status, view);
-        if let Ok(tag) = HeaderValue::try_from(tag) {
-            response.headers_mut().insert(header::ETAG, tag);
-        }
-        Ok(response)
+        Ok(etag::with_tag(status, &tag, view))
     }
 }
 
@@ -342,34 +338,6 @@ fn tag_text(tag: VersionTag) -> String {
 fn read_tag(text: &str) -> Option<VersionTag> {
     let (created, version) = text.strip_prefix('"')?.strip_suffix('"')?.split_once('-')?;
     Some(VersionTag { created_us: i64::from_str_radix(created, 16).ok()?, version: version.parse().ok()? })
-}
-
-/// What the headers of a change say must be there.
-pub(super) struct Expected(Condition);
-
-impl<S: Send + Sync> FromRequestParts<S> for Expected {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let wrong = |name: &HeaderName, detail: &str| {
-            let here = handlers::Problem::at(name.as_str(), detail);
-            Problem::new(Code::InvalidRequest, format!("the header {name} is not usable")).at("", vec![here])
-        };
-        let all = |headers: &HeaderMap, name: HeaderName| -> Option<String> {
-            let texts: Vec<&str> = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok()).collect();
-            headers.contains_key(&name).then(|| texts.join(","))
-        };
-        let condition = match (all(&parts.headers, header::IF_MATCH), all(&parts.headers, header::IF_NONE_MATCH)) {
-            (None, None) => Condition::Any,
-            (Some(_), Some(_)) => return Err(wrong(&header::IF_NONE_MATCH, "is there together with If-Match")),
-            (None, Some(text)) if text.trim() == "*" => Condition::Absent,
-            (None, Some(_)) => return Err(wrong(&header::IF_NONE_MATCH, "can only be *, for a schedule that is new")),
-            (Some(text), None) if text.trim() == "*" => Condition::Present,
-            // A tag of another making belongs to nothing that is there.
-            (Some(text), None) => Condition::OneOf(text.split(',').filter_map(|tag| read_tag(tag.trim())).collect()),
-        };
-        Ok(Self(condition))
-    }
 }
 
 fn missing(name: &Name) -> Problem {
@@ -418,9 +386,10 @@ pub(super) async fn put(
     State(api): State<Api>,
     Who(who): Who,
     NamePath(name): NamePath,
-    Expected(condition): Expected,
+    expected: Expected,
     Body(body, _): Body<ScheduleBody>,
 ) -> Result<Response, Problem> {
+    let condition = expected.wanted(read_tag)?;
     let schedule = api.broker.prepare_schedule(body.into()).map_err(|invalid| Problem::invalid("", invalid))?;
     let (status, row) = match api.broker.put_schedule(name.clone(), schedule, Origin::Api, condition, &who).await? {
         Put::Created(row) => (StatusCode::CREATED, row),
@@ -484,8 +453,9 @@ pub(super) async fn delete(
     Who(who): Who,
     NamePath(name): NamePath,
     Asked(asked): Asked<DeleteQuery>,
-    Expected(condition): Expected,
+    expected: Expected,
 ) -> Result<Response, Problem> {
+    let condition = expected.wanted(read_tag)?;
     let undeclared = asked.undeclared && !api.declared_schedules.contains(name.as_str());
     match api.broker.delete_schedule(name.clone(), condition, undeclared, &who).await? {
         Deleted::Done => Ok(StatusCode::NO_CONTENT.into_response()),

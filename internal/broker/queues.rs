@@ -3,11 +3,10 @@
 use super::Broker;
 use crate::event::{Event, Setting};
 use crate::job::{Actor, Name};
-use crate::store::{Paused, QueueChange, QueueChanged, StoreError};
+use crate::store::{Condition, Paused, QueueChange, QueueChanged, StoreError};
 
 impl Broker {
-    /// Change what is set about a queue, if it still has the `version` that the caller saw; 0 for a queue without
-    /// settings.
+    /// Change what is set about a queue, if the `condition` holds for its version: 0 for a queue without settings.
     ///
     /// # Errors
     /// When the store cannot be reached or refuses.
@@ -15,7 +14,7 @@ impl Broker {
         &self,
         name: &Name,
         change: QueueChange,
-        version: Option<u32>,
+        condition: Condition<u32>,
         by: &Actor,
     ) -> Result<QueueChanged, StoreError> {
         let event = match change.pause {
@@ -23,7 +22,7 @@ impl Broker {
             Some(Paused::No) => Event::QueueResumed,
             None => Event::QueueChanged,
         };
-        let changed = self.store.change_queue(name, change, version, by).await?;
+        let changed = self.store.change_queue(name, change, condition, by).await?;
         if let QueueChanged::Done(set) = &changed {
             let (name, version) = (set.name.clone(), set.version.to_string());
             self.events.emit(event(Setting { name, version, paused: set.pause.is_some() }));

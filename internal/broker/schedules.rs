@@ -13,7 +13,7 @@ use crate::job::{
 };
 use crate::store::{
     Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, Switched, TickPlan,
-    Ticked, Triggered, Wording,
+    Ticked, Triggered, VersionTag, Wording,
 };
 use crate::telemetry::Tracer;
 
@@ -65,7 +65,7 @@ impl Broker {
         name: Name,
         schedule: Schedule,
         origin: Origin,
-        condition: Condition,
+        condition: Condition<VersionTag>,
         by: &Actor,
     ) -> Result<Put, StoreError> {
         let put = self.store.put_schedule(name, schedule, origin, condition, by).await?;
@@ -83,7 +83,7 @@ impl Broker {
     pub async fn delete_schedule(
         &self,
         name: Name,
-        condition: Condition,
+        condition: Condition<VersionTag>,
         undeclared: bool,
         by: &Actor,
     ) -> Result<Deleted, StoreError> {

@@ -4,6 +4,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use super::audit::{Act, record, was_recorded};
+use super::condition::Condition;
 use super::error::corrupt;
 use super::insert::read_clock;
 use super::link::{Earlier, on_pool, transact};
@@ -93,8 +94,7 @@ impl Store {
         .await
     }
 
-    /// Change what is set about a queue, if it still has the `version` that the caller saw; 0 for a queue without
-    /// settings.
+    /// Change what is set about a queue, if it has the version that `condition` wants; 0 for a queue without settings.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -102,20 +102,21 @@ impl Store {
         &self,
         name: &Name,
         change: QueueChange,
-        version: Option<u32>,
+        condition: Condition<u32>,
         by: &Actor,
     ) -> Result<QueueChanged, StoreError> {
         let act = Act::new(by, change.action(), name.as_str()).with(change.told());
         let (shared, name) = (self.shared.clone(), name.clone());
         transact(&self.shared.pool, "change a queue", move |conn, earlier| {
             let (shared, name, change, act) = (shared.clone(), name.clone(), change.clone(), act.clone());
+            let condition = condition.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 let Some(before) = lock(conn, &name, &act.actor, now).await? else { return Ok(QueueChanged::TooMany) };
                 if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
                     return Ok(QueueChanged::Done(before));
                 }
-                if version.is_some_and(|seen| seen != before.version) {
+                if !condition.holds(Some(before.version)) {
                     return Ok(QueueChanged::Meanwhile(before));
                 }
                 let mut after = change.applied(before.clone(), &act.actor, now);

@@ -14,6 +14,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::audit::{Act, record, was_recorded};
+use super::condition::Condition;
 use super::error::{Fault, again, corrupt, fault};
 use super::insert::read_clock;
 use super::link::{Earlier, Step, on_pool, transact};
@@ -97,34 +98,9 @@ pub struct VersionTag {
     pub version: u32,
 }
 
-/// What must be there for a change to be made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Condition {
-    /// Anything, or nothing.
-    #[default]
-    Any,
-    /// No schedule of this name.
-    Absent,
-    /// A schedule, whatever it says.
-    Present,
-    /// One of these wordings.
-    OneOf(Vec<VersionTag>),
-}
-
 impl fmt::Display for VersionTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{}", self.created_us, self.version)
-    }
-}
-
-impl Condition {
-    fn holds(&self, found: Option<VersionTag>) -> bool {
-        match self {
-            Self::Any => true,
-            Self::Absent => found.is_none(),
-            Self::Present => found.is_some(),
-            Self::OneOf(tags) => found.is_some_and(|found| tags.contains(&found)),
-        }
     }
 }
 
@@ -203,7 +179,7 @@ impl Store {
         name: Name,
         schedule: Schedule,
         origin: Origin,
-        condition: Condition,
+        condition: Condition<VersionTag>,
         by: &Actor,
     ) -> Result<Put, StoreError> {
         let act = Act::new(by, "schedule.put", name.as_str());
@@ -226,7 +202,7 @@ impl Store {
     pub async fn delete_schedule(
         &self,
         name: Name,
-        condition: Condition,
+        condition: Condition<VersionTag>,
         undeclared: bool,
         by: &Actor,
     ) -> Result<Deleted, StoreError> {
@@ -411,7 +387,7 @@ async fn put(
     name: &Name,
     schedule: &Schedule,
     origin: Origin,
-    condition: &Condition,
+    condition: &Condition<VersionTag>,
     act: &Act,
 ) -> Result<Put, sqlx::Error> {
     let found = lock_schedule(conn, name).await?;

@@ -318,7 +318,12 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     assert_eq!((theirs.status, theirs.body["priority"].as_u64()), (200, Some(3)));
     let late = with_tag(&tag, json!({"concurrency": 9})).await;
     assert_eq!((late.status, late.code()), (412, "precondition_failed"));
-    assert_eq!(with_tag("x", json!({"concurrency": 9})).await.pointers(), ["If-Match"]);
+    assert_eq!(with_tag("x", json!({"concurrency": 9})).await.pointers(), ["if-match"]);
+    // A tag is read as for jobs and schedules: a list, or any; a weak one allows no change.
+    let one_of = format!("\"999\", {}", theirs.header("etag"));
+    assert_eq!(with_tag(&one_of, json!({"concurrency": 7})).await.status, 200);
+    assert_eq!(with_tag("*", json!({"concurrency": 7})).await.status, 200);
+    assert_eq!(with_tag(&format!("W/{}", theirs.header("etag")), json!({"concurrency": 9})).await.status, 412);
     // What changes nothing leaves the version as it is.
     assert_eq!(with_tag(theirs.header("etag"), json!({"concurrency": 7})).await.header("etag"), theirs.header("etag"));
 

@@ -242,6 +242,10 @@ async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
     assert_eq!(changed.body["next_at"], made.body["next_at"]);
     assert_eq!(put_with(&tickr.app, "nightly", &[("If-Match", &tag)], &yearly()).await.status, 412);
     assert_eq!(put_with(&tickr.app, "other", &[("If-Match", "*")], &yearly()).await.status, 412);
+    let broken = put_with(&tickr.app, "nightly", &[("If-Match", "unquoted")], &yearly()).await;
+    assert_eq!((broken.status, broken.pointers()), (422, vec!["if-match"]));
+    let weak = format!("W/{}", changed.header("etag"));
+    assert_eq!(put_with(&tickr.app, "nightly", &[("If-Match", &weak)], &yearly()).await.status, 412);
     assert_eq!(tickr.get("/v1/schedules/nightly").await.header("etag"), changed.header("etag"));
     assert_eq!(tickr.get("/v1/schedules/other").await.status, 404);
 
