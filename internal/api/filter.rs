@@ -65,29 +65,26 @@ pub(super) fn refused(problems: Vec<handlers::Problem>) -> Problem {
     Problem::new(Code::InvalidRequest, "the filter asks for something it cannot have").at("", problems)
 }
 
-/// A query string with a filter in it, and what else the call takes. Written out here because a query string cannot be
-/// made of parts without losing the check for unknown names.
-macro_rules! filter_query {
-    ($(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
+/// A struct with a filter in it, and what else its callers may say: one description for query strings (`param`) and bodies
+/// (`schema`). Written out by a macro because a struct that is flattened into another loses the check for unknown names.
+macro_rules! filter_struct {
+    ($attribute:ident, $(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
         $(#[$about])*
-        #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
-        #[serde(deny_unknown_fields)]
-        #[into_params(parameter_in = Query)]
         pub(super) struct $name {
             /// Only jobs in this state.
-            #[param(value_type = Option<crate::api::view::StateWord>, inline)]
+            #[$attribute(value_type = Option<crate::api::view::StateWord>, inline)]
             state: Option<String>,
             /// Only jobs of this kind.
-            #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+            #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             kind: Option<String>,
             /// Only jobs of this queue.
-            #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+            #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             queue: Option<String>,
             /// Only jobs that this schedule made, for as long as its ticks are kept.
-            #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+            #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             schedule: Option<String>,
             /// Accepted at this moment or later.
-            #[param(example = "2026-11-01T10:00:00Z")]
+            #[$attribute(example = "2026-11-01T10:00:00Z")]
             created_after: Option<String>,
             /// Accepted before this moment.
             created_before: Option<String>,
@@ -100,21 +97,21 @@ macro_rules! filter_query {
             /// Ended before this moment.
             finished_before: Option<String>,
             /// With this unique key.
-            #[param(max_length = 255)]
+            #[$attribute(max_length = 255)]
             unique_key: Option<String>,
             /// With this tag.
-            #[param(pattern = "^[A-Za-z0-9_.:/@=+-]{1,64}$")]
+            #[$attribute(pattern = "^[A-Za-z0-9_.:/@=+-]{1,64}$")]
             tag: Option<String>,
             /// Whose last unsuccessful attempt said this, in any case of letters.
-            #[param(max_length = 200)]
+            #[$attribute(max_length = 200)]
             error: Option<String>,
             /// Only failed jobs of this group; see `/v1/dead/groups`.
-            #[param(pattern = "^[0-9a-f]{16}$")]
+            #[$attribute(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
             /// All of it in the words of a filter bar: `state:failed kind:email queue:mail schedule:nightly key:order-7 tag:a
             /// error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. Spans of created and
             /// finished are ages, those of due lie ahead. Places in a payload: `items[0].sku`, `"odd key".x`.
-            #[param(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
+            #[$attribute(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
             q: Option<String>,
             $($extra)*
         }
@@ -143,6 +140,21 @@ macro_rules! filter_query {
                     q: self.q.as_deref(),
                 }
             }
+        }
+    };
+}
+pub(super) use filter_struct;
+
+/// A query string with a filter in it, and what else the call takes.
+macro_rules! filter_query {
+    ($(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
+        crate::api::filter::filter_struct! {
+            param,
+            $(#[$about])*
+            #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+            #[serde(deny_unknown_fields)]
+            #[into_params(parameter_in = Query)]
+            $name { $($extra)* }
         }
     };
 }

@@ -15,7 +15,7 @@ use super::auth::Who;
 use super::body::{Asked, Body, Object};
 use super::cursor::Listing;
 use super::dead::{page_size, reason_of};
-use super::filter::{Words, refused};
+use super::filter::{filter_struct, refused};
 use super::jobs::worded;
 use super::once::{Key, conclude};
 use super::problem::{Code, Problem};
@@ -31,61 +31,25 @@ use crate::store::OperationCancelled;
 /// Jobs that a dry run shows.
 const SAMPLE: u32 = 10;
 
-/// Which jobs are meant. Everything that is given must hold.
-#[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, default)]
-pub(super) struct FilterBody {
-    /// In the words of a filter bar, as in `GET /v1/jobs`.
-    #[schema(max_length = 2000, example = "state:failed kind:email created:<2h")]
-    q: Option<String>,
-    /// Only these jobs, at most 1,000.
-    #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
-    ids: Vec<String>,
-    #[schema(value_type = Option<StateWord>)]
-    state: Option<String>,
-    kind: Option<String>,
-    queue: Option<String>,
-    schedule: Option<String>,
-    created_after: Option<String>,
-    created_before: Option<String>,
-    due_after: Option<String>,
-    due_before: Option<String>,
-    finished_after: Option<String>,
-    finished_before: Option<String>,
-    unique_key: Option<String>,
-    tag: Option<String>,
-    error: Option<String>,
-    fingerprint: Option<String>,
-    /// Values at places in the payload: `{"user.id": 42}`.
-    #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
-    payload: BTreeMap<String, serde_json::Value>,
+filter_struct! {
+    schema,
+    /// Which jobs are meant. Everything that is given must hold.
+    #[derive(Debug, Default, Deserialize, ToSchema)]
+    #[serde(deny_unknown_fields, default)]
+    FilterBody {
+        /// Only these jobs, at most 1,000.
+        #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
+        ids: Vec<String>,
+        /// Values at places in the payload: `{"user.id": 42}`.
+        #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
+        payload: BTreeMap<String, serde_json::Value>,
+    }
 }
 
 impl FilterBody {
     fn read(&self, now: Timestamp) -> Result<Filter, Vec<handlers::Problem>> {
-        let words = Words {
-            fields: vec![
-                ("state", self.state.as_deref()),
-                ("kind", self.kind.as_deref()),
-                ("queue", self.queue.as_deref()),
-                ("schedule", self.schedule.as_deref()),
-                ("unique_key", self.unique_key.as_deref()),
-                ("tag", self.tag.as_deref()),
-                ("error", self.error.as_deref()),
-                ("fingerprint", self.fingerprint.as_deref()),
-            ],
-            moments: [
-                ("created_after", self.created_after.as_deref()),
-                ("created_before", self.created_before.as_deref()),
-                ("due_after", self.due_after.as_deref()),
-                ("due_before", self.due_before.as_deref()),
-                ("finished_after", self.finished_after.as_deref()),
-                ("finished_before", self.finished_before.as_deref()),
-            ],
-            q: self.q.as_deref(),
-        };
         let mut problems = Vec::new();
-        let mut filter = words.read(now, "/filter/").unwrap_or_else(|wrong| {
+        let mut filter = self.words().read(now, "/filter/").unwrap_or_else(|wrong| {
             problems = wrong;
             Filter::default()
         });
