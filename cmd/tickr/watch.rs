@@ -21,9 +21,6 @@ const TERMINATED: u8 = 143;
 /// How often the sign of life on a terminal moves.
 const MOVES_EVERY: Duration = Duration::from_millis(120);
 
-/// Characters of a note beside the bar. A line that fills the terminal would not be cleared when an interrupt is echoed.
-const MOST_NOTE: usize = 24;
-
 pub(crate) fn command() -> Command {
     client::args(
         Command::new("watch")
@@ -158,14 +155,14 @@ impl Screen {
         let style = |template: &str| ProgressStyle::with_template(template).unwrap_or(ProgressStyle::default_bar());
         match told.kind.as_str() {
             "progress" => {
-                self.bar.set_style(style("{bar:40} {pos:>3} % {elapsed} {msg}"));
+                self.bar.set_style(style("{bar:40} {pos:>3} % {elapsed} {wide_msg}"));
                 self.bar.set_position(
                     data.get("percent").and_then(Value::as_f64).unwrap_or_default().clamp(0.0, 100.0) as u64,
                 );
-                self.bar.set_message(printable(&text(data, "note").chars().take(MOST_NOTE).collect::<String>()));
+                self.bar.set_message(printable(&text(data, "note")));
             }
             "state" => {
-                self.bar.set_style(style("{spinner} {elapsed} {msg}"));
+                self.bar.set_style(style("{spinner} {elapsed} {wide_msg}"));
                 self.bar.set_position(0);
                 self.bar.reset_elapsed();
                 self.bar.set_message(standing(data));
