@@ -181,7 +181,8 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     patch, path = "/v1/queues/{name}", tag = "queues", operation_id = "change_queue", request_body = QueueBody,
     params(
         ("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has one of these ETags"),
+        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has one of these ETags",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
         (status = 200, description = "As it is set now", body = QueueView, headers(("ETag" = String))),

@@ -365,8 +365,9 @@ fn declared(name: &Name) -> Problem {
     put, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "put_schedule", request_body = ScheduleBody,
     params(
         ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these"),
-        ("If-None-Match" = Option<String>, Header, description = "`*`: only if there is none"),
+        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only if there is none", pattern = r"^\*$"),
     ),
     responses(
         (status = 201, description = "Made", body = ScheduleView, headers(("ETag" = String))),
@@ -436,7 +437,8 @@ pub(super) struct DeleteQuery {
     params(
         DeleteQuery,
         ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these"),
+        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
         (status = 204, description = "It is gone"),
