@@ -16,7 +16,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, Secur
 use utoipa::openapi::{OpenApi, RefOr};
 
 use super::problem::{Code, Problem, describe_problem};
-use super::{Api, json};
+use super::{Api, json, origin};
 use crate::broker::Settings;
 use crate::job::{Actor, Scope};
 
@@ -152,8 +152,14 @@ impl Need {
 /// Health is open to everybody, everything else to those who may.
 pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let settings = api.controls.now();
-    if OPEN.contains(&request.uri().path()) || is_open(&api, &settings) {
+    if OPEN.contains(&request.uri().path()) {
         return next.run(request).await;
+    }
+    if is_open(&api, &settings) {
+        return match origin::check(request.method(), request.uri(), request.headers(), &api.hosts) {
+            Ok(()) => next.run(request).await,
+            Err(problem) => problem.into_response(),
+        };
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // The scheme's name is case-insensitive (RFC 9110).

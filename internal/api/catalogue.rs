@@ -56,7 +56,11 @@ pub(super) const fn entry(code: Code) -> Entry {
             Again::Changed,
         ),
         Code::Forbidden => {
-            ("The key is good for other things.", "Use a key with the scope that `detail` names.", Again::Changed)
+            (
+                "The key is good for other things; or the API is open, and a page of another site asked, or the host was reached under a name that is not known as its own.",
+                "Use a key with the scope that `detail` names; name the host in `TICKR_HTTP_HOSTS`.",
+                Again::Changed,
+            )
         }
         Code::NotFound => (
             "There is nothing at this path, or no job or report of that name. Ended jobs are deleted behind their retention.",

@@ -25,6 +25,7 @@ mod metrics;
 mod observe;
 mod once;
 mod operations;
+mod origin;
 mod problem;
 mod queues;
 mod reports;
@@ -80,6 +81,8 @@ pub struct ApiParts {
     pub tokens: Tokens,
     /// Is the API reached from this host alone? Then it is open until there are tokens or keys.
     pub loopback: bool,
+    /// Names of this host beside `localhost` and its addresses, in lower case. An open API is reached by no other.
+    pub hosts: BTreeSet<String>,
     /// Largest request body, in bytes.
     pub body_limit_bytes: usize,
     /// Names of the schedules that this runner's own configuration declares.

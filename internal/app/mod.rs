@@ -195,6 +195,7 @@ impl App {
             tracer,
             tokens: Tokens::of(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
+            hosts: config.http_hosts.iter().cloned().collect(),
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,

@@ -124,6 +124,8 @@ pub struct Config {
     pub retention_ticks: Duration,
     /// The largest request body in bytes.
     pub body_limit_bytes: usize,
+    /// Names of this host beside `localhost`, in lower case.
+    pub http_hosts: Vec<String>,
     /// Open connections of clients, at least one.
     pub http_connections: usize,
     /// Open streams of events, which count as connections as well.
@@ -279,6 +281,7 @@ impl Config {
             retention_audit: Duration::ZERO,
             retention_ticks: Duration::ZERO,
             body_limit_bytes: 0,
+            http_hosts: Vec::new(),
             http_connections: 0,
             http_streams: 0,
             http_header_timeout: Duration::ZERO,

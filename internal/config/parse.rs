@@ -90,6 +90,15 @@ pub(super) fn queues(text: &str) -> Result<Vec<String>, Wrong> {
     }
 }
 
+/// The name of a host, without a port, in lower case.
+pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+    if (1..=253).contains(&text.len()) && text.bytes().all(legal) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(Wrong::new("not the name of a host", "write names like jobs.internal, without a port"))
+}
+
 /// A token as it travels in an Authorization header.
 pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
     if text.is_empty() || text.len() > 256 || !text.bytes().all(|b| b.is_ascii_graphic()) {
