@@ -24,6 +24,7 @@
 //! | [`verify`] | proving from the tables that promises were kept | mending anything but the index |
 //! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, operator, alerts | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything behind the broker |
+//! | [`dashboard`] | pages that a browser runs; they speak only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
 //! | [`bench`](mod@bench) | how fast all of it is, beside the bare store on the same servers | being fast |
 //! | [`services`] | private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests | production |
@@ -36,6 +37,7 @@ pub mod app;
 pub mod bench;
 pub mod broker;
 pub mod config;
+pub mod dashboard;
 pub mod engine;
 pub mod event;
 pub mod handlers;

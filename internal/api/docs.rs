@@ -21,7 +21,7 @@ nav{position:sticky;top:0;height:100vh;overflow:auto;padding:1rem;border-right:1
 nav h2{font-size:13px;margin:1rem 0 .2rem}nav a{display:block;padding:.1rem 0;text-decoration:none;color:inherit;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}\
 nav a:hover{text-decoration:underline}main{padding:1rem 2rem 6rem;max-width:62rem}\
 h1{margin-top:.2rem}h2{margin-top:3rem;border-bottom:1px solid var(--line)}h3{margin-top:2.2rem}h4{margin:1rem 0 .2rem;font-size:14px}\
-table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid var(--soft)}\
+table{border-collapse:collapse;width:100%}td p{margin:0 0 .2rem}td,th{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid var(--soft)}\
 code,pre{font:13px/1.45 ui-monospace,monospace}pre{background:var(--soft);padding:.7rem;overflow:auto;border-radius:4px}\
 .m{font:700 11px ui-monospace,monospace;color:#fff;border-radius:3px;padding:.1rem .35rem;margin-right:.4rem}\
 .get{background:var(--get)}.post{background:var(--post)}.patch{background:var(--patch)}.put{background:var(--put)}.delete{background:var(--delete)}\
@@ -35,7 +35,7 @@ fn shell(title: &str, body: &Markup) -> String {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                link rel="icon" href="data:,";
+                link rel="icon" href="/ui/icon.svg";
                 title { (title) }
                 style { (PreEscaped(STYLE)) }
             }

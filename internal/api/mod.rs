@@ -239,9 +239,8 @@ pub fn router(parts: ApiParts) -> Router {
     let media = (header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     routes
         .route("/openapi.json", get(move || async move { ([media], text) }))
-        .route("/docs", get(shown.clone()))
+        .route("/docs", get(shown))
         .route("/docs/problems/{code}", get(docs::problem))
-        .route("/", get(shown))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
@@ -260,7 +259,7 @@ async fn dress(State(api): State<Api>, request: Request, next: Next) -> Response
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(
-        "default-src 'none'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
+        "default-src 'none'; img-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     ));
     if *api.draining.borrow() {
         // Whoever keeps the connection for its next request should make that request elsewhere.

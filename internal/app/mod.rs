@@ -36,6 +36,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::{self, ApiParts, Readings, Tokens};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
+use crate::dashboard;
 use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped, runner_of_this_process};
 use crate::event::Events;
 use crate::handlers::Registry;
@@ -205,7 +206,8 @@ impl App {
             streams: Arc::new(Semaphore::new(config.http_streams)),
             imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
             draining: drains,
-        });
+        })
+        .merge(dashboard::router());
         let stop_http = CancellationToken::new();
         let limits = HttpLimits {
             connections: config.http_connections,

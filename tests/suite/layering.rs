@@ -26,6 +26,7 @@ const DOORS: &[(&str, &[&str])] = &[
     ("hyper", &["app"]),
     ("hyper_util", &["app"]),
     ("tower_http", &["api", "dashboard"]),
+    ("rust_embed", &["dashboard"]),
     ("clap", &["config", "app", "cmd"]),
 ];
 

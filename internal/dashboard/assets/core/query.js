@@ -1,0 +1,97 @@
+// What a screen shows of the server, and when it asks again.
+import { useState, useEffect, useRef, useCallback } from './dom.js';
+import { call, skew } from './api.js';
+import { listen } from './live.js';
+
+/**
+ * Read `path` (null for nothing yet). Reads again:
+ * - when something happened that `on` cares for: `true` for anything, a list of event types, or a test of an event; at
+ *   most once in `pace` ms, and never before the last answer came;
+ * - every `every` ms, while the page is seen.
+ * What was read stays until the next answer, also when that is an error.
+ */
+export function useQuery(path, { on = null, every = 0, pace = 1000, read = null } = {}) {
+  const [state, setState] = useState({ path: null, data: null, error: null, at: 0 });
+  const [asked, ask] = useState(0);
+  const busy = useRef({ flying: false, dirty: false, last: 0, timer: 0 });
+  const care = useRef(on);
+  care.current = on;
+
+  const reload = useCallback(() => ask((n) => n + 1), []);
+
+  useEffect(() => {
+    if (!path) return undefined;
+    const abort = new AbortController();
+    const own = busy.current;
+    own.flying = true;
+    own.dirty = false;
+    own.last = Date.now();
+    (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal })).then(
+      (data) => {
+        // Only the clock of the database says what time it is.
+        if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());
+        setState({ path, data, error: null, at: Date.now() });
+      },
+      (error) => {
+        if (!abort.signal.aborted) setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
+      },
+    ).finally(() => {
+      if (abort.signal.aborted) return;
+      own.flying = false;
+      if (own.dirty) soon();
+    });
+    return () => {
+      abort.abort();
+      own.flying = false;
+      clearTimeout(own.timer);
+      own.timer = 0;
+    };
+  }, [path, asked]);
+
+  const soon = useCallback(() => {
+    const own = busy.current;
+    own.dirty = true;
+    if (own.flying || own.timer) return;
+    const wait = Math.max(0, own.last + pace - Date.now());
+    own.timer = setTimeout(() => {
+      own.timer = 0;
+      if (!document.hidden) reload();
+    }, wait);
+  }, [pace, reload]);
+
+  const hears = on !== null && on !== false;
+  useEffect(() => {
+    if (!path || !hears) return undefined;
+    return listen((event) => {
+      const cares = care.current;
+      const meant = event.type === 'awake' || event.type === 'gap' || event.type === 'reset' || cares === true
+        || (Array.isArray(cares) ? cares.includes(event.type) : typeof cares === 'function' && cares(event));
+      // The first `awake` comes with the first reading.
+      if (meant && !(event.type === 'awake' && Date.now() - busy.current.last < 1000)) soon();
+    });
+  }, [path, hears, soon]);
+
+  useEffect(() => {
+    if (!path || !every) return undefined;
+    const timer = setInterval(() => {
+      if (!document.hidden && !busy.current.flying) reload();
+    }, every);
+    const seen = () => !document.hidden && reload();
+    document.addEventListener('visibilitychange', seen);
+    return () => {
+      clearInterval(timer);
+      document.removeEventListener('visibilitychange', seen);
+    };
+  }, [path, every, reload]);
+
+  const own = state.path === path;
+  return {
+    data: own || samePlace(state.path, path) ? state.data : null,
+    error: own ? state.error : null,
+    loading: !own,
+    reload,
+  };
+}
+
+// Another page or filter of the same listing: the old rows stay until the new ones are there.
+const samePlace = (one, other) => one && other && one.split('?')[0] === other.split('?')[0];

@@ -1,0 +1,85 @@
+// What is done to many jobs: first a dry run that shows what would become of them, then an operation to follow.
+import { html, useEffect, useState } from '../core/dom.js';
+import { post } from '../core/api.js';
+import { count, plural, span } from '../core/format.js';
+import { ask } from './dialog.js';
+import { Badge, Field, JobLink, Skeleton, Trouble, tell } from './base.js';
+
+/** Actions by their words in the API. */
+export const actions = {
+  retry: { name: 'Retry', what: 'Failed and cancelled jobs get a new life.' },
+  run_now: { name: 'Run now', what: 'Waiting jobs become due at once.' },
+  cancel: { name: 'Cancel', danger: true, what: 'Waiting jobs will never start; running ones are asked to stop.' },
+  reschedule: { name: 'Reschedule', what: 'Waiting jobs get another due time.' },
+  set_priority: { name: 'Set the priority', what: 'Waiting jobs become more or less urgent.' },
+  delete: { name: 'Delete', danger: true, what: 'Jobs that have ended are removed, with their attempts and results. That cannot be undone.' },
+  replay: { name: 'Replay', what: 'Each open dead letter becomes a new job with fresh attempts, linked both ways.' },
+  discard: { name: 'Discard', danger: true, reason: true, what: 'Open dead letters are put away with a reason, and purged after their retention.' },
+};
+
+/** The body of a request for an operation. */
+function bodyOf(action, filter, values) {
+  const body = { action };
+  if (Object.keys(filter).length) body.filter = filter;
+  else body.all = true;
+  if (values.rate) body.rate = Number(values.rate);
+  if (values.reason) body.reason = values.reason;
+  if (action === 'reschedule' && values.when) body.execute_at = new Date(values.when).toISOString();
+  if (action === 'set_priority') body.priority = Number(values.priority ?? 5);
+  return body;
+}
+
+const complete = (action, values) => (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
+
+function Preview({ action, filter, values }) {
+  const [state, set] = useState({});
+  // What a dry run says does not depend on pace or reason, but it wants a request that could be made.
+  const asked = JSON.stringify(bodyOf(action, filter, { ...values, rate: null, reason: 'preview', when: values.when || new Date(Date.now() + 3600e3).toISOString() }));
+  useEffect(() => {
+    let gone = false;
+    set({});
+    post('/v1/operations', { ...JSON.parse(asked), dry_run: true }).then((found) => gone || set({ found }), (error) => gone || set({ error }));
+    return () => {
+      gone = true;
+    };
+  }, [asked]);
+  if (state.error) return html`<${Trouble} error=${state.error} />`;
+  if (!state.found) return html`<${Skeleton} />`;
+  const { found } = state;
+  const left = found.sample.filter((job) => job.would_be === null).length;
+  return html`<div class="stack tight" data-preview><p><b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}${found.capped && ' at least'}.
+    ${left > 0 && html` <span class="soft">${left} of the ${found.sample.length} below ${left === 1 ? 'is' : 'are'} in no state for it and would be left as ${left === 1 ? 'it is' : 'they are'}.</span>`}
+    ${values.rate > 0 && found.count > 0 && html` <span class="soft">At ${count(Number(values.rate))} per second that takes about ${span((found.count / values.rate) * 1000)}.</span>`}</p>
+    ${found.sample.length > 0 && html`<div class="scroll panel"><table><thead><tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr></thead><tbody>
+    ${found.sample.map((job) => html`<tr key=${job.id}><td><${JobLink} id=${job.id} /></td><td>${job.kind}</td><td><${Badge} is=${job.state} /></td>
+      <td>${job.would_be ? html`<${Badge} is=${job.would_be} />` : html`<span class="faint">left as it is</span>`}</td></tr>`)}</tbody></table></div>`}
+    ${found.count > found.sample.length && html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`}</div>`;
+}
+
+/**
+ * Ask, show a preview, and start. `filter` is that of `POST /v1/operations`. Resolves with the operation, or undefined.
+ */
+export async function bulk(action, filter, { rate = '', name = actions[action].name, title = `${name}: many jobs at once` } = {}) {
+  const { what, danger, reason } = actions[action];
+  const operation = await ask({
+    title,
+    action: name,
+    danger,
+    // Two buttons of one name would be one too many.
+    cancel: action === 'cancel' ? 'Close' : undefined,
+    broad: true,
+    values: { rate: String(rate), reason: '', when: '', priority: '5' },
+    ready: (values) => complete(action, values),
+    submit: (values) => post('/v1/operations', bodyOf(action, filter, values)),
+    body: ({ values, set }) => html`<p>${what}</p>
+      <div class="fields">
+        ${action === 'reschedule' && html`<${Field} label="Due at (your local time)" id="bulk-when"><input id="bulk-when" type="datetime-local" required value=${values.when} onInput=${(e) => set({ when: e.target.value })} /></${Field}>`}
+        ${action === 'set_priority' && html`<${Field} label="Priority" id="bulk-priority" hint="0 runs first, 9 last"><input id="bulk-priority" type="number" min="0" max="9" value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}>`}
+        <${Field} label="Jobs per second" id="bulk-rate" hint="Empty: as fast as it goes"><input id="bulk-rate" type="number" min="1" max="10000" value=${values.rate} onInput=${(e) => set({ rate: e.target.value })} /></${Field}>
+        <${Field} label=${reason ? 'Reason (needed)' : 'Reason'} id="bulk-reason" hint="Kept with the operation"><input id="bulk-reason" maxlength="500" required=${Boolean(reason)} value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>
+      </div>
+      <${Preview} action=${action} filter=${filter} values=${values} />`,
+  });
+  if (operation) tell(`${name} has begun`, 'good', { href: `/operations/${operation.id}`, text: 'Follow it' });
+  return operation;
+}

@@ -1,0 +1,56 @@
+// Dialogs: one at a time, opened from anywhere with a promise for the answer.
+import { html, cls, useEffect, useRef, useState } from '../core/dom.js';
+import { store, useStore } from '../core/store.js';
+import { Trouble } from './base.js';
+
+const open = store(null);
+
+/**
+ * Show a dialog. `body` is a function of `{values, set, close}` that returns its content. The button `action` calls
+ * `submit(values)`, which may throw a problem: that is shown, and the dialog stays. Resolves with what `submit` returned,
+ * or undefined when it was closed.
+ */
+export function ask({ title, body, action = 'OK', danger = false, values = {}, submit = () => true, ready = null, broad = false, cancel = 'Cancel' }) {
+  return new Promise((resolve) => open.set({ title, body, action, danger, values, submit, ready, broad, cancel, resolve }));
+}
+
+/** A question that a destructive action asks first. */
+export const confirm = (title, text, action, submit) => ask({ title, body: () => html`<p>${text}</p>`, action, danger: true, submit });
+
+export function Dialogs() {
+  const asked = useStore(open);
+  return asked ? html`<${Open} key=${asked.title} asked=${asked} />` : null;
+}
+
+function Open({ asked }) {
+  const element = useRef(null);
+  const [values, setValues] = useState(asked.values);
+  const [state, setState] = useState({ busy: false, error: null });
+  useEffect(() => {
+    element.current.showModal();
+  }, []);
+  const close = (answer) => {
+    open.set(null);
+    asked.resolve(answer);
+  };
+  const set = (change) => setValues((old) => ({ ...old, ...(typeof change === 'function' ? change(old) : change) }));
+  const submit = async (event) => {
+    event.preventDefault();
+    if (state.busy) return;
+    setState({ busy: true, error: null });
+    try {
+      close(await asked.submit(values));
+    } catch (error) {
+      setState({ busy: false, error });
+    }
+  };
+  return html`<dialog ref=${element} class=${cls(asked.broad && 'broad')} aria-label=${asked.title} onCancel=${(event) => { event.preventDefault(); close(); }}>
+    <form method="dialog" onSubmit=${submit}>
+      <header><h2>${asked.title}</h2></header>
+      <div class="body stack tight">${asked.body({ values, set, close, busy: state.busy })}<${Trouble} error=${state.error} /></div>
+      <footer>
+        <button type="button" onClick=${() => close()}>${asked.cancel}</button>
+        ${asked.action && html`<button type="submit" class=${asked.danger ? 'danger' : 'primary'} disabled=${state.busy || (asked.ready && !asked.ready(values))}>${state.busy ? 'Working…' : asked.action}</button>`}
+      </footer>
+    </form></dialog>`;
+}

@@ -1,0 +1,113 @@
+// The filter bar: words with completion, kept in the address.
+import { html, useEffect, useId, useRef, useState } from '../core/dom.js';
+import { useQuery } from '../core/query.js';
+import { Icon } from './base.js';
+
+const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
+const spans = ['<10m', '<1h', '<24h', '<7d', '>1h'];
+const fields = [
+  ['state:', 'where it is in its life'], ['kind:', 'what it does'], ['queue:', 'the line it waits in'], ['due:', 'within a span, or after a date'],
+  ['created:', 'younger than a span, or since a date'], ['finished:', 'ended within a span, or since a date'], ['key:', 'its unique key'], ['tag:', 'one of its tags'],
+  ['schedule:', 'made by this schedule'], ['error:', 'words of its last error'], ['group:', 'fingerprint of a failure'], ['dead:', 'open, replayed or discarded'], ['id:', 'one job'], ['payload.', 'a place in its payload: payload.user.id:42'],
+];
+
+/** The word at the cursor. */
+function wordAt(text, cursor) {
+  let from = cursor;
+  while (from > 0 && !/\s/.test(text[from - 1])) from -= 1;
+  let to = cursor;
+  while (to < text.length && !/\s/.test(text[to])) to += 1;
+  return { from, to, word: text.slice(from, cursor) };
+}
+
+export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' }) {
+  const [text, setText] = useState(value);
+  const [open, setOpen] = useState(false);
+  const [at, setAt] = useState(-1);
+  const [cursor, setCursor] = useState(0);
+  const input = useRef(null);
+  const list = useId();
+  const kinds = useQuery(open ? '/v1/kinds' : null);
+  const queues = useQuery(open ? '/v1/queues' : null);
+  const schedules = useQuery(open && /schedule:/.test(text) ? '/v1/schedules' : null);
+  useEffect(() => setText(value), [value]);
+
+  const { from, to, word } = wordAt(text, cursor);
+  const colon = word.indexOf(':');
+  const values = {
+    state: states, dead: ['open', 'replayed', 'discarded'], due: ['<0s', ...spans], created: spans, finished: spans,
+    kind: kinds.data?.data.map((k) => k.kind) ?? [], queue: queues.data?.data.map((q) => q.name) ?? [], schedule: schedules.data?.data.map((s) => s.name) ?? [],
+  };
+  let choices = [];
+  if (open) {
+    if (colon < 0) choices = fields.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
+    else {
+      const field = word.slice(0, colon);
+      const begun = word.slice(colon + 1);
+      choices = (values[field] ?? []).filter((v) => v.startsWith(begun) && v !== begun).slice(0, 50).map((v) => ({ text: `${field}:${v}`, end: true }));
+    }
+  }
+  const take = (choice) => {
+    const next = `${text.slice(0, from)}${choice.text}${choice.end ? ' ' : ''}${text.slice(to).replace(/^ /, '')}`;
+    const place = from + choice.text.length + (choice.end ? 1 : 0);
+    setText(next);
+    setAt(-1);
+    setCursor(place);
+    if (choice.end) on(next.trim());
+    requestAnimationFrame(() => {
+      input.current?.focus();
+      input.current?.setSelectionRange(place, place);
+    });
+  };
+  const key = (event) => {
+    if (event.key === 'ArrowDown' && choices.length) {
+      event.preventDefault();
+      setAt((at + 1) % choices.length);
+    } else if (event.key === 'ArrowUp' && choices.length) {
+      event.preventDefault();
+      setAt((at + choices.length - 1) % choices.length);
+    } else if (event.key === 'Tab' && choices.length && word && !event.shiftKey) {
+      event.preventDefault();
+      take(choices[Math.max(0, at)]);
+    } else if (event.key === 'Enter') {
+      event.preventDefault();
+      if (at >= 0 && choices[at]) take(choices[at]);
+      else {
+        on(text.trim());
+        setOpen(false);
+      }
+    } else if (event.key === 'Escape' && open) {
+      event.stopPropagation();
+      setOpen(false);
+    }
+  };
+  const moved = (event) => setCursor(event.target.selectionStart ?? 0);
+  return html`<div class="filter">
+    <${Icon} of="search" /><label class="hidden-visually" for=${id}>${label}</label>
+    <input id=${id} ref=${input} value=${text} role="combobox" aria-expanded=${String(open && choices.length > 0)} aria-controls=${list} aria-autocomplete="list"
+      aria-activedescendant=${at >= 0 ? `${list}-${at}` : undefined} aria-invalid=${wrong ? 'true' : undefined} autocomplete="off" spellcheck=${false}
+      placeholder="state:failed kind:email payload.user.id:42"
+      onInput=${(event) => { setText(event.target.value); moved(event); setOpen(true); setAt(-1); }}
+      onFocus=${(event) => { moved(event); setOpen(true); }} onClick=${moved} onKeyUp=${moved} onKeyDown=${key}
+      onBlur=${() => setTimeout(() => { if (document.activeElement !== input.current) setOpen(false); }, 150)} />
+    ${open && choices.length > 0 && html`<ul class="choices" id=${list} role="listbox" aria-label="Completions">
+      ${choices.map((choice, i) => html`<li key=${choice.text} id=${`${list}-${i}`} role="option" aria-selected=${String(i === at)}
+        onMouseDown=${(event) => { event.preventDefault(); take(choice); }}>${choice.text}${choice.what && html`<span>${choice.what}</span>`}</li>`)}</ul>`}
+  </div>`;
+}
+
+/** A filter with one of its words set, or taken away. */
+export function withWord(text, field, value) {
+  const words = text.match(/(?:[^\s"]|"(?:\\.|[^"\\])*")+/g) ?? [];
+  const rest = words.filter((word) => !word.startsWith(`${field}:`));
+  return [...(value ? [`${field}:${value}`] : []), ...rest].join(' ');
+}
+
+/** The value of a word of a filter. */
+export function wordOf(text, field) {
+  const words = text.match(/(?:[^\s"]|"(?:\\.|[^"\\])*")+/g) ?? [];
+  return words.find((word) => word.startsWith(`${field}:`))?.slice(field.length + 1) ?? null;
+}
+
+/** A value as a filter writes it. */
+export const quoted = (value) => (/[\s"\\]/.test(value) ? `"${value.replace(/[\\"]/g, '\\$&')}"` : value);

@@ -1,0 +1,67 @@
+// A foldable view of a JSON value. What the schema of its kind calls sensitive is hidden until somebody asks.
+import { html, useState } from '../core/dom.js';
+import { Copy } from './base.js';
+
+const MANY = 100;
+const LONG = 400;
+
+/** Does the schema call this sensitive? `writeOnly`, `format: password` or `x-sensitive`. */
+export const isSensitive = (schema) => Boolean(schema && (schema.writeOnly || schema['x-sensitive'] || schema.format === 'password'));
+
+function resolve(schema, root) {
+  for (let depth = 0; schema?.$ref && depth < 8; depth += 1) {
+    const extra = schema;
+    schema = schema.$ref.startsWith('#/') ? schema.$ref.slice(2).split('/').reduce((at, part) => at?.[part.replaceAll('~1', '/').replaceAll('~0', '~')], root) : undefined;
+    if (isSensitive(extra)) return { ...schema, writeOnly: true };
+  }
+  return schema;
+}
+
+/** The schema of one field, through `anyOf` and the like. */
+export function within(schema, name, root) {
+  const own = resolve(schema, root);
+  if (!own) return undefined;
+  const here = Array.isArray(own.items) || typeof name !== 'number' ? own.properties?.[name] : own.items;
+  if (here) return resolve(here, root);
+  for (const part of [...(own.anyOf || []), ...(own.oneOf || []), ...(own.allOf || [])]) {
+    const found = within(part, name, root);
+    if (found) return found;
+  }
+  return typeof own.additionalProperties === 'object' && typeof name !== 'number' ? resolve(own.additionalProperties, root) : undefined;
+}
+
+export function Json({ value, schema, label = 'value' }) {
+  if (value === undefined) return null;
+  return html`<div class="json"><div class="row end"><${Copy} text=${JSON.stringify(value, null, 2)} label=${`Copy the ${label}`} /></div>
+    <${Node} value=${value} schema=${schema} root=${schema} depth=${0} /></div>`;
+}
+
+function Node({ name, value, schema, root, depth }) {
+  const [shown, show] = useState(false);
+  const [all, showAll] = useState(false);
+  const [open, setOpen] = useState(depth < 2);
+  const key = name === undefined ? null : html`<span class="name">${name}</span>: `;
+  if (isSensitive(resolve(schema, root)) && value !== null && !shown) {
+    return html`<div class="leaf">${key}<span class="faint">hidden</span> <button type="button" class="quiet small" onClick=${() => show(true)} aria-label=${`Show ${name ?? 'the value'}`}>show</button></div>`;
+  }
+  if (value === null || typeof value !== 'object') return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
+  const list = Array.isArray(value);
+  const entries = list ? value.map((item, i) => [i, item]) : Object.entries(value);
+  const size = entries.length;
+  if (size === 0) return html`<div class="leaf">${key}${list ? '[]' : '{}'}</div>`;
+  const cut = all ? entries : entries.slice(0, MANY);
+  return html`<details open=${open} onToggle=${(event) => { event.stopPropagation(); if (event.target === event.currentTarget) setOpen(event.currentTarget.open); }}>
+    <summary>${key}<span class="faint">${list ? `[${size}]` : `{${size}}`}</span></summary>
+    ${open && html`<div class="inner">${cut.map(([k, v]) => html`<${Node} key=${k} name=${k} value=${v} schema=${within(schema, k, root)} root=${root} depth=${depth + 1} />`)}
+      ${size > cut.length && html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>${size - cut.length} more</button>`}</div>`}</details>`;
+}
+
+function Leaf({ value }) {
+  const [all, show] = useState(false);
+  if (typeof value === 'string') {
+    const long = value.length > LONG && !all;
+    return html`<span class="text">${JSON.stringify(long ? value.slice(0, LONG) : value)}</span>${long && html` <button type="button" class="quiet small" onClick=${() => show(true)}>${value.length - LONG} characters more</button>`}`;
+  }
+  if (typeof value === 'number') return html`<span class="figure-value num">${String(value)}</span>`;
+  return html`<span class="word">${String(value)}</span>`;
+}

@@ -1,0 +1,143 @@
+//! The dashboard: pages that the binary carries and a browser runs. They speak only the public API, with the key that
+//! whoever sits there gave them; nothing here knows a job. There is no build step: what lies in `assets/` is what is served.
+//!
+//! The pages themselves hold no data, so they are open to everybody, like the sign-in page of any other tool.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, Request};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use rust_embed::{EmbeddedFile, RustEmbed};
+use tower_http::compression::CompressionLayer;
+
+/// A development build reads the files from the checkout at each request, a release carries them.
+#[derive(RustEmbed)]
+#[folder = "internal/dashboard/assets/"]
+struct Assets;
+
+/// Paths of screens. All are the same page, which finds out for itself where it is.
+const SCREENS: &[&str] = &[
+    "/",
+    "/jobs",
+    "/jobs/{id}",
+    "/failures",
+    "/failures/{fingerprint}",
+    "/queues",
+    "/queues/{name}",
+    "/schedules",
+    "/schedules/{name}",
+    "/runners",
+    "/index",
+    "/operations",
+    "/operations/{id}",
+    "/audit",
+    "/enqueue",
+    "/keys",
+];
+
+/// Only what this host serves, no script or style within a page, no frame around it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
+
+/// The screens and what they are made of.
+pub fn router() -> Router {
+    let screens = SCREENS.iter().fold(Router::new(), |router, path| router.route(path, get(page)));
+    screens
+        .route("/ui/{*path}", get(asset))
+        .route("/favicon.ico", get(icon))
+        // Programs shrink to a third. Nothing here is secret, so its length may tell.
+        .layer(CompressionLayer::new())
+        .layer(middleware::from_fn(dress))
+}
+
+async fn page(headers: HeaderMap) -> Response {
+    let mut page = served("index.html", &headers);
+    page.headers_mut().insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    page.headers_mut().insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    page
+}
+
+async fn icon(headers: HeaderMap) -> Response {
+    served("icon.svg", &headers)
+}
+
+async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
+    served(&path, &headers)
+}
+
+/// One file, or 304 for whoever has it. Names stay the same from version to version, so a browser has to ask each time.
+fn served(path: &str, headers: &HeaderMap) -> Response {
+    let Some((file, media)) = Assets::get(path).zip(media_of(path)) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let tag = tag_of(&file);
+    let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    let known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
+    let mut response =
+        if known { StatusCode::NOT_MODIFIED.into_response() } else { Body::from(file.data.into_owned()).into_response() };
+    let headers = response.headers_mut();
+    if !known {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
+    }
+    if let Ok(tag) = HeaderValue::try_from(tag) {
+        headers.insert(header::ETAG, tag);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+fn tag_of(file: &EmbeddedFile) -> String {
+    let digest = file.metadata.sha256_hash();
+    let hex: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    // Weak: compressed or not, it is the same file.
+    format!("W/\"{hex}\"")
+}
+
+/// What is not of one of these types is not served.
+fn media_of(path: &str) -> Option<&'static str> {
+    Some(match path.rsplit_once('.')?.1 {
+        "html" => "text/html; charset=utf-8",
+        "js" | "mjs" => "text/javascript; charset=utf-8",
+        "css" => "text/css; charset=utf-8",
+        "svg" => "image/svg+xml",
+        _ => return None,
+    })
+}
+
+async fn dress(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_page_names_another_host_or_carries_a_script() {
+        for path in Assets::iter().filter(|path| !path.starts_with("vendor/")) {
+            let file = Assets::get(&path).unwrap();
+            let text = std::str::from_utf8(&file.data).unwrap();
+            let foreign = text.match_indices("://").map(|(at, _)| &text[at.saturating_sub(5)..(at + 25).min(text.len())]);
+            let foreign: Vec<&str> = foreign.filter(|found| !found.contains("://www.w3.org/")).collect();
+            assert!(foreign.is_empty(), "{path} names {foreign:?}");
+            for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"] {
+                assert!(!text.contains(forbidden), "{path} has {forbidden}");
+            }
+        }
+        let page = Assets::get("index.html").unwrap();
+        let page = String::from_utf8(page.data.into_owned()).unwrap();
+        assert!(!page.contains("<script>") && !page.contains("<style") && !page.contains(" style=") && !page.contains(" on"));
+    }
+
+    #[test]
+    fn nothing_outside_of_the_assets_is_served() {
+        for path in ["../mod.rs", "vendor/LICENSES.md", "/etc/passwd", "..%2fmod.rs", "", "nothing.js"] {
+            assert_eq!(served(path, &HeaderMap::new()).status(), StatusCode::NOT_FOUND, "{path}");
+        }
+    }
+}
