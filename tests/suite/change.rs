@@ -11,7 +11,7 @@ use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Answer, Proxy, TestApp, answer, http};
+use crate::support::{Answer, Proxy, TestApp, answer, gated, http};
 
 const LATER_MS: u64 = 3_600_000;
 
@@ -194,8 +194,9 @@ async fn a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_moved_to_another_line_starts_at_its_new_place_and_once() {
-    let tickr = TestApp::start_with(|config| config.workers = 1, Registry::new()).await;
-    let first = tickr.enqueue_kind("sleep", json!({"ms": 700})).await;
+    let open = CancellationToken::new();
+    let tickr = TestApp::start_with(|config| config.workers = 1, gated(&open)).await;
+    let first = tickr.enqueue_kind("gate", json!({})).await;
     tickr.until(first, State::Executing).await;
     // Two due ones in the line of the least urgent, and one that is not due in the line of the most urgent.
     let ids = tickr
@@ -208,10 +209,16 @@ async fn a_job_moved_to_another_line_starts_at_its_new_place_and_once() {
         ])
         .await;
     for (at, body) in
-        [(1, json!({"priority": 0})), (3, json!({"priority": 9, "delay_ms": 0})), (4, json!({"delay_ms": 1_500}))]
+        [(1, json!({"priority": 0})), (3, json!({"priority": 9, "delay_ms": 0})), (4, json!({"delay_ms": LATER_MS}))]
     {
         assert_eq!(patch(&tickr, ids[at], &[], &body).await.status, 200);
     }
+    open.cancel();
+    for at in [1, 2, 0, 3] {
+        tickr.until(ids[at], State::Completed).await;
+    }
+    // A little later than now: it comes by the waiting set, as one that is due.
+    assert_eq!(patch(&tickr, ids[4], &[], &json!({"delay_ms": 50})).await.status, 200);
     tickr.until_idle().await;
     let ran: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts ORDER BY started_at")
         .fetch_all(&mut tickr.mysql().await)

@@ -14,7 +14,7 @@ use tickr::store::{KindRetention, Moved, Purged, Retention};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{DEADLINE, TestApp, draft, eventually};
+use crate::support::{DEADLINE, TestApp, draft, eventually, gated};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_travels_from_http_to_done_and_leaves_its_attempt() {
@@ -388,27 +388,6 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     assert_eq!(tickr.job(waits).await["state"], "waiting");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
     tickr.stop().await;
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
-struct Gate {}
-
-impl Kind for Gate {
-    const NAME: &'static str = "gate";
-}
-
-/// Handlers that run until the gate is opened.
-fn gated(open: &CancellationToken) -> Registry {
-    let mut own = Registry::new();
-    let open = open.clone();
-    own.register(move |_: Gate, _: Context| {
-        let open = open.clone();
-        async move {
-            open.cancelled().await;
-            Ok(Output::default())
-        }
-    });
-    own
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -181,7 +181,7 @@ addEventListener('keydown', (event) => {
     const next = rows[Math.max(0, Math.min(rows.length - 1, at + (event.key === 'j' ? 1 : -1)))];
     rows[at]?.classList.remove('at');
     next.classList.add('at');
-    next.querySelector('a, button[aria-expanded]')?.focus();
+    next.querySelector('a:not([tabindex="-1"]), button[aria-expanded]')?.focus();
     next.scrollIntoView({ block: 'nearest' });
   } else if (event.key === 'x') {
     document.querySelector('tr.at input[type=checkbox]')?.click();

@@ -4,6 +4,7 @@ mod app;
 #[path = "../../chaos/clock.rs"]
 pub(crate) mod clock;
 pub(crate) mod contract;
+mod gate;
 pub(crate) mod halted;
 pub(crate) mod program;
 mod proxy;
@@ -15,6 +16,7 @@ pub(crate) mod smtp_sink;
 mod sse;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
+pub(crate) use gate::gated;
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;

@@ -1,10 +1,10 @@
 // Jobs: found by a filter, chosen one by one or all that match.
-import { html, useEffect, useMemo, useState } from '../core/dom.js';
+import { html, cls, useEffect, useMemo, useState } from '../core/dom.js';
 import { call, get, url } from '../core/api.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
 import { brief, count, plural } from '../core/format.js';
-import { Badge, Empty, Head, JobLink, Skeleton, Time, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
+import { Allowed, Badge, Empty, Head, JobLink, Skeleton, Time, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
 import { FilterBar, withWord, wordOf } from '../ui/filter.js';
 import { actions, bulk } from '../ui/bulk.js';
 
@@ -49,7 +49,7 @@ export default function Jobs() {
     setAll(false);
     page.reload();
   };
-  return html`<${Head} title="Jobs"><a class="button" href="/enqueue">Enqueue a job</a><${Export} q=${q} /></${Head}>
+  return html`<${Head} title="Jobs"><${Allowed} to="enqueue"><a class="button" href="/enqueue">Enqueue a job</a></${Allowed}><${Export} q=${q} /></${Head}>
     <div class="row"><${FilterBar} value=${q} on=${set} wrong=${page.error?.status === 422} /></div>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.error.status === 422 ? null : page.reload} />`}
     <${Tabs} q=${q} state=${state} broken=${page.error?.status === 422} />
@@ -81,7 +81,7 @@ const withState = (q, state) => url('/jobs', { q: withWord(q, 'state', state) })
 
 function About({ job }) {
   if (job.state === 'executing' && job.progress) return html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>`;
-  if (job.last_error && job.state !== 'completed') return html`<span class="clip bad" title=${job.last_error}>${job.last_error}</span>`;
+  if (job.last_error && job.state !== 'completed') return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>${job.last_error}</span>`;
   const words = [...(job.unique_key ? [job.unique_key] : []), ...(job.tags ?? [])];
   if (job.schedule) return html`<span class="clip">by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a></span>`;
   return words.length ? html`<span class="clip">${words.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}</span>` : html`<span class="faint">–</span>`;

@@ -70,7 +70,7 @@ function standing(queue) {
   if (queue.runners === 0 && waiting(queue) > 0) return html`<${Badge} is="bad">no runner</${Badge}>`;
   if (queue.paused) return html`<${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}> <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>`;
   if (queue.concurrency !== null && queue.permits >= queue.concurrency) return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
-  return html`<${Badge} is="good">served</${Badge}>`;
+  return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<${Badge} is="good">served</${Badge}>`;
 }
 
 /** What becomes due in the next 24 hours. */
