@@ -105,6 +105,10 @@ pub(super) struct GroupView {
     first_seen: Moment,
     #[schema(value_type = String, format = DateTime)]
     last_seen: Moment,
+    /// How many of the open letters that were counted failed in each of the last 24 hours, the oldest hour first; the last
+    /// one ends now.
+    #[schema(min_items = 24, max_items = 24)]
+    recent: [u64; 24],
     /// The newest job.
     sample: String,
     /// The beginning of its error as it was.
@@ -156,6 +160,7 @@ pub(super) async fn groups(State(api): State<Api>, Asked(asked): Asked<GroupsQue
         capped: group.capped,
         first_seen: Moment(group.first_seen),
         last_seen: Moment(group.last_seen),
+        recent: group.recent,
         sample: group.sample.to_string(),
         sample_error: group.error,
     });

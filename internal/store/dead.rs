@@ -31,6 +31,8 @@ const MOST_ERROR: usize = 500;
 const MOST_COUNTED: i64 = 100_000;
 /// The same where the rows themselves have to be read.
 const MOST_READ: i64 = 20_000;
+/// Hours of which it is told how many letters each saw.
+const HOURS: usize = 24;
 /// Ledger lines looked at in one page of the search for missing letters.
 const PAGE: i64 = 2_000;
 
@@ -531,6 +533,8 @@ pub struct DeadGroup {
     pub first_seen: Timestamp,
     /// The newest one.
     pub last_seen: Timestamp,
+    /// How many of those counted failed in each of the last 24 hours, the oldest hour first; the last one ends now.
+    pub recent: [u64; HOURS],
     /// The newest job.
     pub sample: JobId,
     /// The beginning of its error.
@@ -639,11 +643,16 @@ async fn dead_groups(
         .await?
         .try_get(0)?;
     let of_kind = if kind.is_some() { "WHERE d.kind = ?" } else { "" };
-    let behind =
-        if after.is_some() { "HAVING MAX(d.since) < ? OR (MAX(d.since) = ? AND d.fingerprint < ?)" } else { "" };
+    let behind = if after.is_some() { "HAVING MAX(h.last) < ? OR (MAX(h.last) = ? AND h.fingerprint < ?)" } else { "" };
+    // Letters are grouped by their hour first, in the one walk through them, and hours by their cause then.
+    let hours = (0..HOURS).rev().map(|hour| format!("CAST(SUM(IF(h.hour = {hour}, h.letters, 0)) AS SIGNED)"));
     let sql = format!(
-        "SELECT d.fingerprint, d.kind, COUNT(*), MIN(d.since), MAX(d.since), MAX(d.job_id) {OPEN_BY_AGE} {of_kind} \
-         GROUP BY d.fingerprint, d.kind {behind} ORDER BY MAX(d.since) DESC, d.fingerprint DESC LIMIT ?"
+        "SELECT h.fingerprint, h.kind, CAST(SUM(h.letters) AS SIGNED), MIN(h.first), MAX(h.last), MAX(h.newest), {} FROM \
+         (SELECT d.fingerprint, d.kind, TIMESTAMPDIFF(HOUR, d.since, UTC_TIMESTAMP(6)) AS hour, COUNT(*) AS letters, \
+         MIN(d.since) AS first, MAX(d.since) AS last, MAX(d.job_id) AS newest {OPEN_BY_AGE} {of_kind} \
+         GROUP BY d.fingerprint, d.kind, hour) h \
+         GROUP BY h.fingerprint, h.kind {behind} ORDER BY MAX(h.last) DESC, h.fingerprint DESC LIMIT ?",
+        hours.collect::<Vec<_>>().join(", ")
     );
     let mut query = statement(sql).bind(MOST_COUNTED);
     if let Some(kind) = kind {
@@ -663,6 +672,10 @@ async fn dead_groups(
     }
     let dead_group = |row: &MySqlRow| {
         let sample: Uuid = row.try_get(5)?;
+        let mut recent = [0; HOURS];
+        for (hour, letters) in recent.iter_mut().enumerate() {
+            *letters = row.try_get::<i64, _>(6 + hour)?.unsigned_abs();
+        }
         Ok(DeadGroup {
             fingerprint: group(row.try_get(0)?)?,
             kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
@@ -670,6 +683,7 @@ async fn dead_groups(
             capped: total >= MOST_COUNTED,
             first_seen: row.try_get(3)?,
             last_seen: row.try_get(4)?,
+            recent,
             sample: JobId::from_uuid(sample),
             error: errors.remove(&sample).unwrap_or_default(),
         })

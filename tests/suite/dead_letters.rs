@@ -81,6 +81,8 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
         ))
     );
     let group = &groups[2];
+    let hours = |group: &Value| serde_json::from_value::<Vec<u64>>(group["recent"].clone()).unwrap();
+    assert_eq!(hours(group), [vec![0; 23], vec![3]].concat());
     assert_eq!(group["sample"], users[2].to_string());
     assert_eq!(group["sample_error"], "user 77213 not found");
     let (first, last) = (tickr.job(users[0]).await, tickr.job(users[2]).await);
@@ -114,6 +116,29 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
         assert_eq!(tickr.get(&format!("/v1/dead/groups/{path}")).await.status, status);
     }
     tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_tells_hour_by_hour_how_many_failed_in_the_last_day() {
+    let tickr = start().await;
+    for _ in 0..6 {
+        fails(&tickr, "no").await;
+    }
+    // One now, two an hour ago, one at the edge of the day, one before it, and one by a clock that was ahead.
+    for (nth, minutes) in [(1, 61), (2, 119), (3, 23 * 60 + 59), (4, 24 * 60 + 1), (5, -1)] {
+        let sql = format!(
+            "UPDATE dead_letters d JOIN (SELECT job_id FROM dead_letters ORDER BY job_id LIMIT 1 OFFSET {nth}) n \
+             ON n.job_id = d.job_id SET d.since = UTC_TIMESTAMP(6) - INTERVAL {minutes} MINUTE"
+        );
+        tickr.sql(sql).await;
+    }
+    let groups = tickr.get("/v1/dead/groups").await.body;
+    let group = &groups["data"][0];
+    let hours: Vec<u64> = serde_json::from_value(group["recent"].clone()).unwrap();
+    let mut wanted = vec![0; 24];
+    (wanted[0], wanted[22], wanted[23]) = (1, 2, 2);
+    assert_eq!((hours, &group["open"]), (wanted, &json!(6)));
     tickr.stop().await;
 }
 
