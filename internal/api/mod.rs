@@ -17,6 +17,7 @@ mod explain;
 mod filter;
 mod forecast;
 mod health;
+mod history;
 mod import;
 mod jobs;
 mod keys;
@@ -167,6 +168,8 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(stats::show))
         .routes(routes!(stats::runners))
         .routes(routes!(forecast::forecast))
+        .routes(routes!(history::show))
+        .routes(routes!(history::queues))
         .routes(routes!(audit::list))
         .routes(routes!(keys::list))
         .routes(routes!(keys::make, keys::revoke))

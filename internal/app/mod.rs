@@ -5,7 +5,7 @@
 //! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP goes on
 //! 3. what still runs is told to stop and given back without burning its attempt
 //! 4. loops end, the runner is struck off the list
-//! 5. the door closes behind the last guest, open requests are finished, connections close
+//! 5. the door closes behind the last guest, open requests are finished, the last figures written, connections close
 //!
 //! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
 
@@ -37,7 +37,7 @@ use crate::api::{self, ApiParts, Readings, Tokens};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
-use crate::engine::{AlertSettings, Engine, EngineSettings, Stopped, runner_of_this_process};
+use crate::engine::{AlertSettings, Engine, EngineSettings, Recorder, Stopped, runner_of_this_process};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
@@ -117,6 +117,7 @@ pub struct App {
     index: Index,
     store: Store,
     engine: Engine,
+    recorder: Recorder,
     http: JoinHandle<()>,
     stop_http: CancellationToken,
     stop_controls: DropGuard,
@@ -183,6 +184,7 @@ impl App {
         };
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
+        let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
         let stop_telling = CancellationToken::new();
         let events = broker.events().clone();
         let feed = Feed::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
@@ -227,6 +229,7 @@ impl App {
             index,
             store,
             engine,
+            recorder,
             http,
             stop_http,
             stop_controls,
@@ -299,6 +302,7 @@ impl App {
             index,
             store,
             engine,
+            recorder,
             mut http,
             stop_http,
             stop_controls,
@@ -325,6 +329,8 @@ impl App {
             http.abort();
             let _ = http.await;
         }
+        // Now that nothing more can happen.
+        recorder.stop().await;
         drop((broker, controls, index, stop_controls));
         tasks.close();
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {

@@ -314,7 +314,7 @@ impl Broker {
                 counter.increment(1);
             }
         }
-        self.meters.accepted(accepted.len() as u64);
+        self.meters.accepted(accepted.iter().map(|receipt| &receipt.queue));
     }
 
     fn announce_keyed(&self, keyed: &Keyed) {

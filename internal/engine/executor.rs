@@ -40,6 +40,7 @@ enum Ended {
 /// End an attempt whose job cannot be read: it would fail in any runner of this version.
 pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
     tracing::error!(job = %unreadable.id, error = unreadable.error, "cannot read a job");
+    let queue = unreadable.queue;
     let settlement = Settlement {
         id: unreadable.id,
         token: unreadable.token,
@@ -53,6 +54,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
     };
     if let Some(Settled::Done { state, .. }) = settle(shared, settlement).await {
         let verdict = Verdict::Rejected;
+        shared.broker.meters().settled(queue.as_ref(), verdict, state);
         shared.broker.events().emit(Event::Settled { id: unreadable.id, verdict, state });
     }
 }
@@ -72,7 +74,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
 async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
     shared.gauges.started(&claimed, lateness);
-    shared.broker.meters().started(lateness);
+    shared.broker.meters().started(&claimed.queue, lateness);
     shared.broker.events().emit(Event::Started { id: claimed.id, number: claimed.number });
 
     let stop = Stop::default();
@@ -83,7 +85,8 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let ended = run(shared, &claimed, &stop, progress, &defaults, &trace, scope).await;
-    shared.gauges.ran(&claimed.kind, began.elapsed());
+    let ran = began.elapsed();
+    shared.gauges.ran(&claimed.kind, ran);
     let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
     let verdict = settlement.verdict;
     shared.live.settling(claimed.id, claimed.token);
@@ -94,7 +97,12 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
 
     trace.end(&shared.settings.tracer, shared.runner.as_str(), &claimed, verdict);
     shared.gauges.ended(&claimed.kind, verdict);
-    shared.broker.meters().ended();
+    let written = match &settled {
+        Some(Settled::Done { state, .. }) => Some((verdict, *state)),
+        // Whoever took the lease away has counted it.
+        Some(Settled::NotOurs) | None => None,
+    };
+    shared.broker.meters().ended(&claimed.queue, ran, written);
     tell(shared, &claimed, verdict, settled);
 }
 

@@ -10,6 +10,7 @@
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock ·
 //! operator: what is done to many jobs at once · alerts: too many dead letters · gauges: figures of attempts
+//! recorder: the history that charts show; it stops by itself, after the last request
 //! ```
 //!
 //! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
@@ -26,6 +27,7 @@ mod operator;
 mod permits;
 mod reaper;
 mod reconciler;
+mod recorder;
 mod rhythm;
 mod scheduler;
 mod service;
@@ -36,6 +38,7 @@ mod worker;
 
 pub use alerts::AlertSettings;
 pub use live::StopReason;
+pub use recorder::Recorder;
 
 use std::collections::HashSet;
 use std::future::Future;

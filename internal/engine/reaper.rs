@@ -80,11 +80,13 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
         }
         let last = expired.len() < PAGE as usize;
         if !expired.is_empty() {
-            for (id, kind, settled) in shared.store.reap(expired, Arc::clone(&policies)).await? {
+            for reaped in shared.store.reap(expired, Arc::clone(&policies)).await? {
                 round.attempts += 1;
-                shared.gauges.ended(&kind, Verdict::Lost);
+                shared.gauges.ended(&reaped.kind, Verdict::Lost);
+                shared.broker.meters().settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
+                let settled = reaped.settled;
                 if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = settled {
-                    shared.broker.hint(id, &queue, priority, execute_at);
+                    shared.broker.hint(reaped.id, &queue, priority, execute_at);
                 }
             }
         }

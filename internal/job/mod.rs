@@ -12,11 +12,14 @@
 //! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
 //! - [`Operation`]: what is done to many jobs at once
 //! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
+//! - [`Tally`], [`Step`], [`Span`]: what happened in slots of time, for charts
 
 mod actor;
 mod alert;
 mod filter;
 mod fingerprint;
+mod histogram;
+mod history;
 mod hours;
 mod id;
 mod letter;
@@ -39,6 +42,8 @@ pub use actor::Actor;
 pub use alert::{AlertRule, Measured, Told};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
+pub use histogram::{Histogram, InvalidHistogram};
+pub use history::{Point, Series, Span, Step, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use letter::{DeadLetter, Standing};

@@ -88,6 +88,8 @@ pub struct Unreadable {
     pub token: AttemptToken,
     /// Number of this execution.
     pub number: u32,
+    /// Its queue, unless that cannot be read.
+    pub queue: Option<Name>,
     /// What cannot be read.
     pub error: String,
 }
@@ -197,7 +199,10 @@ impl Claims {
                 let (id, number) = (JobId::from_uuid(row.try_get(0)?), row.try_get(3)?);
                 let claim = match self.claimed(row, token) {
                     Ok(claimed) => Claim::Won(Box::new(claimed)),
-                    Err(e) => Claim::Unreadable(Box::new(Unreadable { id, token, number, error: e.to_string() })),
+                    Err(e) => {
+                        let queue = row.try_get::<&str, _>(2).ok().and_then(|queue| queue.parse().ok());
+                        Claim::Unreadable(Box::new(Unreadable { id, token, number, queue, error: e.to_string() }))
+                    }
                 };
                 Ok((id, claim))
             })

@@ -13,7 +13,7 @@ use super::link::{Earlier, Step, on_pool, transact};
 use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Link, Store, StoreError};
-use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, Timestamp, Verdict};
+use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict};
 
 /// One live attempt of this runner, as the heartbeat tells it to the store.
 #[derive(Clone, Debug)]
@@ -62,6 +62,21 @@ impl std::fmt::Debug for Pulse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Pulse")
     }
+}
+
+/// An attempt that the reaper ended.
+#[derive(Clone, Debug)]
+pub struct Reaped {
+    /// The job.
+    pub id: JobId,
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Its state now.
+    pub state: State,
+    /// What became of the settlement.
+    pub settled: Settled,
 }
 
 impl Store {
@@ -167,7 +182,7 @@ impl Store {
         &self,
         expired: Vec<(JobId, AttemptToken)>,
         policies: Arc<HashMap<Name, RetryPolicy>>,
-    ) -> Result<Vec<(JobId, Name, Settled)>, StoreError> {
+    ) -> Result<Vec<Reaped>, StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pool, "end lost attempts", move |conn, _| {
             let (shared, expired, policies) = (shared.clone(), expired.clone(), Arc::clone(&policies));
@@ -201,13 +216,17 @@ impl Store {
                 }
                 moves.sort_unstable_by_key(|step| step.item.id);
                 write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
-                let done = |step: &super::settle::Move<'_>| {
-                    let (state, execute_at, line) = (step.state, step.execute_at, step.line());
-                    (
-                        step.item.id,
-                        step.owed.kind.clone(),
-                        Settled::Done { state, execute_at, line, follow_ups: Vec::new() },
-                    )
+                let done = |step: &super::settle::Move<'_>| Reaped {
+                    id: step.item.id,
+                    kind: step.owed.kind.clone(),
+                    queue: step.owed.queue.clone(),
+                    state: step.state,
+                    settled: Settled::Done {
+                        state: step.state,
+                        execute_at: step.execute_at,
+                        line: step.line(),
+                        follow_ups: Vec::new(),
+                    },
                 };
                 Ok(moves.iter().map(done).collect())
             })

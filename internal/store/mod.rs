@@ -14,6 +14,7 @@
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
 //! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `samples.rs`: what happened in slots of time, for charts
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
@@ -51,6 +52,7 @@ mod purge;
 mod queues;
 mod read;
 mod report_query;
+mod samples;
 mod schedules;
 mod script;
 mod search;
@@ -79,7 +81,7 @@ pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
-pub use lease::{Beat, LiveAttempt, Pulse, RunnerRow, RunnerSeen};
+pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow, RunnerSeen};
 #[doc(hidden)]
 pub use link::rolled_back_on_release;
 pub use once::{Answer, Digest, Once, Outcome, Wording};
@@ -91,6 +93,7 @@ pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
 pub use report_query::{InvalidUrl, ReportQueries};
+pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
 pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};

@@ -220,6 +220,14 @@ pub static METRICS: &[Metric] = &[
         &["outcome"],
         "Spans for the collector: exported, dropped because the queue was full, failed because it did not take them",
     ),
+    row(
+        "tickr_samples_errors_total",
+        Counter,
+        Runner,
+        &[],
+        "Writes and removals of the history behind the charts that MySQL did not take; they are tried again",
+    ),
+    row("tickr_samples_lost_total", Counter, Runner, &[], "Rows of the history behind the charts that were given up"),
     // Who speaks?
     row("tickr_build_info", Gauge, Runner, &["version"], "1; its label says which build"),
     row("tickr_start_time_seconds", Gauge, Runner, &[], "When the process started, in unix seconds"),

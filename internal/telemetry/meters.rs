@@ -1,8 +1,12 @@
-//! The figures of the last minutes, for people: rates and lateness as this runner saw them.
+//! The figures of the last minutes, for people: rates and lateness as this runner saw them, and the open slot of the
+//! history that all runners write together.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use super::slot::Slot;
+use crate::job::{Name, State, Verdict};
 
 /// How far back the rates look.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -21,6 +25,8 @@ struct Inner {
     seconds: VecDeque<(Instant, u64, u64)>,
     /// Lateness in microseconds, with the moment of the start.
     lateness: VecDeque<(Instant, u64)>,
+    /// What happens now, queue by queue. Behind the lock that is taken anyway.
+    slot: Slot,
 }
 
 /// A reading of the meters.
@@ -37,40 +43,77 @@ pub struct Figures {
 }
 
 impl Meters {
-    /// Jobs were accepted.
-    pub fn accepted(&self, jobs: u64) {
-        self.add(jobs, 0);
+    /// Keep places in the open slot for queues that are served here.
+    pub fn serve(&self, queues: &[Name]) {
+        let mut inner = self.lock();
+        for queue in queues {
+            inner.slot.tally(Some(queue));
+        }
     }
 
-    /// An attempt ended.
-    pub fn ended(&self) {
-        self.add(0, 1);
+    /// Jobs were accepted, of these queues.
+    pub fn accepted<'a>(&self, queues: impl IntoIterator<Item = &'a Name>) {
+        let mut inner = self.lock();
+        let mut jobs = 0;
+        // Those of a batch mostly have one queue: it is looked up once.
+        let mut run: Option<(&Name, u64)> = None;
+        for queue in queues {
+            jobs += 1;
+            match &mut run {
+                Some((last, count)) if *last == queue => *count += 1,
+                _ => {
+                    if let Some((last, count)) = run.replace((queue, 1)) {
+                        inner.slot.tally(Some(last)).accepted += count;
+                    }
+                }
+            }
+        }
+        if let Some((last, count)) = run {
+            inner.slot.tally(Some(last)).accepted += count;
+            inner.count(jobs, 0);
+        }
     }
 
-    /// An attempt started this late.
-    pub fn started(&self, lateness: Duration) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+    /// An attempt of this queue started this late.
+    pub fn started(&self, queue: &Name, lateness: Duration) {
+        let mut inner = self.lock();
+        inner.slot.tally(Some(queue)).lateness.count(lateness);
         if inner.lateness.len() >= MOST_SAMPLES {
             inner.lateness.pop_front();
         }
         inner.lateness.push_back((Instant::now(), u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX)));
     }
 
-    fn add(&self, accepted: u64, ended: u64) {
-        let now = Instant::now();
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        match inner.seconds.back_mut() {
-            Some((began, a, e)) if now.duration_since(*began) < Duration::from_secs(1) => {
-                *a += accepted;
-                *e += ended;
-            }
-            _ => {
-                inner.seconds.push_back((now, accepted, ended));
-                while inner.seconds.front().is_some_and(|(began, _, _)| now.duration_since(*began) > WINDOW) {
-                    inner.seconds.pop_front();
-                }
-            }
+    /// An attempt of this queue ended: its handler ran for so long, and if its verdict was written, this is it, with the
+    /// state that it left the job in.
+    pub fn ended(&self, queue: &Name, ran: Duration, settled: Option<(Verdict, State)>) {
+        let mut inner = self.lock();
+        let tally = inner.slot.tally(Some(queue));
+        tally.run.count(ran);
+        if let Some((verdict, state)) = settled {
+            tally.settled(verdict, state);
         }
+        inner.count(0, 1);
+    }
+
+    /// A verdict was written about an attempt of this queue that did not come to its end here.
+    pub fn settled(&self, queue: Option<&Name>, verdict: Verdict, state: State) {
+        self.lock().slot.tally(queue).settled(verdict, state);
+    }
+
+    /// End the open slot: what happens from now on is counted in `next`, where the queues of the open one keep their places
+    /// if `keep` says so.
+    #[must_use]
+    pub fn turn(&self, mut next: Slot, keep: bool) -> Slot {
+        let mut inner = self.lock();
+        if keep {
+            next.add_places_of(&inner.slot);
+        }
+        std::mem::replace(&mut inner.slot, next)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Read the meters.
@@ -78,7 +121,7 @@ impl Meters {
     pub fn read(&self) -> Figures {
         let now = Instant::now();
         let recent = |moment: &Instant| now.duration_since(*moment) <= WINDOW;
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let inner = self.lock();
         let (accepted, ended) = inner
             .seconds
             .iter()
@@ -100,18 +143,36 @@ impl Meters {
     }
 }
 
+impl Inner {
+    fn count(&mut self, accepted: u64, ended: u64) {
+        let now = Instant::now();
+        match self.seconds.back_mut() {
+            Some((began, a, e)) if now.duration_since(*began) < Duration::from_secs(1) => {
+                *a += accepted;
+                *e += ended;
+            }
+            _ => {
+                self.seconds.push_back((now, accepted, ended));
+                while self.seconds.front().is_some_and(|(began, _, _)| now.duration_since(*began) > WINDOW) {
+                    self.seconds.pop_front();
+                }
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn percentiles_and_rates() {
-        let meters = Meters::default();
+        let (meters, queue, other) = (Meters::default(), "mail".parse().unwrap(), "bulk".parse().unwrap());
         assert_eq!(meters.read(), Figures::default());
-        meters.accepted(120);
+        meters.accepted([&queue, &queue, &other].into_iter().cycle().take(120));
         for ms in 1..=100 {
-            meters.started(Duration::from_millis(ms));
-            meters.ended();
+            meters.started(&queue, Duration::from_millis(ms));
+            meters.ended(&queue, Duration::from_millis(1), Some((Verdict::Succeeded, State::Completed)));
         }
         let read = meters.read();
         assert_eq!(
@@ -119,5 +180,13 @@ mod tests {
             (2.0, Some(51.0), Some(99.0))
         );
         assert!((read.ended_per_second - 100.0 / 60.0).abs() < 1e-9);
+        let slot = meters.turn(Slot::default(), true);
+        let tally = |name: &Name| slot.tallies().find(|(queue, _)| *queue == Some(name)).unwrap().1;
+        assert_eq!((tally(&queue).accepted, tally(&other).accepted), (80, 40));
+        assert_eq!(
+            (tally(&queue).completed, tally(&queue).lateness.total(), tally(&queue).run.total()),
+            (100, 100, 100)
+        );
+        assert!(meters.turn(Slot::default(), true).tallies().all(|(_, tally)| tally.is_empty()));
     }
 }

@@ -23,6 +23,7 @@ mod enqueue_once;
 mod events;
 mod explain;
 mod flood;
+mod history;
 mod import;
 mod index;
 mod keys;

@@ -499,7 +499,7 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     // Between its look and its write: the first is seen as expired, the second with another token, the third not at all.
     let seen = vec![(ids[0], claimed[0].token), (ids[1], AttemptToken::new()), (ids[2], claimed[2].token)];
     let reaped = test.store.reap(seen, Arc::default()).await.unwrap();
-    assert_eq!(reaped.iter().map(|(id, _, _)| *id).collect::<Vec<_>>(), [ids[0]]);
+    assert_eq!(reaped.iter().map(|reaped| reaped.id).collect::<Vec<_>>(), [ids[0]]);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 2);
     // Its former holder comes too late; the others still hold theirs.
     assert!(matches!(test.store.settle(settlement(&claimed[0], Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
@@ -518,7 +518,7 @@ async fn lose(test: &TestStore, claimed: &Claimed, policies: &HashMap<Name, Retr
     let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id = ?";
     sqlx::query(expire).bind(claimed.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
     let reaped = test.store.reap(vec![(claimed.id, claimed.token)], Arc::new(policies.clone())).await.unwrap();
-    reaped.into_iter().next().unwrap().2
+    reaped.into_iter().next().unwrap().settled
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,271 @@
+//! `/v1/history`: what happened in the last minutes, hours or day, all runners together, in columns as charts take them.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::body::Asked;
+use super::filter::refused;
+use super::problem::Problem;
+use super::view::Moment;
+use super::{Api, json};
+use crate::handlers;
+use crate::job::{Point, Series, Span};
+use crate::store::History;
+
+/// How far back a chart looks: `5m` in steps of five seconds, `1h` of a minute, `24h` of fifteen minutes.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the words of a parameter")]
+enum SpanWord {
+    #[schema(rename = "5m")]
+    FiveMinutes,
+    #[schema(rename = "1h")]
+    Hour,
+    #[schema(rename = "24h")]
+    Day,
+}
+
+/// Which history.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct HistoryQuery {
+    /// `5m` in steps of five seconds, `1h` of a minute, or `24h` of fifteen minutes; `1h` when left out.
+    #[param(value_type = Option<SpanWord>, inline)]
+    span: Option<String>,
+    /// Only this queue; `_other` for those that have no history of their own, together. All of them when left out.
+    #[param(pattern = "^([a-z0-9][a-z0-9_.-]{0,63}|_other)$")]
+    queue: Option<String>,
+}
+
+/// Which history of each queue.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct QueuesHistoryQuery {
+    /// `5m` in steps of five seconds, `1h` of a minute, or `24h` of fifteen minutes; `1h` when left out.
+    #[param(value_type = Option<SpanWord>, inline)]
+    span: Option<String>,
+}
+
+/// What happened, step by step.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct HistoryAnswer {
+    /// The database's clock at the reading.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// `5m`, `1h` or `24h`.
+    span: &'static str,
+    /// How wide a step is.
+    step_ms: u64,
+    /// How much of the last step had passed; `step_ms` when it was over. A rate times the step's seconds, or these, is a
+    /// count.
+    last_ms: u64,
+    points: PointsView,
+}
+
+/// Columns of the same length: one value for each step, oldest first, 0 or null where nothing happened.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PointsView {
+    /// When the step began, in unix milliseconds.
+    at_ms: Vec<i64>,
+    /// Jobs accepted per second.
+    accepted: Vec<f64>,
+    /// Jobs completed per second.
+    completed: Vec<f64>,
+    /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
+    failed: Vec<f64>,
+    /// Jobs per second that an attempt ended: completed, failed for good or cancelled while they ran.
+    ended: Vec<f64>,
+    /// Median of start − execute_at, in milliseconds, within 6 %.
+    lateness_p50_ms: Vec<Option<f64>>,
+    /// Its 99th percentile.
+    lateness_p99_ms: Vec<Option<f64>>,
+    /// Median of how long handlers ran, in milliseconds, within 6 %.
+    run_p50_ms: Vec<Option<f64>>,
+    /// Its 99th percentile.
+    run_p99_ms: Vec<Option<f64>>,
+}
+
+/// What happened in each queue, step by step.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueuesHistoryAnswer {
+    /// The database's clock at the reading.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// `5m`, `1h` or `24h`.
+    span: &'static str,
+    /// How wide a step is.
+    step_ms: u64,
+    /// How much of the last step had passed; `step_ms` when it was over.
+    last_ms: u64,
+    /// When each step began, in unix milliseconds, oldest first.
+    at_ms: Vec<i64>,
+    /// Queues in which anything happened, the busiest first, at most 100.
+    queues: Vec<QueueHistoryView>,
+    /// True when there are other queues in which less happened.
+    more: bool,
+}
+
+/// What happened in one queue. The columns are as long as `at_ms`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct QueueHistoryView {
+    /// The queue; `_other` for those together that have no history of their own.
+    queue: String,
+    /// Jobs accepted per second.
+    accepted: Vec<f64>,
+    /// Jobs completed per second.
+    completed: Vec<f64>,
+    /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
+    failed: Vec<f64>,
+    /// Jobs per second that an attempt ended.
+    ended: Vec<f64>,
+    /// Median of start − execute_at, in milliseconds, within 6 %.
+    lateness_p50_ms: Vec<Option<f64>>,
+    /// Its 99th percentile.
+    lateness_p99_ms: Vec<Option<f64>>,
+    /// Median of how long handlers ran, in milliseconds, within 6 %.
+    run_p50_ms: Vec<Option<f64>>,
+    /// Its 99th percentile.
+    run_p99_ms: Vec<Option<f64>>,
+}
+
+fn span_of(word: Option<&str>) -> Result<Span, Problem> {
+    let span = word.map_or(Some(Span::Hour), Span::from_word);
+    span.ok_or_else(|| refused(vec![handlers::Problem::at("span", "must be 5m, 1h or 24h")]))
+}
+
+fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
+    let Some(queue) = queue else { return Ok(Series::All) };
+    let named = Series::from_word(queue).filter(|series| *series != Series::All);
+    named.ok_or_else(|| {
+        let detail = crate::job::InvalidName.to_string();
+        refused(vec![handlers::Problem::at("queue", detail)])
+    })
+}
+
+/// Show what happened, for a chart
+///
+/// All runners together, from MySQL: the same whichever runner is asked, and whatever became of it since. Runners write
+/// every five seconds, and the newest step shown is one that they had two seconds to write; the last one of `1h` and `24h`
+/// may still be open. Of each runner the two hundred queues that came first have a history of their own.
+#[utoipa::path(
+    get, path = "/v1/history", tag = "operations", operation_id = "show_history", params(HistoryQuery),
+    responses(
+        (status = 200, description = "Every step of the span", body = HistoryAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, Asked(asked): Asked<HistoryQuery>) -> Result<Response, Problem> {
+    let (span, series) = (span_of(asked.span.as_deref())?, series_of(asked.queue.as_deref())?);
+    let history = api.broker.store().history(span, series).await?;
+    let scale = Scale::of(&history);
+    let points = history.series.first().map(|(_, points)| points.as_slice()).unwrap_or_default();
+    let queue = scale.view(String::new(), points);
+    let answer = HistoryAnswer {
+        at: Moment(history.at),
+        span: span.as_str(),
+        step_ms: millis(scale.step),
+        last_ms: millis(scale.last),
+        points: PointsView {
+            at_ms: at_ms(&history),
+            accepted: queue.accepted,
+            completed: queue.completed,
+            failed: queue.failed,
+            ended: queue.ended,
+            lateness_p50_ms: queue.lateness_p50_ms,
+            lateness_p99_ms: queue.lateness_p99_ms,
+            run_p50_ms: queue.run_p50_ms,
+            run_p99_ms: queue.run_p99_ms,
+        },
+    };
+    Ok(json(StatusCode::OK, answer))
+}
+
+/// Show what happened in each queue, for sparklines
+///
+/// As `/v1/history`, for the hundred queues in which most happened.
+#[utoipa::path(
+    get, path = "/v1/history/queues", tag = "operations", operation_id = "show_history_of_queues",
+    params(QueuesHistoryQuery),
+    responses(
+        (status = 200, description = "Every step of the span for each queue", body = QueuesHistoryAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn queues(
+    State(api): State<Api>,
+    Asked(asked): Asked<QueuesHistoryQuery>,
+) -> Result<Response, Problem> {
+    let span = span_of(asked.span.as_deref())?;
+    let history = api.broker.store().history_by_queue(span).await?;
+    let scale = Scale::of(&history);
+    let answer = QueuesHistoryAnswer {
+        at: Moment(history.at),
+        span: span.as_str(),
+        step_ms: millis(scale.step),
+        last_ms: millis(scale.last),
+        at_ms: at_ms(&history),
+        queues: history.series.iter().map(|(series, points)| scale.view(series.as_str().to_owned(), points)).collect(),
+        more: history.more,
+    };
+    Ok(json(StatusCode::OK, answer))
+}
+
+fn at_ms(history: &History) -> Vec<i64> {
+    history.window.moments().map(|moment| moment.timestamp_millis()).collect()
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// What turns counts into rates.
+struct Scale {
+    step: Duration,
+    last: Duration,
+}
+
+impl Scale {
+    fn of(history: &History) -> Self {
+        let window = history.window;
+        Self { step: window.step.width().to_std().unwrap_or_default(), last: window.last(history.counted_to) }
+    }
+
+    fn view(&self, queue: String, points: &[Point]) -> QueueHistoryView {
+        let rate = |count: fn(&Point) -> u64| {
+            let of = |(at, point): (usize, &Point)| {
+                let passed = if at + 1 == points.len() { self.last } else { self.step };
+                rounded(count(point) as f64 / passed.as_secs_f64())
+            };
+            points.iter().enumerate().map(of).collect()
+        };
+        let ms = |duration: fn(&Point) -> Option<Duration>| {
+            points.iter().map(|point| duration(point).map(|found| rounded(found.as_secs_f64() * 1_000.0))).collect()
+        };
+        QueueHistoryView {
+            queue,
+            accepted: rate(|point| point.accepted),
+            completed: rate(|point| point.completed),
+            failed: rate(|point| point.failed),
+            ended: rate(|point| point.ended),
+            lateness_p50_ms: ms(|point| point.lateness.map(|[middle, _]| middle)),
+            lateness_p99_ms: ms(|point| point.lateness.map(|[_, worst]| worst)),
+            run_p50_ms: ms(|point| point.run.map(|[middle, _]| middle)),
+            run_p99_ms: ms(|point| point.run.map(|[_, worst]| worst)),
+        }
+    }
+}
+
+/// To a few digits: nobody reads more, and a chart of a hundred queues is long enough.
+fn rounded(value: f64) -> f64 {
+    (value * 10_000.0).round() / 10_000.0
+}

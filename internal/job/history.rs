@@ -1,0 +1,323 @@
+//! What happened in slots of time: the figures of a queue, in which steps they are kept, and which steps a chart shows.
+
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta};
+
+use super::{Histogram, Name, State, Timestamp, Verdict};
+
+/// The series of queues that got none of their own. No name begins like this.
+const OTHER: &str = "_other";
+
+/// Whose figures.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Series {
+    /// Everything together.
+    All,
+    /// Queues beyond those that have a series of their own, together.
+    Other,
+    /// A queue.
+    Queue(Name),
+}
+
+impl Series {
+    /// The word in the store and the API; empty for everything.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::All => "",
+            Self::Other => OTHER,
+            Self::Queue(name) => name.as_str(),
+        }
+    }
+
+    /// The series of this word, if it is one.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "" => Some(Self::All),
+            OTHER => Some(Self::Other),
+            name => name.parse().ok().map(Self::Queue),
+        }
+    }
+}
+
+/// What happened in a slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Jobs accepted.
+    pub accepted: u64,
+    /// Jobs that completed.
+    pub completed: u64,
+    /// Attempts that failed, were rejected, timed out, panicked or were lost.
+    pub failed: u64,
+    /// Jobs that an attempt ended, in whatever end state.
+    pub ended: u64,
+    /// Start − execute_at of attempts that started.
+    pub lateness: Histogram,
+    /// How long handlers ran that came to their end.
+    pub run: Histogram,
+}
+
+impl Tally {
+    /// An attempt was settled with this verdict, and left its job in this state.
+    pub fn settled(&mut self, verdict: Verdict, state: State) {
+        self.completed += u64::from(state == State::Completed);
+        self.ended += u64::from(state.is_end());
+        self.failed += u64::from(match verdict {
+            Verdict::Failed | Verdict::Rejected | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => true,
+            // Nothing is wrong with the job when it was stopped, or put off.
+            Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed => false,
+        });
+    }
+
+    /// Add what another slot, queue or runner has counted.
+    pub fn add(&mut self, other: &Self) {
+        self.accepted += other.accepted;
+        self.completed += other.completed;
+        self.failed += other.failed;
+        self.ended += other.ended;
+        self.lateness.add(&other.lateness);
+        self.run.add(&other.run);
+    }
+
+    /// Did nothing happen?
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let Self { accepted, completed, failed, ended, lateness, run } = self;
+        [accepted, completed, failed, ended] == [&0; 4] && lateness.total() == 0 && run.total() == 0
+    }
+}
+
+/// What a chart shows of a slot, all runners together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Point {
+    /// As in the [`Tally`].
+    pub accepted: u64,
+    /// As in the tally.
+    pub completed: u64,
+    /// As in the tally.
+    pub failed: u64,
+    /// As in the tally.
+    pub ended: u64,
+    /// Median and 99th percentile of the lateness, if anything started.
+    pub lateness: Option<[Duration; 2]>,
+    /// The same of the run time, if any handler came to its end.
+    pub run: Option<[Duration; 2]>,
+}
+
+/// The widths of the slots that are kept. Slots begin at multiples of their width since 1970, by the database's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    /// Five seconds, for the last five minutes.
+    FiveSeconds,
+    /// One minute, for the last hour.
+    Minute,
+    /// Fifteen minutes, for the last day.
+    Quarter,
+}
+
+impl Step {
+    /// From the finest to the widest.
+    pub const ALL: [Self; 3] = [Self::FiveSeconds, Self::Minute, Self::Quarter];
+
+    /// Its width in seconds, which is also its name in the store.
+    #[must_use]
+    pub const fn seconds(self) -> u16 {
+        match self {
+            Self::FiveSeconds => 5,
+            Self::Minute => 60,
+            Self::Quarter => 900,
+        }
+    }
+
+    /// Its width.
+    #[must_use]
+    pub const fn width(self) -> TimeDelta {
+        TimeDelta::seconds(self.seconds() as i64)
+    }
+
+    /// How long slots of this width are kept.
+    #[must_use]
+    pub const fn keep(self) -> TimeDelta {
+        match self {
+            Self::FiveSeconds => TimeDelta::minutes(10),
+            Self::Minute | Self::Quarter => TimeDelta::hours(25),
+        }
+    }
+
+    /// When the slot began in which this moment lies.
+    #[must_use]
+    pub fn floor(self, moment: Timestamp) -> Timestamp {
+        let width = i64::from(self.seconds());
+        let second = moment.timestamp().div_euclid(width) * width;
+        DateTime::from_timestamp(second, 0).unwrap_or(moment)
+    }
+}
+
+/// How far back a chart looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// Five minutes in steps of five seconds.
+    FiveMinutes,
+    /// An hour in steps of a minute.
+    Hour,
+    /// A day in steps of fifteen minutes.
+    Day,
+}
+
+/// How long after its end a slot counts as written by every runner.
+const WRITTEN: TimeDelta = TimeDelta::seconds(2);
+
+/// The steps that a chart shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// How wide they are.
+    pub step: Step,
+    /// When the first one begins.
+    pub from: Timestamp,
+    /// How many they are.
+    pub steps: usize,
+    /// Until when runners have written what they counted. The last step is still open if it ends later.
+    pub written: Timestamp,
+}
+
+impl Span {
+    /// From the shortest to the longest.
+    pub const ALL: [Self; 3] = [Self::FiveMinutes, Self::Hour, Self::Day];
+
+    /// The word for it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::FiveMinutes => "5m",
+            Self::Hour => "1h",
+            Self::Day => "24h",
+        }
+    }
+
+    /// The span of this word, if there is one.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|span| span.as_str() == word)
+    }
+
+    /// The steps of a chart that is drawn at this moment. Wide ones would be long out of date when they end, so the last
+    /// one may be open; it is there from the first five seconds on that runners have written of it.
+    #[must_use]
+    pub fn window(self, now: Timestamp) -> Window {
+        let (step, steps) = match self {
+            Self::FiveMinutes => (Step::FiveSeconds, 60),
+            Self::Hour => (Step::Minute, 60),
+            Self::Day => (Step::Quarter, 96),
+        };
+        let written = Step::FiveSeconds.floor(now - WRITTEN);
+        // The step in which the last five seconds lie that were written.
+        let last = step.floor(written - Step::FiveSeconds.width());
+        let from = last - step.width() * (steps as i32 - 1);
+        Window { step, from, steps, written }
+    }
+}
+
+impl Window {
+    /// When each step begins.
+    pub fn moments(self) -> impl Iterator<Item = Timestamp> {
+        (0..self.steps).map(move |step| self.from + self.step.width() * step as i32)
+    }
+
+    /// Which step begins at this moment.
+    #[must_use]
+    pub fn place(self, moment: Timestamp) -> Option<usize> {
+        let place = (moment - self.from).num_seconds().checked_div_euclid(i64::from(self.step.seconds()))?;
+        usize::try_from(place).ok().filter(|place| *place < self.steps)
+    }
+
+    /// How much of the last step has passed, when the newest figures of it reach until `counted`.
+    #[must_use]
+    pub fn last(self, counted: Option<Timestamp>) -> Duration {
+        let began = self.from + self.step.width() * (self.steps as i32 - 1);
+        let passed = self.written.max(counted.unwrap_or(self.written)) - began;
+        passed.min(self.step.width()).to_std().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        format!("2026-03-29T{text}Z").parse().unwrap()
+    }
+
+    #[test]
+    fn five_minutes_end_with_the_last_slot_that_everybody_has_written() {
+        let window = Span::FiveMinutes.window(at("12:00:11.9"));
+        assert_eq!((window.written, window.steps), (at("12:00:05"), 60));
+        assert_eq!(window.moments().last(), Some(at("12:00:00")));
+        assert_eq!(window.from, at("11:55:05"));
+        assert_eq!(Span::FiveMinutes.window(at("12:00:12")).moments().last(), Some(at("12:00:05")));
+        assert_eq!(window.last(None), Duration::from_secs(5));
+        // Somebody was quick: the step is not wider for it.
+        assert_eq!(window.last(Some(at("12:00:10"))), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn the_last_of_the_wide_steps_may_be_open() {
+        let window = Span::Hour.window(at("12:00:12"));
+        assert_eq!((window.from, window.moments().count()), (at("11:01:00"), 60));
+        assert_eq!((window.moments().last(), window.last(None)), (Some(at("12:00:00")), Duration::from_secs(10)));
+        assert_eq!(window.last(Some(at("12:00:15"))), Duration::from_secs(15));
+        // Nothing is known of the new minute yet.
+        let window = Span::Hour.window(at("12:00:06"));
+        assert_eq!((window.moments().last(), window.last(None)), (Some(at("11:59:00")), Duration::from_secs(60)));
+        let window = Span::Day.window(at("12:14:59"));
+        assert_eq!((window.moments().last(), window.moments().count()), (Some(at("12:00:00")), 96));
+        assert_eq!(window.last(None), Duration::from_secs(14 * 60 + 55));
+    }
+
+    #[test]
+    fn steps_have_places() {
+        let window = Span::Hour.window(at("12:30:30"));
+        for (place, moment) in window.moments().enumerate() {
+            assert_eq!(window.place(moment), Some(place));
+            assert_eq!(Step::Minute.floor(moment + TimeDelta::seconds(59)), moment);
+        }
+        assert_eq!(window.place(window.from - TimeDelta::seconds(1)), None);
+        assert_eq!(window.place(at("12:31:00")), None);
+    }
+
+    #[test]
+    fn every_span_is_kept() {
+        for span in Span::ALL {
+            let now = at("12:00:00");
+            let window = span.window(now);
+            assert!(now - window.from < window.step.keep(), "{span}");
+            assert_eq!(Span::from_word(span.as_str()), Some(span));
+        }
+        assert_eq!(Span::from_word("1d"), None);
+        for series in [Series::All, Series::Other, Series::Queue("mail".parse().unwrap())] {
+            assert_eq!(Series::from_word(series.as_str()), Some(series));
+        }
+        assert_eq!(Series::from_word("_mine"), None);
+    }
+
+    #[test]
+    fn a_verdict_counts_once_and_interruptions_do_not() {
+        let mut tally = Tally::default();
+        assert!(tally.is_empty());
+        for verdict in Verdict::ALL {
+            tally.settled(verdict, State::Retrying);
+        }
+        tally.settled(Verdict::Failed, State::Failed);
+        tally.settled(Verdict::Succeeded, State::Completed);
+        tally.settled(Verdict::Cancelled, State::Cancelled);
+        assert_eq!((tally.completed, tally.failed, tally.ended), (1, 6, 3));
+    }
+}

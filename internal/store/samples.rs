@@ -1,0 +1,305 @@
+//! What happened in slots of time, for charts: written by every runner about itself, read as one about all of them.
+//!
+//! Rows are keyed by slot, queue and runner, and say how far they were counted. Writing one again, in any order, leaves
+//! what was counted furthest, so that a write whose answer was lost is simply repeated.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+
+use super::error::corrupt;
+use super::insert::read_clock;
+use super::link::on_pool;
+use super::shape::{MOST_ROWS, pad, padded, places, rows, statement};
+use super::{Store, StoreError};
+use crate::job::{Histogram, Point, RunnerId, Series, Span, Step, Tally, Timestamp, Window};
+
+/// Queues that are told apart in one reading, those where most happened.
+pub const MOST_CHARTED: usize = 100;
+/// The percentiles of a [`Point`].
+const SHOWN: [f64; 2] = [0.5, 0.99];
+/// Rows removed in one statement.
+const PAGE: u32 = 1_000;
+/// The sums of stored durations that the server may hand out, in bytes: those of two thousand runners that fill the scale.
+const SUMS: &str = "SET SESSION group_concat_max_len = 4194304";
+
+/// What one runner counted in a slot, about one series.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// How wide the slot is.
+    pub step: Step,
+    /// When it began.
+    pub at: Timestamp,
+    /// Whose figures.
+    pub series: Series,
+    /// Until when they were counted: the end of the slot, or earlier.
+    pub counted_to: Timestamp,
+    /// The figures, with their durations in stored form.
+    pub figures: Figures,
+}
+
+/// Figures as they are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Figures {
+    accepted: u32,
+    completed: u32,
+    failed: u32,
+    ended: u32,
+    lateness: Vec<u8>,
+    run: Vec<u8>,
+}
+
+impl Figures {
+    /// Jobs accepted.
+    #[must_use]
+    pub const fn accepted(&self) -> u32 {
+        self.accepted
+    }
+}
+
+impl From<&Tally> for Figures {
+    fn from(tally: &Tally) -> Self {
+        let narrow = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            accepted: narrow(tally.accepted),
+            completed: narrow(tally.completed),
+            failed: narrow(tally.failed),
+            ended: narrow(tally.ended),
+            lateness: tally.lateness.to_bytes(),
+            run: tally.run.to_bytes(),
+        }
+    }
+}
+
+/// What happened in the steps of a span, all runners together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct History {
+    /// The database's clock at the reading.
+    pub at: Timestamp,
+    /// The steps.
+    pub window: Window,
+    /// Until when the last step was counted, if anything happened in it.
+    pub counted_to: Option<Timestamp>,
+    /// The series that were asked for, with a point for each step.
+    pub series: Vec<(Series, Vec<Point>)>,
+    /// There are queues beyond those that are told apart.
+    pub more: bool,
+}
+
+impl Store {
+    /// Write what a runner counted, at most [`MOST_SAMPLES`] rows, in one statement.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. What is handed in again later is not counted twice.
+    pub async fn write_samples(&self, runner: &RunnerId, samples: Vec<Sample>) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pool, "write samples", move |conn, _| {
+            let (runner, samples) = (runner.clone(), samples.clone());
+            Box::pin(async move { write(conn, &runner, &samples).await })
+        })
+        .await
+    }
+
+    /// Remove rows that are too old by the database's clock, a page of each width at most. Are there more?
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_samples(&self) -> Result<bool, StoreError> {
+        on_pool(&self.shared.pool, "purge samples", |conn, _| {
+            Box::pin(async move {
+                let mut more = false;
+                for step in Step::ALL {
+                    // In key order, so that runners that do the same at once wait for each other and do not deadlock.
+                    let removed = sqlx::query(
+                        "DELETE FROM samples WHERE step = ? AND at < UTC_TIMESTAMP() - INTERVAL ? SECOND \
+                         ORDER BY step, at, queue, runner LIMIT ?",
+                    )
+                    .bind(step.seconds())
+                    .bind(step.keep().num_seconds())
+                    .bind(PAGE)
+                    .execute(&mut *conn)
+                    .await?;
+                    more |= removed.rows_affected() >= u64::from(PAGE);
+                }
+                Ok(more)
+            })
+        })
+        .await
+    }
+
+    /// What happened in one series. A queue of which nothing is known has seen nothing.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn history(&self, span: Span, series: Series) -> Result<History, StoreError> {
+        let shared = self.shared.clone();
+        on_pool(&self.shared.pool, "read the history", move |conn, _| {
+            let (shared, series) = (shared.clone(), series.clone());
+            Box::pin(async move {
+                let at = read_clock(conn, &shared.clock).await?;
+                let window = span.window(at);
+                // Each step by itself: with the queue behind it in the key, nothing of other queues is read.
+                let moments: Vec<Timestamp> = window.moments().collect();
+                let list = places(padded(moments.len()));
+                let sql = summed(&format!("step = ? AND at IN {list} AND queue = ?"));
+                let mut query = statement(sql).bind(window.step.seconds());
+                for moment in pad(&moments) {
+                    query = query.bind(moment);
+                }
+                sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
+                let found = query.bind(series.as_str().to_owned()).fetch_all(conn).await?;
+                let mut history = read(at, window, &found)?;
+                if history.series.is_empty() {
+                    history.series.push((series, vec![Point::default(); window.steps]));
+                }
+                Ok(history)
+            })
+        })
+        .await
+    }
+
+    /// What happened in each queue, the busiest first, at most [`MOST_CHARTED`]. Those without a series of their own are
+    /// among them as one.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn history_by_queue(&self, span: Span) -> Result<History, StoreError> {
+        let shared = self.shared.clone();
+        on_pool(&self.shared.pool, "read the history of queues", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let at = read_clock(conn, &shared.clock).await?;
+                let window = span.window(at);
+                sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
+                // One walk through the slots is enough unless there are more queues than are shown.
+                let most = MOST_CHARTED * window.steps;
+                let sql = summed("step = ? AND at >= ? AND at < ? AND queue <> ''");
+                let query = bound(statement(format!("{sql} LIMIT ?")), window).bind(most as u32 + 1);
+                let found = query.fetch_all(&mut *conn).await?;
+                if found.len() <= most {
+                    let history = read(at, window, &found)?;
+                    if history.series.len() <= MOST_CHARTED {
+                        return Ok(history.busiest_first());
+                    }
+                }
+                let (shown, more) = busiest(conn, window).await?;
+                if shown.is_empty() {
+                    return read(at, window, &[]);
+                }
+                let sql =
+                    summed(&format!("step = ? AND at >= ? AND at < ? AND queue IN {}", places(padded(shown.len()))));
+                let mut query = bound(statement(sql), window);
+                let names: Vec<&str> = shown.iter().map(String::as_str).collect();
+                for name in pad(&names) {
+                    query = query.bind(name.to_owned());
+                }
+                let found = query.fetch_all(conn).await?;
+                let mut history = read(at, window, &found)?.busiest_first();
+                history.more = more;
+                Ok(history)
+            })
+        })
+        .await
+    }
+}
+
+/// Most rows of one [`Store::write_samples`].
+pub const MOST_SAMPLES: usize = MOST_ROWS;
+
+async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]) -> Result<(), sqlx::Error> {
+    let mut sorted: Vec<&Sample> = samples.iter().take(MOST_SAMPLES).collect();
+    sorted.sort_unstable_by_key(|sample| (sample.step, sample.at, sample.series.as_str()));
+    if sorted.is_empty() {
+        return Ok(());
+    }
+    // Assignments are made from left to right, so the moment that decides is the last. The last row may be there several
+    // times, to make few texts of many lengths: the same again changes nothing.
+    let newer = |column: &str| {
+        format!("{column} = IF(VALUES(counted_to) >= samples.counted_to, VALUES({column}), samples.{column})")
+    };
+    let columns = ["accepted", "completed", "failed", "ended", "lateness", "run_time", "counted_to"].map(newer);
+    let sql = format!(
+        "INSERT INTO samples (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time) \
+         VALUES {} ON DUPLICATE KEY UPDATE {}",
+        rows(&places(11), padded(sorted.len())),
+        columns.join(", ")
+    );
+    let mut query = statement(sql);
+    for sample in pad(&sorted) {
+        let figures = &sample.figures;
+        query = query
+            .bind(sample.step.seconds())
+            .bind(sample.at)
+            .bind(sample.series.as_str().to_owned())
+            .bind(runner.as_str().to_owned())
+            .bind(sample.counted_to)
+            .bind(figures.accepted)
+            .bind(figures.completed)
+            .bind(figures.failed)
+            .bind(figures.ended)
+            .bind(figures.lateness.clone())
+            .bind(figures.run.clone());
+    }
+    query.execute(conn).await.map(drop)
+}
+
+/// The rows of these slots, those of all runners added up.
+fn summed(condition: &str) -> String {
+    format!(
+        "SELECT at, queue, CAST(SUM(accepted) AS SIGNED), CAST(SUM(completed) AS SIGNED), CAST(SUM(failed) AS SIGNED), \
+         CAST(SUM(ended) AS SIGNED), MAX(counted_to), GROUP_CONCAT(lateness SEPARATOR ''), \
+         GROUP_CONCAT(run_time SEPARATOR '') FROM samples FORCE INDEX (PRIMARY) WHERE {condition} GROUP BY at, queue"
+    )
+}
+
+fn bound(query: super::search::Sql, window: Window) -> super::search::Sql {
+    let to = window.from + window.step.width() * window.steps as i32;
+    query.bind(window.step.seconds()).bind(window.from).bind(to)
+}
+
+/// The words of the queues where most happened, and whether there are others.
+async fn busiest(conn: &mut MySqlConnection, window: Window) -> Result<(Vec<String>, bool), sqlx::Error> {
+    let sql = "SELECT queue FROM samples FORCE INDEX (PRIMARY) WHERE step = ? AND at >= ? AND at < ? AND queue <> '' \
+               GROUP BY queue ORDER BY SUM(accepted) + SUM(ended) + SUM(failed) DESC, queue LIMIT ?";
+    let query = bound(sqlx::query(sql), window).bind(MOST_CHARTED as u32 + 1);
+    let mut words: Vec<String> =
+        query.fetch_all(conn).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, sqlx::Error>>()?;
+    let more = words.len() > MOST_CHARTED;
+    words.truncate(MOST_CHARTED);
+    Ok((words, more))
+}
+
+impl History {
+    fn busiest_first(mut self) -> Self {
+        let happened = |points: &[Point]| points.iter().map(|at| at.accepted + at.ended + at.failed).sum::<u64>();
+        self.series.sort_by_cached_key(|(series, points)| (Reverse(happened(points)), series.as_str().to_owned()));
+        self
+    }
+}
+
+fn read(at: Timestamp, window: Window, found: &[MySqlRow]) -> Result<History, sqlx::Error> {
+    let mut series: BTreeMap<Series, Vec<Point>> = BTreeMap::new();
+    let mut counted_to = None;
+    for row in found {
+        let Some(place) = window.place(row.try_get(0)?) else { continue };
+        let whose = Series::from_word(row.try_get(1)?).ok_or_else(|| corrupt("queue"))?;
+        let points = series.entry(whose).or_insert_with(|| vec![Point::default(); window.steps]);
+        let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
+        let durations = |column| Histogram::from_bytes(row.try_get(column)?).map_err(|e| corrupt(e.to_string()));
+        // The counts of durations are boiled down row by row: those of a hundred queues would fill megabytes.
+        points[place] = Point {
+            accepted: count(2)?,
+            completed: count(3)?,
+            failed: count(4)?,
+            ended: count(5)?,
+            lateness: durations(7)?.percentiles(SHOWN),
+            run: durations(8)?.percentiles(SHOWN),
+        };
+        if place + 1 == window.steps {
+            counted_to = counted_to.max(Some(row.try_get(6)?));
+        }
+    }
+    Ok(History { at, window, counted_to, series: series.into_iter().collect(), more: false })
+}

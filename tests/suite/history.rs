@@ -1,0 +1,345 @@
+//! The history that charts show: the same from every runner, complete, and bounded whatever happens.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::{Histogram, RunnerId, Series, Span, State, Step, Tally, Timestamp, Verdict};
+use tickr::store::{Figures, Sample};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{TestApp, answer, eventually, http};
+
+const COUNTS: [&str; 4] = ["accepted", "completed", "failed", "ended"];
+const DURATIONS: [&str; 4] = ["lateness_p50_ms", "lateness_p99_ms", "run_p50_ms", "run_p99_ms"];
+
+/// A tickr that takes jobs and runs none of them.
+fn bystander(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+}
+
+/// How much the columns add up to: rates times seconds.
+fn sums(answer: &Value, columns: &Value) -> [u64; 4] {
+    let (step, last) = (answer["step_ms"].as_f64().unwrap() / 1e3, answer["last_ms"].as_f64().unwrap() / 1e3);
+    COUNTS.map(|name| {
+        let rates: Vec<f64> = columns[name].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap()).collect();
+        let (end, before) = rates.split_last().unwrap();
+        let counts = before.iter().map(|rate| (rate * step).round() as u64).sum::<u64>();
+        counts + (end * last).round() as u64
+    })
+}
+
+async fn history(tickr: &TestApp, query: &str) -> Value {
+    let answer = tickr.get(&format!("/v1/history?{query}")).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    answer.body
+}
+
+/// Wait until the history of a span adds up to this.
+async fn until_sums(tickr: &TestApp, query: &str, wanted: [u64; 4]) {
+    let mut seen = [0; 4];
+    let what = format!("the history of {query} adds up to {wanted:?}");
+    let found = async {
+        loop {
+            let answer = history(tickr, query).await;
+            seen = sums(&answer, &answer["points"]);
+            if seen == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    if tokio::time::timeout(crate::support::DEADLINE, found).await.is_err() {
+        panic!("gave up waiting until {what}; it adds up to {seen:?}");
+    }
+}
+
+/// A row of a runner that is not there.
+fn sample(step: Step, at: Timestamp, series: Series, tally: &Tally) -> Sample {
+    Sample { step, at, series, counted_to: at + step.width(), figures: Figures::from(tally) }
+}
+
+fn queue(name: &str) -> Series {
+    Series::Queue(name.parse().unwrap())
+}
+
+fn runner(n: usize) -> RunnerId {
+    RunnerId::from_stored(format!("gone/{n}-00000000"))
+}
+
+fn lateness(ms: impl IntoIterator<Item = u64>) -> Tally {
+    let mut tally = Tally::default();
+    for ms in ms {
+        tally.lateness.count(Duration::from_millis(ms));
+        tally.settled(Verdict::Succeeded, State::Completed);
+    }
+    tally
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accepted_and_ended() {
+    let two = |config: &mut Config| config.queues = vec!["default".into(), "mail".into()];
+    let tickr = TestApp::start_with(two, Registry::new()).await;
+    let other = tickr.another_with(|_| {}, Registry::new()).await;
+    let jobs = (0..300).map(|n| match n % 3 {
+        0 => json!({"kind": "noop"}),
+        1 => json!({"kind": "sleep", "payload": {"ms": 5}, "queue": "mail"}),
+        _ => json!({"kind": "fail", "payload": {"times": 1}, "retry": {"base_ms": 1}, "queue": "mail"}),
+    });
+    tickr.enqueue_many(jobs).await;
+    // Through the other runner as well, one by one, and some that fail for good.
+    for _ in 0..10 {
+        let job = json!({"kind": "fail", "payload": {"permanent": true}});
+        answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&job)).await;
+    }
+    tickr.until_idle().await;
+    let failed =
+        "SELECT COUNT(*) FROM attempts WHERE verdict IN ('failed', 'rejected', 'timed_out', 'panicked', 'lost')";
+    assert_eq!(tickr.count(failed).await, 110);
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await, 2, "both runners had a share");
+    for span in ["5m", "1h", "24h"] {
+        until_sums(&tickr, &format!("span={span}"), [310, 300, 110, 310]).await;
+    }
+    until_sums(&tickr, "span=5m&queue=mail", [200, 200, 100, 200]).await;
+    until_sums(&tickr, "span=1h&queue=default", [110, 100, 10, 110]).await;
+    until_sums(&tickr, "span=1h&queue=nobodys", [0; 4]).await;
+
+    // Any runner gives the same, column by column.
+    eventually("both runners give the same", || async {
+        let there = answer(http().get(format!("http://{}/v1/history?span=24h", other.addr()))).await.body;
+        let here = history(&tickr, "span=24h").await;
+        (here["last_ms"] == there["last_ms"]).then(|| assert_eq!(here["points"], there["points"]))
+    })
+    .await;
+    let queues = tickr.get("/v1/history/queues?span=1h").await.body;
+    let each = queues["queues"].as_array().unwrap();
+    let names: Vec<&str> = each.iter().map(|queue| queue["queue"].as_str().unwrap()).collect();
+    assert_eq!((names, &queues["more"]), (vec!["mail", "default"], &json!(false)));
+    assert_eq!(sums(&queues, &each[0]), [200, 200, 100, 200]);
+    assert_eq!(sums(&queues, &each[1]), [110, 100, 10, 110]);
+
+    // A stop writes what is open, also of what came while it stopped.
+    answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    other.stop(CancellationToken::new()).await;
+    until_sums(&tickr, "span=24h", [311, 301, 110, 311]).await;
+    let tickr = tickr.restart().await;
+    until_sums(&tickr, "span=24h", [311, 301, 110, 311]).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn percentiles_of_all_runners_together_are_within_the_documented_error() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let store = tickr.app.broker().store();
+    for (span, step) in [(Span::FiveMinutes, Step::FiveSeconds), (Span::Hour, Step::Minute), (Span::Day, Step::Quarter)]
+    {
+        let at = step.floor(store.clock().now()) - step.width() * 3;
+        // Of the first 1 to 900 ms, of the second 901 to 1000: none knows the percentiles of both.
+        for (n, tally) in [lateness(1..=900), lateness(901..=1_000)].iter().enumerate() {
+            let rows = [Series::All, queue("mail")].map(|series| sample(step, at, series, tally));
+            store.write_samples(&runner(n), rows.to_vec()).await.unwrap();
+            // An answer that was lost is no reason to count twice, nor is one that comes late.
+            store.write_samples(&runner(n), rows.to_vec()).await.unwrap();
+            let late =
+                Sample { counted_to: at + TimeDelta::seconds(1), ..sample(step, at, Series::All, &lateness([1])) };
+            store.write_samples(&runner(n), vec![late]).await.unwrap();
+        }
+        let queues = tickr.get(&format!("/v1/history/queues?span={span}")).await.body;
+        let mail = queues["queues"][0].clone();
+        for columns in [history(&tickr, &format!("span={span}")).await["points"].clone(), mail] {
+            let place = columns["lateness_p50_ms"].as_array().unwrap().iter().position(|ms| !ms.is_null()).unwrap();
+            for (name, exact) in [("lateness_p50_ms", 500.0), ("lateness_p99_ms", 990.0)] {
+                let read = columns[name][place].as_f64().unwrap();
+                assert!((read - exact).abs() <= exact * Histogram::MOST_ERROR + 0.1, "{span} {name}: {read}");
+            }
+            let rate = columns["completed"][place].as_f64().unwrap();
+            assert_eq!((rate * f64::from(step.seconds())).round(), 1_000.0, "{span}");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_is_there_and_gaps_are_zeros() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let store = tickr.app.broker().store();
+    for (span, step, steps) in [("5m", Step::FiveSeconds, 60), ("1h", Step::Minute, 60), ("24h", Step::Quarter, 96)] {
+        let at = step.floor(store.clock().now()) - step.width() * 10;
+        let rows =
+            vec![sample(step, at, Series::All, &lateness([7, 7])), sample(step, at, queue("a"), &lateness([7, 7]))];
+        store.write_samples(&runner(1), rows).await.unwrap();
+        let answer = history(&tickr, &format!("span={span}")).await;
+        assert_eq!((&answer["span"], &answer["step_ms"]), (&json!(span), &json!(u32::from(step.seconds()) * 1_000)));
+        let points = &answer["points"];
+        let moments: Vec<i64> = points["at_ms"].as_array().unwrap().iter().map(|ms| ms.as_i64().unwrap()).collect();
+        assert_eq!(moments.len(), steps);
+        assert!(moments.windows(2).all(|pair| pair[1] - pair[0] == i64::from(step.seconds()) * 1_000));
+        let end = moments.last().unwrap() + answer["last_ms"].as_i64().unwrap();
+        let behind =
+            chrono::DateTime::parse_from_rfc3339(answer["at"].as_str().unwrap()).unwrap().timestamp_millis() - end;
+        assert!((2_000..7_000).contains(&behind), "{span} ends {behind} ms ago");
+        let place = moments.iter().position(|ms| *ms == at.timestamp_millis()).unwrap();
+        for name in COUNTS {
+            let column = points[name].as_array().unwrap();
+            let zeros = column.iter().enumerate().all(|(at, rate)| at == place || rate == &json!(0.0));
+            assert!(column.len() == steps && zeros, "{name}: {column:?}");
+        }
+        for name in DURATIONS {
+            let column = points[name].as_array().unwrap();
+            let nulls = column.iter().enumerate().all(|(at, ms)| at == place || ms.is_null());
+            assert!(column.len() == steps && nulls, "{name}: {column:?}");
+        }
+        assert_eq!(sums(&answer, points), [0, 2, 0, 2]);
+        assert!(points["run_p50_ms"][place].is_null(), "nothing ran");
+        assert_eq!(sums(&answer, &history(&tickr, &format!("span={span}&queue=b")).await["points"]), [0; 4]);
+    }
+    assert_eq!(tickr.get("/v1/history").await.body["span"], "1h");
+    for (path, wrong) in [
+        ("/v1/history?span=1d", "span"),
+        ("/v1/history/queues?span=7d", "span"),
+        ("/v1/history?queue=No%20Name", "queue"),
+        ("/v1/history?queue=", "queue"),
+    ] {
+        let answer = tickr.get(path).await;
+        assert_eq!((answer.status, answer.pointers()), (422, vec![wrong]), "{path}");
+    }
+    assert_eq!(tickr.get("/v1/history?by=kind").await.status, 422);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_rows_go_and_young_ones_stay() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let now = tickr.app.broker().store().clock().now();
+    for step in Step::ALL {
+        for at in [now - step.keep() - step.width() * 2, now - step.keep() + step.width() * 2] {
+            let rows: Vec<Sample> =
+                (0..200).map(|n| sample(step, step.floor(at), queue(&format!("q{n}")), &lateness([1]))).collect();
+            for n in 0..6 {
+                tickr.app.broker().store().write_samples(&runner(n), rows.clone()).await.unwrap();
+            }
+        }
+    }
+    // A runner that starts looks soon, and two at once are not in each other's way.
+    let others = [tickr.another().await, tickr.another().await];
+    tickr.until_count("SELECT COUNT(*) FROM samples WHERE runner LIKE 'gone/%'", 3 * 1_200).await;
+    for step in Step::ALL {
+        let oldest = format!("SELECT COUNT(*) FROM samples WHERE step = {} AND queue = 'q7'", step.seconds());
+        let left: i64 =
+            sqlx::query_scalar(sqlx::AssertSqlSafe(oldest)).fetch_one(&mut tickr.mysql().await).await.unwrap();
+        assert_eq!(left, 6, "{step:?}");
+    }
+    assert!(!tickr.app.broker().store().purge_samples().await.unwrap());
+    for other in others {
+        other.stop(CancellationToken::new()).await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_database_is_away_goes_on_and_writes_the_history_when_it_is_back() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    // In the book by now, or in the open slot; either way not all of it is in the tables.
+    let errors = async || {
+        let page = tickr.get("/metrics").await.body;
+        let page = page.as_str().unwrap().to_owned();
+        let line = page.lines().find(|line| line.starts_with("tickr_samples_errors_total")).unwrap().to_owned();
+        line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()
+    };
+    let before = errors().await;
+    tickr.services().mysql().kill9().unwrap();
+    eventually("a write failed", || async { (errors().await > before).then_some(()) }).await;
+    tickr.services().mysql().start_again().unwrap();
+    let more = eventually("mysql takes jobs again", || async {
+        let made = tickr.post("/v1/jobs", json!({"kind": "noop"})).await;
+        (made.status == 201).then(|| made.body["id"].as_str().unwrap().parse().unwrap())
+    });
+    tickr.until(more.await, State::Completed).await;
+    let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await.unsigned_abs();
+    until_sums(&tickr, "span=24h", [jobs, jobs, 0, jobs]).await;
+    assert_eq!(jobs, 51);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_any_number_of_queues_two_hundred_have_a_history_and_the_rest_share_one() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let jobs = |from: usize| (from..from + 260).map(|n| json!({"kind": "noop", "queue": format!("q{n}")}));
+    tickr.enqueue_many(jobs(0)).await;
+    tickr.enqueue_many([json!({"kind": "noop", "queue": "elsewhere", "delay_ms": 3_600_000})]).await;
+    until_sums(&tickr, "span=24h", [261, 0, 0, 0]).await;
+    let kept = tickr.count("SELECT COUNT(DISTINCT queue) FROM samples WHERE queue NOT IN ('', '_other')").await;
+    let others = history(&tickr, "span=24h&queue=_other").await;
+    // A turn of the quarter in the middle gives everybody another chance.
+    let shared = sums(&others, &others["points"])[0];
+    assert!(
+        kept <= 400 && i64::try_from(shared).unwrap() + kept >= 261 && shared > 0 && kept >= 200,
+        "{kept} {shared}"
+    );
+    // What is served here has its place, however late it comes.
+    until_sums(&tickr, "span=24h&queue=elsewhere", [1, 0, 0, 0]).await;
+    let queues = tickr.get("/v1/history/queues?span=24h").await.body;
+    let each = queues["queues"].as_array().unwrap();
+    assert_eq!((each.len(), &queues["more"], &each[0]["queue"]), (100, &json!(true), &json!("_other")));
+    assert_eq!(sums(&queues, &each[0])[0], shared);
+    tickr.stop().await;
+}
+
+/// Ten runners with twenty queues each, in which something happened in every slot that is kept: what a chart costs then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chart_is_read_quickly_from_full_tables() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let (runners, queues) = (10, 20);
+    let tally = lateness((0..60).map(|n| 1 + n * n * 7));
+    let durations = tally.lateness.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 \
+                  UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    for step in Step::ALL {
+        let width = i64::from(step.seconds());
+        // Minutes as far as a chart looks, which is what a reading touches; TICKR_TEST_FULL fills them as far as they are
+        // kept. A few more are still to come, because the filling takes its time.
+        let full = std::env::var_os("TICKR_TEST_FULL").is_some();
+        let kept = if step == Step::Minute && !full { 120 } else { step.keep().num_seconds() / width };
+        let (ahead, now) = (240 / width + 1, step.floor(tickr.app.broker().store().clock().now()).timestamp());
+        let (from, slots) = (now - kept * width, kept + ahead);
+        tickr
+            .sql(format!(
+                "INSERT INTO samples (step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, \
+                 run_time) SELECT {width}, '1970-01-01' + INTERVAL {from} + s.n * {width} SECOND, q.queue, \
+                 CONCAT('gone/', r.d, '-00000000'), '1970-01-01' + INTERVAL {from} + s.n * {width} + {width} SECOND, \
+                 60, 60, 0, 60, x'{durations}', x'{durations}' FROM \
+                 (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {digits} a, {digits} b, {digits} c, {digits} e) s, \
+                 (SELECT IF(a.d + 10 * b.d = {queues}, '', CONCAT('q', a.d + 10 * b.d)) AS queue FROM {digits} a, {digits} b \
+                 WHERE a.d + 10 * b.d <= {queues}) q, {digits} r WHERE s.n < {slots} AND r.d < {runners}"
+            ))
+            .await;
+    }
+    let mut slowest = BTreeMap::new();
+    for path in ["/v1/history?", "/v1/history?queue=q3&", "/v1/history/queues?"] {
+        for span in Span::ALL {
+            let mut took: Vec<Duration> = Vec::new();
+            for _ in 0..7 {
+                let began = Instant::now();
+                let answer = http().get(tickr.url(&format!("{path}span={span}"))).send().await.unwrap();
+                assert_eq!(answer.status(), 200);
+                let body = answer.bytes().await.unwrap();
+                took.push(began.elapsed());
+                assert!(body.len() < 1 << 20, "{path}{span}: {} bytes", body.len());
+            }
+            took.sort_unstable();
+            slowest.insert(format!("{path}span={span}"), took[took.len() / 2]);
+        }
+    }
+    println!("{} rows, medians: {slowest:#?}", tickr.count("SELECT COUNT(*) FROM samples").await);
+    let answer = history(&tickr, "span=1h&queue=q3").await;
+    assert_eq!(sums(&answer, &answer["points"])[0], 60 * 60 * 10, "every step of every runner");
+    // Generous: an unoptimised build on a busy machine.
+    assert!(slowest.values().all(|took| *took < Duration::from_secs(1)), "{slowest:#?}");
+    tickr.stop().await;
+}
