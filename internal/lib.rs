@@ -22,7 +22,7 @@
 //! | [`handlers`] | kinds: payload types, their schemas, the work | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`verify`] | proving from the tables that promises were kept | mending anything but the index |
-//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, operator, alerts | HTTP |
+//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, operator, alerts, recorder | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything behind the broker |
 //! | [`dashboard`] | pages that a browser runs; they speak only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |
