@@ -155,6 +155,11 @@ pub(super) const fn entry(code: Code) -> Entry {
             "Wait for that job, or cancel it.",
             Again::Changed,
         ),
+        Code::RunnerStopped => (
+            "The runner has stopped, or was found dead. Nothing was changed.",
+            "Look for its successor in `/v1/runners`: a process that starts again is another runner.",
+            Again::Changed,
+        ),
         Code::TooMany => ("There may not be more of these. Nothing was changed.", "Remove some first.", Again::Changed),
         Code::Overloaded => (
             "More waits here than is allowed: for the store, or as open connections, streams or imports. Nothing was accepted.",

@@ -69,6 +69,8 @@ pub(super) enum ReasonCode {
     QueueNotServed,
     /// No living runner that serves its queue has its kind.
     KindUnknown,
+    /// Every living runner that could run it is asked to take no new work.
+    RunnersDraining,
     /// As many jobs of its queue run as may.
     QueueFull,
     /// Every worker of the runners that could run it is busy.
@@ -169,6 +171,17 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
             format!("none of the {} living runners that serve {} has the kind {}", serving.len(), job.queue, job.kind);
         because(ReasonCode::KindUnknown, text);
     }
+    let willing: Vec<&RunnerSeen> = able.iter().filter(|runner| runner.takes_jobs()).copied().collect();
+    if let Some(drain) = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty()) {
+        let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let text = format!(
+            "the {} living runners that could run it were asked to take no new work, one of them {} ago by {}{reason}",
+            able.len(),
+            said(evidence.at - drain.at),
+            drain.by
+        );
+        because(ReasonCode::RunnersDraining, text);
+    }
     if !due {
         // What else may hold it up then is not known now.
         return reasons;
@@ -177,9 +190,9 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         let text = format!("{} jobs of the queue {} run or are about to, and {limit} may", evidence.permits, job.queue);
         because(ReasonCode::QueueFull, text);
     }
-    let (slots, busy) = able.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
-    if !able.is_empty() && busy >= slots {
-        let text = format!("all {slots} workers of the {} runners that could run it are busy", able.len());
+    let (slots, busy) = willing.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
+    if !willing.is_empty() && busy >= slots {
+        let text = format!("all {slots} workers of the {} runners that could run it are busy", willing.len());
         because(ReasonCode::SlotsFull, text);
     }
     if let Some(standing) = evidence.standing {

@@ -30,6 +30,9 @@ pub(super) struct ReadyAnswer {
     /// If not durable: which settings are to blame.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     weaknesses: Vec<String>,
+    /// Does this runner start jobs? Not while it is asked to drain (`/v1/runners`). Never makes the answer red: it answers
+    /// HTTP like any other.
+    takes_jobs: bool,
     /// What makes Redis forget more than it must, such as an eviction policy. As far as Redis tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     index_weakness: Option<String>,
@@ -62,6 +65,7 @@ pub(super) async fn readyz(State(api): State<Api>) -> Response {
         index: api.index.health().now().as_str(),
         durable: durability.as_ref().map(|d| d.durable),
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
+        takes_jobs: !draining && !api.controls.now().drained,
         index_weakness: api.index.weakness(),
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -31,6 +31,7 @@ mod problem;
 mod queues;
 mod reports;
 mod results;
+mod runners;
 mod schedules;
 mod stats;
 mod trace;
@@ -166,7 +167,10 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(events::of_cluster))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
-        .routes(routes!(stats::runners))
+        .routes(routes!(runners::list))
+        .routes(routes!(runners::show))
+        .routes(routes!(runners::drain))
+        .routes(routes!(runners::resume))
         .routes(routes!(forecast::forecast))
         .routes(routes!(history::show))
         .routes(routes!(history::queues))

@@ -43,6 +43,8 @@ pub enum Code {
     DeclaredInConfig,
     /// 409: the schedule's previous job has not ended, and its overlap policy lets none run beside it.
     PreviousUnfinished,
+    /// 409: the runner has stopped, and takes no wishes any more.
+    RunnerStopped,
     /// 412: what is there is not what the request's If-Match or If-None-Match expects.
     PreconditionFailed,
     /// 413: the body is larger than the limit.
@@ -75,7 +77,7 @@ pub enum Code {
 
 impl Code {
     /// All of them, by status.
-    pub(super) const ALL: [Self; 28] = [
+    pub(super) const ALL: [Self; 29] = [
         Self::InvalidJson,
         Self::TooDeep,
         Self::Unauthorized,
@@ -90,6 +92,7 @@ impl Code {
         Self::AlreadyReplayed,
         Self::DeclaredInConfig,
         Self::PreviousUnfinished,
+        Self::RunnerStopped,
         Self::PreconditionFailed,
         Self::TooLarge,
         Self::UnsupportedMediaType,
@@ -120,7 +123,8 @@ impl Code {
             | Self::IdempotencyInProgress
             | Self::AlreadyReplayed
             | Self::DeclaredInConfig
-            | Self::PreviousUnfinished => StatusCode::CONFLICT,
+            | Self::PreviousUnfinished
+            | Self::RunnerStopped => StatusCode::CONFLICT,
             Self::PreconditionFailed => StatusCode::PRECONDITION_FAILED,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -153,6 +157,7 @@ impl Code {
             Self::IdempotencyInProgress => "A request with this key is under way",
             Self::DeclaredInConfig => "A configuration file owns the schedule",
             Self::PreviousUnfinished => "The previous job has not ended",
+            Self::RunnerStopped => "The runner has stopped",
             Self::PreconditionFailed => "It is not what the request expects",
             Self::TooLarge => "The body is too large",
             Self::UnsupportedMediaType => "The body must be application/json",

@@ -16,7 +16,7 @@ use super::view::Moment;
 use super::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
-use crate::store::{Condition, MOST_QUEUES, Paused, QueueChange, QueueChanged, QueueSetting};
+use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 
 /// Most jobs of a queue that a limit may allow.
 const MOST_CONCURRENCY: u32 = 100_000;
@@ -37,7 +37,7 @@ pub(super) struct QueueView {
     paused: Option<PauseView>,
     /// Jobs by state. Ended states count everything that ever ended so.
     states: BTreeMap<String, i64>,
-    /// Living runners that serve it. A queue that has jobs and no runner stands still as well.
+    /// Living runners that serve it and take work. A queue that has jobs and no runner stands still as well.
     runners: u32,
     /// When what is set was last changed; null when nothing ever was.
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -45,13 +45,19 @@ pub(super) struct QueueView {
     changed_by: Option<String>,
 }
 
-/// Why a queue stands still.
+/// Why a queue stands still, or a runner takes no work.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PauseView {
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
     by: String,
     reason: Option<String>,
+}
+
+impl From<Pause> for PauseView {
+    fn from(pause: Pause) -> Self {
+        Self { at: Moment(pause.at), by: pause.by.to_string(), reason: pause.reason }
+    }
 }
 
 /// All queues.
@@ -90,6 +96,16 @@ pub(super) struct PauseBody {
     reason: Option<String>,
 }
 
+/// The reason as it is kept, if there is one.
+pub(super) fn checked_reason(reason: Option<String>) -> Result<Option<String>, Problem> {
+    let reason = reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
+    if reason.as_ref().is_some_and(|reason| reason.chars().count() > MOST_REASON) {
+        let here = handlers::Problem::at("/reason", format!("must be at most {MOST_REASON} characters"));
+        return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
+    }
+    Ok(reason)
+}
+
 struct Counts {
     states: BTreeMap<Name, BTreeMap<String, i64>>,
     runners: BTreeMap<Name, u32>,
@@ -106,7 +122,7 @@ async fn counts(api: &Api) -> Result<Counts, Problem> {
         *states.entry(count.queue.clone()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
     }
     let mut serving: BTreeMap<Name, u32> = BTreeMap::new();
-    for queue in runners.iter().filter(|runner| runner.stopped_at.is_none()).flat_map(|runner| &runner.queues) {
+    for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
         *serving.entry(queue.clone()).or_default() += 1;
     }
     Ok(Counts { states, runners: serving, permits, exact: stats.exact })
@@ -121,11 +137,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
         priority: setting.map_or(Priority::NORMAL, |set| set.priority).level(),
         concurrency,
         permits: concurrency.map(|_| counts.permits.get(name.as_str()).copied().unwrap_or(0)),
-        paused: setting.and_then(|set| set.pause.as_ref()).map(|pause| PauseView {
-            at: Moment(pause.at),
-            by: pause.by.to_string(),
-            reason: pause.reason.clone(),
-        }),
+        paused: setting.and_then(|set| set.pause.clone()).map(PauseView::from),
         states: counts.states.get(name).cloned().unwrap_or_default(),
         runners: counts.runners.get(name).copied().unwrap_or(0),
         changed_at: changed.map(|(at, _)| Moment(*at)),
@@ -250,11 +262,7 @@ pub(super) async fn pause(
     NamePath(name): NamePath,
     Body(body, _): Body<PauseBody>,
 ) -> Result<Response, Problem> {
-    let reason = body.reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
-    if reason.as_ref().is_some_and(|reason| reason.chars().count() > MOST_REASON) {
-        let here = handlers::Problem::at("/reason", format!("must be at most {MOST_REASON} characters"));
-        return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
-    }
+    let reason = checked_reason(body.reason)?;
     let change = QueueChange { pause: Some(Paused::Yes(reason)), ..QueueChange::default() };
     apply(&api, &name, change, Condition::Any, &who).await
 }

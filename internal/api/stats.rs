@@ -1,4 +1,4 @@
-//! `/v1/stats` and `/v1/runners`: how tickr is doing.
+//! `/v1/stats`: how tickr is doing.
 
 use std::collections::BTreeMap;
 
@@ -96,64 +96,4 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         index: IndexView { health: api.index.health().now().as_str() },
     };
     Ok(json(StatusCode::OK, answer))
-}
-
-/// The runners, living ones first.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RunnersAnswer {
-    /// At most 200.
-    data: Vec<RunnerView>,
-}
-
-/// One tickr process.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct RunnerView {
-    /// As in the attempts.
-    id: String,
-    version: String,
-    kinds: Vec<String>,
-    queues: Vec<String>,
-    /// Worker slots.
-    slots: u32,
-    /// Busy slots at the last heartbeat.
-    busy: u32,
-    #[schema(value_type = String, format = DateTime)]
-    started_at: Moment,
-    #[schema(value_type = String, format = DateTime)]
-    heartbeat_at: Moment,
-    /// How long ago that was, by the database's clock, in milliseconds.
-    heartbeat_age_ms: u64,
-    /// How long its leases last, in milliseconds. A living runner is heard three times in this; one that is silent for
-    /// longer loses its jobs to others.
-    lease_ms: u64,
-    /// When it stopped or was found dead; null while it lives.
-    #[schema(value_type = Option<String>, format = DateTime)]
-    stopped_at: Option<Moment>,
-}
-
-/// List the runners
-#[utoipa::path(
-    get, path = "/v1/runners", tag = "operations", operation_id = "list_runners",
-    responses(
-        (status = 200, description = "The runners", body = RunnersAnswer),
-        (status = 401, description = "unauthorized", body = Problem),
-        (status = 503, description = "store_unavailable", body = Problem),
-    )
-)]
-pub(super) async fn runners(State(api): State<Api>) -> Result<Response, Problem> {
-    let view = |runner: crate::store::RunnerSeen| RunnerView {
-        id: runner.id.to_string(),
-        version: runner.version,
-        kinds: runner.kinds.iter().map(ToString::to_string).collect(),
-        queues: runner.queues.iter().map(ToString::to_string).collect(),
-        slots: runner.slots,
-        busy: runner.busy,
-        started_at: Moment(runner.started_at),
-        heartbeat_at: Moment(runner.heartbeat_at),
-        heartbeat_age_ms: runner.heartbeat_age.as_millis() as u64,
-        lease_ms: runner.lease.as_millis() as u64,
-        stopped_at: runner.stopped_at.map(Moment),
-    };
-    let data = api.broker.store().runners(200).await?.into_iter().map(view).collect();
-    Ok(json(StatusCode::OK, RunnersAnswer { data }))
 }

@@ -226,6 +226,12 @@ pub(super) struct ProgressView {
     pub(super) note: Option<String>,
 }
 
+impl From<Progress> for ProgressView {
+    fn from(Progress { percent, note }: Progress) -> Self {
+        Self { percent, note }
+    }
+}
+
 /// One execution of a job.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AttemptView {
@@ -334,7 +340,7 @@ impl JobView {
             cancel_requested_at: job.cancel_requested_at.map(Moment),
             last_error: job.last_error,
             result: attempts.is_some().then_some(job.result),
-            progress: job.progress.map(|Progress { percent, note }| ProgressView { percent, note }),
+            progress: job.progress.map(ProgressView::from),
             replay_of: job.options.replay_of.map(|id| id.to_string()),
             dead_letter: job.letter.map(DeadLetterView::from),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),

@@ -160,7 +160,7 @@ impl App {
         let tasks = TaskTracker::new();
         // Ends with the guard, also when the start fails further down.
         let stop_controls = CancellationToken::new();
-        let controls = Controls::start(store.clone(), stop_controls.clone(), &tasks);
+        let controls = Controls::start(store.clone(), runner.clone(), stop_controls.clone(), &tasks);
         let stop_controls = stop_controls.drop_guard();
         let controls = controls.await.map_err(|e| of_the_store(e, config))?;
         if !addr.ip().is_loopback() && config.api_tokens.is_empty() && controls.now().keys.is_empty() {

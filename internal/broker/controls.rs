@@ -1,4 +1,5 @@
-//! What operators have set and every process must follow within two seconds: the keys of the API, and the queues.
+//! What operators have set and every process must follow within two seconds: the keys of the API, the queues, and
+//! whether this runner takes work.
 //!
 //! The truth is in the store. Each process keeps a copy, read anew every second, and at once after a change that came in
 //! through it. While MySQL is out the last copy stands: nobody is let in who was not let in before.
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::job::Name;
+use crate::job::{Name, RunnerId};
 use crate::store::{ApiKey, QueueSetting, Store, StoreError};
 
 /// How often the copy is read anew.
@@ -29,12 +30,15 @@ pub struct Settings {
     pub queues: BTreeMap<Name, QueueSetting>,
     /// Queues with a limit of which runners could run more than they may, and which runners.
     pub wanting: BTreeSet<(Name, String)>,
+    /// Is this runner asked to take no new work?
+    pub drained: bool,
 }
 
 /// This process's copy of what operators have set. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Controls {
     store: Store,
+    runner: RunnerId,
     copy: watch::Sender<Arc<Settings>>,
     used: Arc<Mutex<Used>>,
 }
@@ -46,16 +50,21 @@ struct Used {
 }
 
 impl Controls {
-    /// Read the copy, and keep it fresh until `stop`.
+    /// Read the copy of this runner's process, and keep it fresh until `stop`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn start(store: Store, stop: CancellationToken, tasks: &TaskTracker) -> Result<Self, StoreError> {
-        let copy = watch::Sender::new(Arc::new(read(&store).await?));
+    pub async fn start(
+        store: Store,
+        runner: RunnerId,
+        stop: CancellationToken,
+        tasks: &TaskTracker,
+    ) -> Result<Self, StoreError> {
+        let copy = watch::Sender::new(Arc::new(read(&store, &runner).await?));
         // The first use of a key shows soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
-        let controls = Self { store, copy, used };
+        let controls = Self { store, runner, copy, used };
         let kept = controls.clone();
         tasks.spawn(async move {
             while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
@@ -85,7 +94,7 @@ impl Controls {
     /// # Errors
     /// When MySQL cannot be reached or refuses; the old copy stands.
     pub async fn refresh(&self) -> Result<(), StoreError> {
-        let fresh = read(&self.store).await?;
+        let fresh = read(&self.store, &self.runner).await?;
         self.copy.send_replace(Arc::new(fresh));
         Ok(())
     }
@@ -112,9 +121,10 @@ impl Controls {
     }
 }
 
-async fn read(store: &Store) -> Result<Settings, StoreError> {
-    let (keys, queues) = (store.keys().await?, store.queues().await?);
+async fn read(store: &Store, runner: &RunnerId) -> Result<Settings, StoreError> {
+    let (keys, queues, drained) = (store.keys().await?, store.queues().await?, store.is_drained(runner).await?);
     let limits = queues.iter().any(|queue| queue.concurrency.is_some());
     let wanting = if limits { store.wanting_permits().await? } else { BTreeSet::new() };
-    Ok(Settings { keys, wanting, queues: queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect() })
+    let queues = queues.into_iter().map(|queue| (queue.name.clone(), queue)).collect();
+    Ok(Settings { keys, queues, wanting, drained })
 }

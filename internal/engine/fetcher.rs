@@ -74,6 +74,14 @@ impl Fetcher {
                 slot = Arc::clone(&slots).acquire_owned() => slot,
             };
             let Ok(first) = first else { return };
+            if shared.controls.now().drained {
+                // The slot is not kept meanwhile: the ward needs all of them for what it has begun.
+                drop(first);
+                if !until_wanted(&shared).await {
+                    return;
+                }
+                continue;
+            }
             if !store_answers(&shared).await {
                 continue;
             }
@@ -154,7 +162,8 @@ impl Fetcher {
         permits.fetcher_waits(false);
         let Popped::Job(line, id) = popped else { return Ok(Vec::new()) };
         self.follow_settings();
-        if self.shared.stop_fetching.is_cancelled() || self.service.is_paused(self.service.queue_of(line)) {
+        let unwanted = self.settings.drained || self.service.is_paused(self.service.queue_of(line));
+        if unwanted || self.shared.stop_fetching.is_cancelled() {
             self.fetch.put_back(line, id).await?;
             return Ok(Vec::new());
         }
@@ -229,6 +238,21 @@ impl Fetcher {
         let may = self.serves(job) && self.shared.permits.room(queue) != Some(0) && !self.shared.ward.keeps(job.id);
         may.then(|| (self.service.rank(queue, job.priority), queue, job.id))
     }
+}
+
+/// While this runner is asked to take no new work: wait here until it may again. False when it stops.
+async fn until_wanted(shared: &Shared) -> bool {
+    tracing::info!("asked to take no new work; what runs goes on");
+    let mut settings = shared.controls.listen();
+    let wanted = tokio::select! {
+        biased;
+        () = shared.stop_fetching.cancelled() => false,
+        heard = settings.wait_for(|settings| !settings.drained) => heard.is_ok(),
+    };
+    if wanted {
+        tracing::info!("takes work again");
+    }
+    wanted
 }
 
 /// After a failed claim: wait here until MySQL takes writes, instead of taking ids that nobody can claim.

@@ -67,6 +67,8 @@ struct Running {
     progress: ProgressSlot,
     /// A moment before the newest claim or renewal of its lease.
     leased: Instant,
+    /// A moment before its claim.
+    since: Instant,
     /// Its verdict is on its way: the store may end the lease at any moment, by our own hand.
     settling: bool,
 }
@@ -100,7 +102,7 @@ impl Live {
         if self.closed.load(Ordering::Relaxed) {
             stop.now(StopReason::Shutdown);
         }
-        if attempts.insert(id, Running { token, stop, progress, leased, settling: false }).is_none() {
+        if attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false }).is_none() {
             self.busy.increment(1.0);
         }
     }
@@ -126,13 +128,17 @@ impl Live {
         self.lock().len()
     }
 
-    /// What the heartbeat tells the store.
+    /// What the heartbeat tells the store, the longest running first: of very many only the first are shown to people.
     pub(super) fn for_the_heartbeat(&self) -> Vec<LiveAttempt> {
         let attempts = self.lock();
-        attempts
-            .iter()
-            .map(|(id, running)| LiveAttempt { id: *id, token: running.token, progress: running.progress.take() })
-            .collect()
+        let live = |(id, running): (&JobId, &Running)| {
+            let attempt = LiveAttempt { id: *id, token: running.token, progress: running.progress.take() };
+            (running.since, attempt)
+        };
+        let mut live: Vec<(Instant, LiveAttempt)> = attempts.iter().map(live).collect();
+        drop(attempts);
+        live.sort_unstable_by_key(|(since, attempt)| (*since, attempt.id));
+        live.into_iter().map(|(_, attempt)| attempt).collect()
     }
 
     /// Tell one attempt to stop, if it runs here; with `token`, only if it is that attempt.

@@ -177,6 +177,8 @@ impl Engine {
             queues: settings.queues.clone(),
             slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
             lease: settings.lease,
+            host: host_name().chars().take(255).collect(),
+            pid: std::process::id(),
         };
         let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
         let events = broker.events().clone();

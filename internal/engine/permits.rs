@@ -186,7 +186,8 @@ pub(super) async fn give_back(shared: &Shared) {
 async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Instant) -> bool {
     let limit = limit(settings, &held.name);
     let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
-    let free = workers.saturating_sub(shared.permits.used());
+    // Who takes no new work needs no more than it uses.
+    let free = if settings.drained { 0 } else { workers.saturating_sub(shared.permits.used()) };
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
     let (asked, before) = {

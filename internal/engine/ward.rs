@@ -200,9 +200,10 @@ async fn run(
     held: &mut OwnedSemaphorePermit,
     running: &mut Vec<JoinHandle<()>>,
 ) {
-    // A suspect keeps to what is set about its queue, like any other job.
-    let paused = is_paused(&shared.controls.now(), &job.queue);
-    let Some(permit) = shared.permits.take_of(&job.queue).filter(|_| !paused) else {
+    // A suspect keeps to what is set about its queue and its runner, like any other job.
+    let settings = shared.controls.now();
+    let unwanted = settings.drained || is_paused(&settings, &job.queue);
+    let Some(permit) = shared.permits.take_of(&job.queue).filter(|_| !unwanted) else {
         return shared.ward.put_off(shared, job, jittered(PUT_OFF));
     };
     let asked = Instant::now();

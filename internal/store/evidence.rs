@@ -159,7 +159,7 @@ impl IdleRunner {
 }
 
 impl Store {
-    /// Living runners with a free slot, now. One that runs a job alone, as after a loss, has none. Searches all owed rows.
+    /// Living runners with a free slot, now, that take work. One that runs a job alone, as after a loss, has none. Searches all owed rows.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -169,7 +169,7 @@ impl Store {
                 let found = sqlx::query(
                     "SELECT r.kinds, r.queues FROM runners r LEFT JOIN (SELECT runner, COUNT(*) AS busy, \
                      SUM(losses > 0) AS alone FROM owed WHERE state = 'executing' GROUP BY runner) b ON b.runner = r.id \
-                     WHERE r.stopped_at IS NULL AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
+                     WHERE r.stopped_at IS NULL AND r.drained_at IS NULL AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
                      AND COALESCE(b.busy, 0) < r.slots AND COALESCE(b.alone, 0) = 0",
                 )
                 .fetch_all(conn)

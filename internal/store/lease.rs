@@ -10,10 +10,11 @@ use uuid::Uuid;
 use super::error::corrupt;
 use super::insert::read_clock;
 use super::link::{Earlier, Step, on_pool, transact};
+use super::runners::slot_jobs;
 use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Link, Store, StoreError};
-use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict};
+use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Verdict};
 
 /// One live attempt of this runner, as the heartbeat tells it to the store.
 #[derive(Clone, Debug)]
@@ -50,12 +51,18 @@ pub struct RunnerRow {
     pub slots: u32,
     /// Its lease.
     pub lease: Duration,
+    /// The host it runs on.
+    pub host: String,
+    /// Its process there.
+    pub pid: u32,
 }
 
 /// The heartbeat's own line to MySQL: one connection that nothing else uses.
 pub struct Pulse {
     link: Link,
     clock: Arc<super::clock::StoreClock>,
+    /// The jobs in the runner's slots as they were last written down.
+    told: Option<Vec<u8>>,
 }
 
 impl std::fmt::Debug for Pulse {
@@ -83,7 +90,7 @@ impl Store {
     /// A line for one heartbeat.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
-        Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone() }
+        Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone(), told: None }
     }
 
     /// Attempts whose lease has expired, at most `limit`. Searches all owed rows.
@@ -276,8 +283,8 @@ impl Pulse {
                 let (runner, kinds, queues) = (runner.clone(), kinds.clone(), queues.clone());
                 Box::pin(async move {
                     sqlx::query(
-                        "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
-                         VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+                        "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, host, pid, started_at, heartbeat_at) \
+                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
                          ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
                     )
                     .bind(runner.id.as_str())
@@ -286,6 +293,8 @@ impl Pulse {
                     .bind(queues)
                     .bind(runner.slots)
                     .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))
+                    .bind(runner.host.as_str())
+                    .bind(runner.pid)
                     .execute(conn)
                     .await?;
                     Ok(())
@@ -294,22 +303,31 @@ impl Pulse {
             .await
     }
 
-    /// Renew the leases of all live attempts, and learn which are lost or asked to stop.
+    /// Renew the leases of all live attempts, and learn which are lost or asked to stop. Of those the first
+    /// [`MOST_SLOT_JOBS`] are written down for people, when they are others than before.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn beat(&mut self, runner: &RunnerId, lease: Duration, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
+        let in_slots = slot_jobs(live);
+        // NULL leaves the column alone, and the statement is the same either way.
+        let news = (self.told.as_ref() != Some(&in_slots)).then(|| Arc::new(in_slots));
         self.link
             .run("beat", |conn, _| {
-                let (clock, runner) = (clock.clone(), runner.clone());
+                let (clock, runner, news) = (clock.clone(), runner.clone(), news.clone());
                 Box::pin(async move {
                     read_clock(conn, &clock).await?;
+                    // By the best of the recent readings: this one may have been held up.
+                    let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
                     sqlx::query(
-                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, stopped_at = NULL WHERE id = ?",
+                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, clock_skew_ms = ?, \
+                         slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
                     )
                     .bind(busy)
+                    .bind(skew)
+                    .bind(news.as_ref().map(|ids| ids.as_slice()))
                     .bind(runner.as_str())
                     .execute(conn)
                     .await?;
@@ -317,6 +335,9 @@ impl Pulse {
                 })
             })
             .await?;
+        if let Some(news) = news {
+            self.told = Some(Arc::unwrap_or_clone(news));
+        }
         let mut beat = Beat::default();
         let mut sorted: Vec<LiveAttempt> = live.to_vec();
         sorted.sort_unstable_by_key(|attempt| attempt.id);
@@ -395,10 +416,12 @@ impl Pulse {
             .run("strike the runner off", |conn, _| {
                 let runner = runner.clone();
                 Box::pin(async move {
-                    sqlx::query("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0 WHERE id = ?")
-                        .bind(runner.as_str())
-                        .execute(conn)
-                        .await?;
+                    sqlx::query(
+                        "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0, slot_jobs = NULL WHERE id = ?",
+                    )
+                    .bind(runner.as_str())
+                    .execute(conn)
+                    .await?;
                     Ok(())
                 })
             })
@@ -467,72 +490,4 @@ fn renew(
         }
         Ok(beat)
     })
-}
-
-/// One line of the list of runners.
-#[derive(Clone, Debug)]
-pub struct RunnerSeen {
-    /// Its identity.
-    pub id: RunnerId,
-    /// Version of its binary.
-    pub version: String,
-    /// Kinds it can run.
-    pub kinds: Vec<Name>,
-    /// Queues it serves.
-    pub queues: Vec<Name>,
-    /// Worker slots, and how many were busy at the last beat.
-    pub slots: u32,
-    /// Busy slots at the last beat.
-    pub busy: u32,
-    /// When it started.
-    pub started_at: Timestamp,
-    /// Its last beat.
-    pub heartbeat_at: Timestamp,
-    /// How long ago that was, by the store's clock.
-    pub heartbeat_age: Duration,
-    /// How long its leases last. It beats three times in this.
-    pub lease: Duration,
-    /// When it said goodbye or was found dead.
-    pub stopped_at: Option<Timestamp>,
-}
-
-impl Store {
-    /// The newest runners, living ones first.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn runners(&self, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
-        on_pool(&self.shared.pool, "list runners", move |conn, _| {
-            Box::pin(async move {
-                let found = sqlx::query(
-                    "SELECT id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at, \
-                     TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)), lease_ms FROM runners \
-                     ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?",
-                )
-                .bind(limit)
-                .fetch_all(conn)
-                .await?;
-                let names = |text: String| serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()));
-                found
-                    .iter()
-                    .map(|row| {
-                        Ok(RunnerSeen {
-                            id: RunnerId::from_stored(row.try_get(0)?),
-                            version: row.try_get(1)?,
-                            kinds: names(row.try_get(2)?)?,
-                            queues: names(row.try_get(3)?)?,
-                            slots: row.try_get(4)?,
-                            busy: row.try_get(5)?,
-                            started_at: row.try_get(6)?,
-                            heartbeat_at: row.try_get(7)?,
-                            stopped_at: row.try_get(8)?,
-                            heartbeat_age: Duration::from_micros(u64::try_from(row.try_get::<i64, _>(9)?).unwrap_or(0)),
-                            lease: Duration::from_millis(u64::from(row.try_get::<u32, _>(10)?)),
-                        })
-                    })
-                    .collect()
-            })
-        })
-        .await
-    }
 }

@@ -10,6 +10,7 @@
 //! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what
+//! - `runners.rs`: the list of runners, what is in their slots, drain
 //! - `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
@@ -52,6 +53,7 @@ mod purge;
 mod queues;
 mod read;
 mod report_query;
+mod runners;
 mod samples;
 mod schedules;
 mod script;
@@ -81,7 +83,7 @@ pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
-pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow, RunnerSeen};
+pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow};
 #[doc(hidden)]
 pub use link::rolled_back_on_release;
 pub use once::{Answer, Digest, Once, Outcome, Wording};
@@ -93,6 +95,7 @@ pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
 pub use report_query::{InvalidUrl, ReportQueries};
+pub use runners::{Drained, MOST_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
 pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
 pub use search::Counted;

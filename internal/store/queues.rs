@@ -160,14 +160,21 @@ impl QueueChange {
     fn applied(&self, mut setting: QueueSetting, by: &Actor, now: Timestamp) -> QueueSetting {
         setting.priority = self.priority.unwrap_or(setting.priority);
         setting.concurrency = self.concurrency.unwrap_or(setting.concurrency);
-        setting.pause = match (&self.pause, setting.pause) {
-            (None, pause) => pause,
-            (Some(Paused::No), _) => None,
-            // The first pause stands, unless there is a new reason.
-            (Some(Paused::Yes(reason)), Some(pause)) if reason.is_none() || *reason == pause.reason => Some(pause),
-            (Some(Paused::Yes(reason)), _) => Some(Pause { at: now, by: by.clone(), reason: reason.clone() }),
-        };
+        if let Some(wish) = &self.pause {
+            setting.pause = wish.applied(setting.pause, by, now);
+        }
         setting
+    }
+}
+
+impl Paused {
+    /// The pause as it is then. The first one stands, unless there is a new reason.
+    pub(super) fn applied(&self, before: Option<Pause>, by: &Actor, now: Timestamp) -> Option<Pause> {
+        match (self, before) {
+            (Self::No, _) => None,
+            (Self::Yes(reason), Some(pause)) if reason.is_none() || *reason == pause.reason => Some(pause),
+            (Self::Yes(reason), _) => Some(Pause { at: now, by: by.clone(), reason: reason.clone() }),
+        }
     }
 }
 

@@ -86,6 +86,12 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         // In the middle of them.
         clock.turn(seconds).unwrap();
         eventually("the clock has jumped", || async { lives_at(&turned, seconds).then_some(()) }).await;
+        eventually("people see by how much it is off", || async {
+            let path = format!("/v1/runners/{}", id.replace('/', "%2F"));
+            let skew = tickr.get(&path).await.body["clock_skew_ms"].as_i64()?;
+            ((skew - seconds * 1_000).abs() < 5_000).then_some(())
+        })
+        .await;
         tickr.until_idle().await;
         let started: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM attempts WHERE runner = ?")
             .bind(&id)

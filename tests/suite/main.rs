@@ -43,6 +43,7 @@ mod recovery;
 mod redis_faults;
 mod report;
 mod retries;
+mod runners;
 mod schedules;
 mod search;
 mod services;

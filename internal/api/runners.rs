@@ -1,0 +1,299 @@
+//! `/v1/runners`: the processes, what they run, and whether they should take new work.
+
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::auth::Who;
+use super::body::Body;
+use super::problem::{Code, Problem};
+use super::queues::{PauseView, checked_reason};
+use super::view::{Moment, ProgressView};
+use super::{Api, json};
+use crate::job::{Actor, RunnerId, Timestamp};
+use crate::store::{Drained, MOST_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
+
+/// Most runners in the list.
+const MOST_RUNNERS: u32 = 200;
+/// Most jobs in the list, all runners together; and how many of each are shown however many runners there are.
+const MOST_JOBS: usize = 4_000;
+const LEAST_JOBS: usize = 20;
+
+/// The runners, living ones first.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RunnersAnswer {
+    /// At most 200.
+    data: Vec<RunnerView>,
+}
+
+/// One tickr process.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RunnerView {
+    /// As in the attempts.
+    id: String,
+    state: RunnerState,
+    version: String,
+    /// Null for a runner of an older version.
+    host: Option<String>,
+    /// Its process there.
+    pid: Option<u32>,
+    kinds: Vec<String>,
+    queues: Vec<String>,
+    /// Worker slots.
+    slots: u32,
+    /// Busy slots at the last heartbeat.
+    busy: u32,
+    /// The jobs in its slots, the longest running first: 200 at the most, fewer when there are many runners. What it began
+    /// since its last heartbeat, behind a long backlog, shows with the next.
+    jobs: Vec<SlotView>,
+    /// There are more jobs in its slots than are shown.
+    more: bool,
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    heartbeat_at: Moment,
+    /// How long ago that was, by the database's clock, in milliseconds.
+    heartbeat_age_ms: u64,
+    /// How long it may be silent before its jobs are taken away, in milliseconds.
+    lease_ms: u64,
+    /// Its clock minus the database's at its last heartbeat, in milliseconds, to about half a round trip. Nothing in tickr
+    /// depends on it. Null for a runner of an older version.
+    clock_skew_ms: Option<i64>,
+    /// Since when it is asked to take no new work, by whom and why; null while it takes work.
+    draining: Option<PauseView>,
+    /// When it stopped or was found dead; null while it lives.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    stopped_at: Option<Moment>,
+}
+
+/// How a runner is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RunnerState {
+    /// It lives and takes work.
+    Working,
+    /// It lives, and finishes what it runs.
+    Draining,
+    /// It has missed its heartbeats for longer than its lease: its jobs are about to be taken away.
+    Silent,
+    /// It has stopped, or was found dead.
+    Stopped,
+}
+
+impl RunnerState {
+    fn of(runner: &RunnerSeen) -> Self {
+        match runner {
+            RunnerSeen { stopped_at: Some(_), .. } => Self::Stopped,
+            RunnerSeen { heartbeat_age, lease, .. } if heartbeat_age > lease => Self::Silent,
+            RunnerSeen { drain: Some(_), .. } => Self::Draining,
+            _ => Self::Working,
+        }
+    }
+}
+
+/// A job in a slot.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SlotView {
+    /// UUIDv7.
+    id: String,
+    kind: String,
+    queue: String,
+    /// Attempts that count against `max_attempts`, this one included.
+    attempt: u32,
+    max_attempts: u32,
+    /// When the attempt began.
+    #[schema(value_type = String, format = DateTime)]
+    started_at: Moment,
+    /// When a stop was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    cancel_requested_at: Option<Moment>,
+    /// How far it says it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<ProgressView>,
+}
+
+impl From<SlotJob> for SlotView {
+    fn from(job: SlotJob) -> Self {
+        Self {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            started_at: Moment(job.started_at),
+            cancel_requested_at: job.cancel_requested_at.map(Moment),
+            progress: job.progress.map(ProgressView::from),
+        }
+    }
+}
+
+fn view(runner: RunnerSeen, slots: Slots) -> RunnerView {
+    RunnerView {
+        id: runner.id.to_string(),
+        state: RunnerState::of(&runner),
+        version: runner.version,
+        host: runner.host,
+        pid: runner.pid,
+        kinds: runner.kinds.iter().map(ToString::to_string).collect(),
+        queues: runner.queues.iter().map(ToString::to_string).collect(),
+        slots: runner.slots,
+        busy: runner.busy,
+        jobs: slots.jobs.into_iter().map(SlotView::from).collect(),
+        more: slots.more,
+        started_at: Moment(runner.started_at),
+        heartbeat_at: Moment(runner.heartbeat_at),
+        heartbeat_age_ms: runner.heartbeat_age.as_millis() as u64,
+        lease_ms: runner.lease.as_millis() as u64,
+        clock_skew_ms: runner.clock_skew_ms,
+        draining: runner.drain.map(PauseView::from),
+        stopped_at: runner.stopped_at.map(Moment),
+    }
+}
+
+/// The runner in the path.
+pub(super) struct RunnerPath(RunnerId);
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for RunnerPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, state: &S) -> Result<Self, Problem> {
+        let path: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, state).await;
+        let Path(text) = path.map_err(|e| Problem::new(Code::NotFound, e.body_text()))?;
+        let id = RunnerId::from_stored(text);
+        if id.as_str().len() > RunnerId::MAX_LEN || !id.as_str().is_ascii() { Err(missing(&id)) } else { Ok(Self(id)) }
+    }
+}
+
+fn missing(id: &RunnerId) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no runner {id}; the slash in an id is written %2F in a path"))
+}
+
+/// List the runners
+///
+/// With the jobs in their slots.
+#[utoipa::path(
+    get, path = "/v1/runners", tag = "operations", operation_id = "list_runners",
+    responses(
+        (status = 200, description = "The runners", body = RunnersAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
+    let store = api.broker.store();
+    let runners = store.runners(MOST_RUNNERS).await?;
+    let living: Vec<RunnerSeen> = runners.iter().filter(|runner| runner.stopped_at.is_none()).cloned().collect();
+    let share = (MOST_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MOST_SLOT_JOBS);
+    let mut slots = store.slot_jobs(&living, share).await?;
+    let mut data = Vec::with_capacity(runners.len());
+    for runner in runners {
+        let slots = slots.remove(&runner.id).unwrap_or_default();
+        data.push(view(runner, slots));
+    }
+    Ok(json(StatusCode::OK, RunnersAnswer { data }))
+}
+
+/// Show a runner
+#[utoipa::path(
+    get, path = "/v1/runners/{id}", tag = "operations", operation_id = "show_runner",
+    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    responses(
+        (status = 200, description = "The runner", body = RunnerView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, RunnerPath(id): RunnerPath) -> Result<Response, Problem> {
+    shown(&api, id).await
+}
+
+async fn shown(api: &Api, id: RunnerId) -> Result<Response, Problem> {
+    let store = api.broker.store();
+    let Some(runner) = store.runner(id.clone()).await? else { return Err(missing(&id)) };
+    let slots = if runner.stopped_at.is_none() {
+        store.slot_jobs(std::slice::from_ref(&runner), MOST_SLOT_JOBS).await?.remove(&id)
+    } else {
+        None
+    };
+    Ok(json(StatusCode::OK, view(runner, slots.unwrap_or_default())))
+}
+
+/// Why a runner should take no new work.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainBody {
+    /// For whoever wonders why it stands idle.
+    #[schema(max_length = 255)]
+    reason: Option<String>,
+}
+
+/// Ask a runner to take no new work
+///
+/// Within 2 s it starts no job any more. It finishes what it runs, goes on to answer HTTP and to repair, and stays ready
+/// for a load balancer. Ends with its process. Asking again changes nothing but the reason.
+#[utoipa::path(
+    post, path = "/v1/runners/{id}/drain", tag = "operations", operation_id = "drain_runner", request_body = DrainBody,
+    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    responses(
+        (status = 200, description = "It drains", body = RunnerView),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "runner_stopped", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn drain(
+    State(api): State<Api>,
+    Who(who): Who,
+    RunnerPath(id): RunnerPath,
+    Body(body, _): Body<DrainBody>,
+) -> Result<Response, Problem> {
+    let reason = checked_reason(body.reason)?;
+    apply(&api, id, Paused::Yes(reason), &who).await
+}
+
+/// Let a drained runner take work again
+#[utoipa::path(
+    post, path = "/v1/runners/{id}/resume", tag = "operations", operation_id = "resume_runner",
+    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    responses(
+        (status = 200, description = "It takes work", body = RunnerView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "runner_stopped", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn resume(
+    State(api): State<Api>,
+    Who(who): Who,
+    RunnerPath(id): RunnerPath,
+) -> Result<Response, Problem> {
+    apply(&api, id, Paused::No, &who).await
+}
+
+async fn apply(api: &Api, id: RunnerId, wish: Paused, who: &Actor) -> Result<Response, Problem> {
+    match api.broker.store().drain_runner(id.clone(), wish, who).await? {
+        Drained::Done => {}
+        Drained::Stopped(at) => return Err(stopped(&id, at)),
+        Drained::Missing => return Err(missing(&id)),
+    }
+    // This process follows at once, the others within two seconds.
+    api.controls.refresh().await?;
+    shown(api, id).await
+}
+
+fn stopped(id: &RunnerId, at: Timestamp) -> Problem {
+    let at = at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true);
+    Problem::new(Code::RunnerStopped, format!("{id} stopped at {at}"))
+}
