@@ -181,6 +181,11 @@ pub(super) const fn entry(code: Code) -> Entry {
             "Try again; with an `Idempotency-Key` nothing is done twice.",
             Again::Later,
         ),
+        Code::IndexUnavailable => (
+            "Redis does not answer. Jobs are accepted and run without it; only what is about Redis alone cannot be done.",
+            "Look after Redis. When it is back, runners feed it again by themselves.",
+            Again::Later,
+        ),
     };
     Entry { meaning, remedy, again }
 }

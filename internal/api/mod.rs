@@ -19,6 +19,7 @@ mod forecast;
 mod health;
 mod history;
 mod import;
+mod index;
 mod jobs;
 mod keys;
 mod kinds;
@@ -167,6 +168,8 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(events::of_cluster))
         .routes(routes!(kinds::list))
         .routes(routes!(stats::show))
+        .routes(routes!(index::show))
+        .routes(routes!(index::rebuild))
         .routes(routes!(runners::list))
         .routes(routes!(runners::show))
         .routes(routes!(runners::drain))

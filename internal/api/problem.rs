@@ -73,11 +73,13 @@ pub enum Code {
     Stopping,
     /// 503: MySQL cannot be reached; Retry-After says when to come back. Nothing was accepted.
     StoreUnavailable,
+    /// 503: Redis does not answer. Jobs run without it; only what is about Redis alone cannot be done.
+    IndexUnavailable,
 }
 
 impl Code {
     /// All of them, by status.
-    pub(super) const ALL: [Self; 29] = [
+    pub(super) const ALL: [Self; 30] = [
         Self::InvalidJson,
         Self::TooDeep,
         Self::Unauthorized,
@@ -107,6 +109,7 @@ impl Code {
         Self::Internal,
         Self::Stopping,
         Self::StoreUnavailable,
+        Self::IndexUnavailable,
     ];
 
     pub(super) const fn status(self) -> StatusCode {
@@ -137,7 +140,7 @@ impl Code {
             | Self::InvalidCursor => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Overloaded => StatusCode::TOO_MANY_REQUESTS,
             Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Stopping | Self::StoreUnavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Stopping | Self::StoreUnavailable | Self::IndexUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -172,6 +175,7 @@ impl Code {
             Self::Internal => "Internal error",
             Self::Stopping => "This runner stops",
             Self::StoreUnavailable => "MySQL cannot be reached",
+            Self::IndexUnavailable => "Redis does not answer",
         }
     }
 

@@ -77,6 +77,12 @@ impl Controls {
         Ok(controls)
     }
 
+    /// The runner of this process.
+    #[must_use]
+    pub const fn runner(&self) -> &RunnerId {
+        &self.runner
+    }
+
     /// What operators have set, as last read.
     #[must_use]
     pub fn now(&self) -> Arc<Settings> {

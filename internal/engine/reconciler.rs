@@ -108,6 +108,10 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let began = Instant::now();
     let troubles = shared.index.health().troubles();
+    if shared.index.health().begins_from_nothing() {
+        // As `tickr rebuild` does; other runners notice, and feed what they think is missing as well.
+        shared.index.forget().await?;
+    }
     shared.index.begin_epoch().await?;
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
@@ -139,7 +143,7 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
         }
     }
     *memory = Memory { compared_until: now, walk: None, fed_until: Some(until), noted: HashSet::new() };
-    if !shared.index.health().rebuilt(troubles) {
+    if !shared.index.health().rebuilt(troubles, hinted, began.elapsed()) {
         // Redis failed somebody since this began: hints may be missing that no page has shown.
         return Ok(());
     }
@@ -200,6 +204,7 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     }
     drift += suspects.end().await?;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
+    shared.index.health().compared(drift);
 
     // What the horizon newly reaches.
     let reach = now + horizon(shared);

@@ -21,7 +21,7 @@ pub use crate::event::Health;
 pub use bare::BareIndex;
 pub use feed::{FeedEntry, FeedId, FeedLine};
 pub use fetch::{Fetch, Order, Popped, Taken};
-pub use health::IndexHealth;
+pub use health::{Bearing, Cause, Drift, IndexHealth, Rebuilt};
 pub use keys::Line;
 
 use std::collections::{HashMap, HashSet};
@@ -369,6 +369,8 @@ impl Index {
     /// [`IndexError::Unavailable`] when Redis did not do it.
     pub async fn forget(&self) -> Result<usize, IndexError> {
         let keys = &self.shared.keys;
+        // The counter begins anew, and whoever forgets on purpose is not surprised by it.
+        self.shared.beat.store(0, Ordering::Relaxed);
         self.call("forget the index", |mut conn| async move {
             let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat, &keys.events, &keys.listeners];
             let mut gone = conn.del(&fixed[..]).await?;
@@ -455,6 +457,15 @@ impl Index {
     pub async fn is_whole(&self) -> Result<bool, IndexError> {
         let epoch = &self.shared.keys.epoch;
         self.call("look for the epoch", |mut conn| async move { conn.exists(epoch).await }).await
+    }
+
+    /// The mark of being whole, made anew by each rebuild from nothing; absent when the state is lost.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn epoch(&self) -> Result<Option<String>, IndexError> {
+        let epoch = &self.shared.keys.epoch;
+        self.call("read the epoch", |mut conn| async move { conn.get(epoch).await }).await
     }
 
     /// Did this line leave jobs out, and is its list below the low water now?

@@ -7,6 +7,7 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::error::{Fault, corrupt, fault};
+use super::insert::read_clock;
 use super::link::{on_pool, transact};
 use super::purge::{Aged, purge_aged};
 use super::shape::statement;
@@ -124,6 +125,22 @@ impl Store {
                     })
                 };
                 found.iter().map(done).collect()
+            })
+        })
+        .await
+    }
+
+    /// Write down an action that changes nothing in the store.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn note(&self, act: Act) -> Result<(), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "write an action down", move |conn, _| {
+            let (shared, act) = (shared.clone(), act.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                record(conn, &act, now).await
             })
         })
         .await

@@ -1,7 +1,8 @@
 //! Owed work in order of its due time: what the index is fed from, and what replaces it while Redis is away.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -166,7 +167,61 @@ impl Store {
     }
 }
 
+/// Most rows that [`Store::due_within`] counts.
+const MOST_COUNTED: i64 = 50_000;
+
+/// What the store holds that the index should.
+#[derive(Clone, Debug)]
+pub struct DueWithin {
+    /// The database's clock at the count.
+    pub at: Timestamp,
+    /// Jobs that wait and are due.
+    pub due: u32,
+    /// Jobs that wait and become due before the end.
+    pub upcoming: u32,
+    /// Jobs that execute. Not in the index.
+    pub executing: u32,
+    /// There are more: the earliest were counted.
+    pub more: bool,
+    /// The queues of those that were counted.
+    pub queues: BTreeSet<Name>,
+}
+
 impl Store {
+    /// Count what is owed and due before so long from now, up to a limit.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn due_within(&self, ahead: Duration) -> Result<DueWithin, StoreError> {
+        let micros = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
+        on_pool(&self.shared.pool, "count what is due", move |conn, _| {
+            Box::pin(async move {
+                let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
+                let until = at + chrono::TimeDelta::microseconds(micros);
+                let sql = "SELECT queue, state = 'executing', execute_at <= ?, COUNT(*) FROM \
+                           (SELECT queue, state, execute_at FROM owed FORCE INDEX (owed_due) WHERE execute_at <= ? \
+                           ORDER BY execute_at LIMIT ?) o GROUP BY 1, 2, 3";
+                let rows = sqlx::query(sql).bind(at).bind(until).bind(MOST_COUNTED).fetch_all(&mut *conn).await?;
+                let (mut due, mut upcoming, mut executing) = (0, 0, 0);
+                let mut queues = BTreeSet::new();
+                for row in &rows {
+                    let (executes, is_due, jobs): (bool, bool, i64) =
+                        (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+                    let count = match (executes, is_due) {
+                        (true, _) => &mut executing,
+                        (false, true) => &mut due,
+                        (false, false) => &mut upcoming,
+                    };
+                    *count += u32::try_from(jobs).unwrap_or(u32::MAX);
+                    queues.insert(row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?);
+                }
+                let more = i64::from(due) + i64::from(upcoming) + i64::from(executing) >= MOST_COUNTED;
+                Ok(DueWithin { at, due, upcoming, executing, more, queues })
+            })
+        })
+        .await
+    }
+
     /// Which of these ids are jobs, whatever became of them.
     ///
     /// # Errors

@@ -71,7 +71,7 @@ pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use condition::Condition;
 pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
-pub use due::{DueCursor, DueJob, DuePage};
+pub use due::{DueCursor, DueJob, DuePage, DueWithin};
 pub use durability::Durability;
 pub use error::StoreError;
 pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};

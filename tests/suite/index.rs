@@ -5,10 +5,11 @@ use std::time::Duration;
 use redis::AsyncTypedCommands;
 use serde_json::json;
 use tickr::config::Config;
+use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 
-use crate::support::{TestApp, eventually};
+use crate::support::{TestApp, answer, eventually, http};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn duplicates_strangers_and_garbage_in_a_ready_list_run_each_job_once() {
@@ -147,5 +148,70 @@ async fn a_job_listed_by_several_runners_runs_once() {
     let stopped = tokio_util::sync::CancellationToken::new();
     second.stop(stopped.clone()).await;
     third.stop(stopped).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_asked_for_is_seen_to_end() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({})).await.status, 200);
+    eventually("it knows of the pause", || async {
+        tickr.app.controls().now().queues.get("default").is_some_and(|set| set.pause.is_some()).then_some(())
+    })
+    .await;
+    tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "delay_ms": 300_000}))).await;
+    tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop"}))).await;
+    // Not in Redis, and not asked of it.
+    tickr.enqueue(json!({"kind": "noop", "delay_ms": 86_400_000})).await;
+    let both = json!({"due": 2, "upcoming": 3, "executing": 0, "more": false});
+    let as_it_is = || async {
+        let shown = tickr.get("/v1/index").await;
+        assert_eq!(shown.status, 200, "{:#}", shown.body);
+        let shown = shown.body;
+        assert_eq!(shown["store"], both);
+        let whole = shown["redis"]["waiting"] == 3 && shown["redis"]["ready"] == 2 && shown["health"] == "fast";
+        (whole && shown["drift"]["jobs"] == 0).then_some(shown)
+    };
+    let before = eventually("Redis holds what it should", as_it_is).await;
+    assert_eq!((&before["last_rebuild"]["cause"], &before["rebuilding"]), (&json!("start"), &json!(null)));
+    assert_eq!((&before["horizon_ms"], &before["redis"]["full_lists"]), (&json!(900_000), &json!(0)));
+    assert_eq!(before["runner"], tickr.app.runner().as_str());
+
+    let mut asked = None;
+    let ask = async {
+        let answer = tickr.post("/v1/index/rebuild", json!({})).await;
+        assert_eq!((answer.status, &answer.body["started"]), (202, &json!(true)), "{:#}", answer.body);
+        asked = Some(answer.body["asked_at"].clone());
+    };
+    let jobs = tickr
+        .event("the rebuild", ask, |event| match event {
+            Event::Rebuilt { jobs } => Some(*jobs),
+            _ => None,
+        })
+        .await;
+    assert_eq!(jobs, 5);
+    let after = eventually("Redis holds it again", as_it_is).await;
+    let last = &after["last_rebuild"];
+    assert_eq!((&last["cause"], &last["jobs"]), (&json!("asked"), &json!(5)));
+    assert!(last["at"].as_str() > asked.unwrap().as_str());
+    assert_ne!(after["redis"]["epoch"], before["redis"]["epoch"]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'index.rebuild' AND actor = 'anyone'").await, 1);
+    tickr.assert_sound().await;
+
+    // One that has no Redis says so, and has nothing to rebuild.
+    let without = |config: &mut Config| {
+        config.redis_url = Some(tickr::config::ServerUrl::redis("redis://127.0.0.1:1").unwrap());
+    };
+    let without = tickr.another_with(without, Registry::new()).await;
+    let asks = |path: &str| format!("http://{}{path}", without.addr());
+    let shown = eventually("it knows that Redis is out", || async {
+        let shown = answer(http().get(asks("/v1/index"))).await.body;
+        (shown["health"] == "degraded").then_some(shown)
+    })
+    .await;
+    assert_eq!((&shown["redis"], &shown["store"]), (&json!(null), &both));
+    let refused = answer(http().post(asks("/v1/index/rebuild"))).await;
+    assert_eq!((refused.status, refused.code()), (503, "index_unavailable"));
+    without.stop(Default::default()).await;
     tickr.stop().await;
 }
