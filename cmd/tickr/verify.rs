@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
 use tickr::app::{connect_store, index_of, retention_of};
 use tickr::config::{Config, Flags, Subset, parse_duration};
-use tickr::verify::{Report, VerifySettings, verify};
+use tickr::verify::{Pace, Report, VerifySettings, verify};
 
 use crate::{Done, Failure};
 
@@ -72,6 +72,7 @@ async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result
         patience: VerifySettings::PATIENCE,
         repair,
         retention: retention_of(config),
+        pace: Pace::Full,
     };
     let watched = std::io::stderr().is_terminal();
     let checked = verify(&store, &index, &settings, |jobs| {

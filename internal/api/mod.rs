@@ -36,6 +36,7 @@ mod runners;
 mod schedules;
 mod stats;
 mod trace;
+mod verify;
 mod view;
 
 pub use auth::Tokens;
@@ -43,6 +44,7 @@ pub use catalogue::markdown as problems_as_markdown;
 pub use keys::new_key;
 pub use metrics::Readings;
 pub use problem::{Code, Problem};
+pub use verify::Verifier;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -102,6 +104,8 @@ pub struct ApiParts {
     pub streams: Arc<Semaphore>,
     /// Imports that may still be begun.
     pub imports: Arc<Semaphore>,
+    /// Checks everything in the background.
+    pub verifier: Verifier,
     /// True once the process has begun to stop.
     pub draining: watch::Receiver<bool>,
 }
@@ -170,6 +174,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(stats::show))
         .routes(routes!(index::show))
         .routes(routes!(index::rebuild))
+        .routes(routes!(verify::show, verify::start))
         .routes(routes!(runners::list))
         .routes(routes!(runners::show))
         .routes(routes!(runners::drain))

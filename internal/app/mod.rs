@@ -33,7 +33,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Readings, Tokens};
+use crate::api::{self, ApiParts, Readings, Tokens, Verifier};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
@@ -190,6 +190,8 @@ impl App {
         let feed = Feed::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
         let watches = Watches::start(store.clone(), events, &tasks, stop_telling.clone());
         let (draining, drains) = watch::channel(false);
+        let verifier =
+            Verifier::new(store.clone(), index.clone(), retention_of(config), tasks.clone(), stop_telling.clone());
         let router = api::router(ApiParts {
             broker: broker.clone(),
             index: index.clone(),
@@ -207,6 +209,7 @@ impl App {
             watches,
             streams: Arc::new(Semaphore::new(config.http_streams)),
             imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
+            verifier,
             draining: drains,
         })
         .merge(dashboard::router());

@@ -16,6 +16,7 @@
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
 //! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
 //! - `samples.rs`: what happened in slots of time, for charts
+//! - `evidence.rs`, `verifications.rs`: what the checker reads, and what it found
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
 
@@ -62,6 +63,7 @@ mod settle;
 mod shape;
 mod stats;
 mod ticks;
+mod verifications;
 
 pub use alert::Message;
 pub use audit::{Act, Done};
@@ -102,6 +104,7 @@ pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use stats::{PoolUse, StateCount, Stats};
 pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
+pub use verifications::{Begun, Verification};
 
 use std::str::FromStr;
 use std::sync::Arc;

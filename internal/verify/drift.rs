@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use super::{Check, Report, VerifySettings};
+use super::{Check, Pace, Report, VerifySettings};
 use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
 use crate::job::{JobId, Timestamp};
 use crate::store::{DueCursor, DueJob, IdleRunner, Store, StoreError};
@@ -82,7 +82,7 @@ async fn compare_index(
     if !index.is_whole().await? {
         report.notes.push("the index has no epoch: runners feed it again from the store".into());
     }
-    let mut suspects = suspects(store, index, report).await?;
+    let mut suspects = suspects(store, index, settings.pace, report).await?;
     while !suspects.is_empty() && began.elapsed() < settings.patience {
         tokio::time::sleep(LOOK_EVERY.min(settings.patience)).await;
         suspects = again(store, index, suspects).await?;
@@ -116,8 +116,9 @@ fn entry(job: &DueJob) -> Entry {
 }
 
 /// First look: everything that is due within the horizon, and everything that is scheduled.
-async fn suspects(store: &Store, index: &Index, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
+async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
     let mut suspects = Vec::new();
+    let began = Instant::now();
     let now = store.clock().now();
     let horizon = TimeDelta::from_std(index.horizon()).unwrap_or(TimeDelta::minutes(15));
     // The far end of the horizon is fed in steps.
@@ -125,22 +126,27 @@ async fn suspects(store: &Store, index: &Index, report: &mut Report) -> Result<V
     let mut look = Look::begin(index).await?;
     let mut after: Option<DueCursor> = None;
     loop {
+        let read = Instant::now();
         let page = store.due_page(after, until, PAGE).await?;
         suspects.extend(look.missing(&page.jobs, now).await?);
         after = page.next;
-        if after.is_none() || suspects.len() >= MOST_SUSPECTS {
+        if after.is_none() || suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
             break;
         }
+        pace.rest(read).await;
     }
     let (mut from, mut left_over) = (0, 0);
     loop {
         let page = index.scheduled_page(from, PAGE).await?;
-        if page.is_empty() || suspects.len() >= MOST_SUSPECTS {
+        if page.is_empty() || suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
             break;
         }
         from += page.len();
         report.looked_at.scheduled += page.len() as u64;
         suspects.extend(extra(store, page, &mut left_over).await?);
+    }
+    if pace.is_over(began) {
+        report.cut_short(&[], "time was over before all of Redis was compared with MySQL".into());
     }
     if left_over > 0 {
         report.notes.push(format!("{left_over} entries of jobs that wait no more are dropped when they come due"));

@@ -18,6 +18,8 @@ const MOST_SAMPLES: usize = 20;
 pub struct Report {
     /// True when nothing is wrong that was not repaired.
     pub ok: bool,
+    /// Was everything looked at?
+    pub complete: bool,
     /// The moment that the tables were looked at, by the database's clock.
     pub at: Timestamp,
     /// Only jobs made since then were looked at.
@@ -90,6 +92,7 @@ impl Report {
         };
         Self {
             ok: true,
+            complete: true,
             at,
             since,
             looked_at: LookedAt::default(),
@@ -132,6 +135,15 @@ impl Report {
 
     pub(super) fn repaired(&mut self, check: Check, entries: u64) {
         self.checks[check as usize].repaired += entries;
+    }
+
+    /// Time was over before everything was looked at; these checks need all of it.
+    pub(super) fn cut_short(&mut self, checks: &[Check], note: String) {
+        self.complete = false;
+        for check in checks {
+            self.checks[*check as usize].skipped = Some("time was over before all jobs were looked at".into());
+        }
+        self.notes.push(note);
     }
 
     pub(super) fn skip_index(&mut self, why: &str) {

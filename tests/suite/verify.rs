@@ -316,3 +316,104 @@ async fn what_the_index_lacks_shows_in_the_gauge_of_drift() {
     assert!(runner.ends().await.success());
     rest.drop().await;
 }
+
+/// Ask for a check, and wait for its end.
+async fn checked(tickr: &TestApp, body: Value) -> Value {
+    let asked = tickr.post("/v1/verify", body).await;
+    assert_eq!((asked.status, &asked.body["started"]), (202, &json!(true)), "{:#}", asked.body);
+    let id = asked.body["check"]["id"].clone();
+    eventually("the check ends", || async {
+        let shown = tickr.get("/v1/verify").await;
+        assert_eq!(shown.status, 200, "{:#}", shown.body);
+        (shown.body["last"]["id"] == id).then(|| shown.body["last"].clone())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_at_a_time() {
+    let tickr = TestApp::start().await;
+    assert_eq!(tickr.get("/v1/verify").await.body, json!({"running": null, "last": null}));
+    for _ in 0..5 {
+        tickr.enqueue_kind("noop", json!({})).await;
+    }
+    tickr.until_idle().await;
+    let last = checked(&tickr, json!({})).await;
+    let report = &last["report"];
+    assert_eq!((&report["ok"], &report["complete"], &last["failure"]), (&json!(true), &json!(true), &json!(null)));
+    assert_eq!((&report["looked_at"]["jobs"], &last["by"]), (&json!(5), &json!("anyone")));
+    let checks = report["checks"].as_array().unwrap();
+    assert_eq!(checks.len(), Check::ALL.len());
+    assert!(checks.iter().all(|check| check["verdict"] == "holds"), "{report:#}");
+
+    // A job that nobody owes and nobody ended. The index is right about it, so it is done as soon as it is read.
+    let lost = tickr.enqueue(json!({"kind": "noop", "delay_ms": 86_400_000})).await;
+    tickr.sql(format!("DELETE FROM owed WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
+    let report = checked(&tickr, json!({})).await["report"].clone();
+    assert_eq!(report["ok"], false);
+    let found = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lost").unwrap();
+    assert_eq!((&found["verdict"], &found["faults"]), (&json!("broken"), &json!(1)));
+    assert_eq!(found["examples"][0]["job"], lost.to_string());
+    // It was made before this moment.
+    let since = chrono::Utc::now() + chrono::TimeDelta::hours(1);
+    assert_eq!(checked(&tickr, json!({"since": since})).await["report"]["looked_at"]["jobs"], 0);
+    let wrong = tickr.post("/v1/verify", json!({"since": "yesterday"})).await;
+    assert_eq!((wrong.status, wrong.pointers()), (422, vec!["/since"]));
+
+    // One at a time in the cluster: another runner is at it, and dies.
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('elsewhere/1-00000000', '', '[]', '[]', 1, 30000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6))",
+        )
+        .await;
+    tickr
+        .sql(
+            "INSERT INTO verifications (id, runner, started_at, started_by, expires_at, under_way) VALUES \
+             (UNHEX(REPEAT('f', 32)), 'elsewhere/1-00000000', UTC_TIMESTAMP(6), 'ada', UTC_TIMESTAMP(6) + INTERVAL 5 MINUTE, 1)",
+        )
+        .await;
+    let asked = tickr.post("/v1/verify", json!({})).await;
+    assert_eq!((asked.status, &asked.body["started"]), (202, &json!(false)), "{:#}", asked.body);
+    assert_eq!(asked.body["check"]["by"], "ada");
+    assert_eq!(tickr.get("/v1/verify").await.body["running"]["runner"], "elsewhere/1-00000000");
+    // In the order of their ids the newest, and yet it came to nothing.
+    tickr.sql("UPDATE verifications SET id = UNHEX(REPEAT('0', 32)) WHERE under_way = 1").await;
+    tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = 'elsewhere/1-00000000'").await;
+    assert_eq!(tickr.get("/v1/verify").await.body["running"], json!(null));
+    checked(&tickr, json!({})).await;
+    let ended = "SELECT COUNT(*) FROM verifications WHERE failure = 'its runner ended before it' AND under_way IS NULL";
+    assert_eq!(tickr.count(ended).await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'verify.start'").await, 4);
+
+    // Old ones go.
+    for _ in 0..25 {
+        tickr
+            .sql(
+                "INSERT INTO verifications (id, runner, started_at, started_by, expires_at, finished_at, failure) \
+                 SELECT UNHEX(REPLACE(UUID(), '-', '')), '', UTC_TIMESTAMP(6), '', UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), ''",
+            )
+            .await;
+    }
+    let asked = tickr.post("/v1/verify", json!({})).await;
+    assert_eq!(asked.status, 202);
+    assert!(tickr.count("SELECT COUNT(*) FROM verifications").await <= 21);
+    // One that is under way does not hold up the stop.
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gentle_check_stops_when_its_time_is_over_and_says_what_it_did_not_look_at() {
+    let tickr = TestApp::start().await;
+    tickr.enqueue_many((0..3_000).map(|_| json!({"kind": "noop", "queue": "nowhere"}))).await;
+    let settings = VerifySettings {
+        pace: tickr::verify::Pace::Gentle { limit: std::time::Duration::ZERO },
+        ..halted::settings(&tickr.config, VerifySettings::PATIENCE, false)
+    };
+    let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    assert!(!report.complete && report.ok, "{report:?}");
+    assert!(report.looked_at.jobs < 3_000, "{:?}", report.looked_at);
+    assert!(report.finding(Check::Batch).skipped.is_some() && report.finding(Check::Lost).skipped.is_none());
+    assert!(report.notes.iter().any(|note| note.contains("time was over")), "{:?}", report.notes);
+    tickr.stop().await;
+}

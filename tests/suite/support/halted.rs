@@ -5,7 +5,7 @@ use tickr::app::connect_store;
 use tickr::config::Config;
 use tickr::index::Index;
 use tickr::store::Store;
-use tickr::verify::{Report, VerifySettings, verify};
+use tickr::verify::{Pace, Report, VerifySettings, verify};
 
 use super::servers::{connect, drop_database};
 
@@ -62,5 +62,5 @@ pub(crate) fn index(config: &Config) -> Index {
 /// How to verify with this configuration.
 pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: bool) -> VerifySettings {
     let retention = tickr::app::retention_of(config);
-    VerifySettings { since: None, patience, repair, retention }
+    VerifySettings { since: None, patience, repair, retention, pace: Pace::Full }
 }

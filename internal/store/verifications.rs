@@ -1,0 +1,197 @@
+//! Checks of everything that operators asked for: one at a time in the cluster, and what the newest few found.
+//!
+//! The row that is under way is the lock, by a unique key. A runner that dies leaves it behind, and whoever asks next sees
+//! that its time is over or its runner gone, and ends it.
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use std::time::Duration;
+use uuid::Uuid;
+
+use super::audit::{Act, record};
+use super::error::{Fault, again, fault};
+use super::insert::read_clock;
+use super::link::{Earlier, on_pool, transact};
+use super::shape::statement;
+use super::{Store, StoreError};
+use crate::job::{Actor, RunnerId, Timestamp};
+
+/// How many are kept.
+const KEPT: u32 = 20;
+
+/// A check of everything.
+#[derive(Clone, Debug)]
+pub struct Verification {
+    /// Made with the request; ids sort by time.
+    pub id: Uuid,
+    /// Who does it.
+    pub runner: RunnerId,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// Who asked for it.
+    pub by: Actor,
+    /// Only jobs made since then.
+    pub since: Option<Timestamp>,
+    /// When it ended.
+    pub finished_at: Option<Timestamp>,
+    /// What was found, as JSON.
+    pub report: Option<String>,
+    /// Why it came to nothing.
+    pub failure: Option<String>,
+}
+
+/// What became of a wish for one.
+#[derive(Clone, Debug)]
+pub enum Begun {
+    /// It is this runner's to make.
+    Started(Verification),
+    /// This one is under way.
+    UnderWay(Verification),
+}
+
+const COLUMNS: &str = "id, runner, started_at, started_by, since, finished_at, report, failure";
+
+impl Store {
+    /// Begin a check of jobs made `since`, unless one is under way. It has `limit` to end.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn begin_verification(
+        &self,
+        id: Uuid,
+        runner: &RunnerId,
+        since: Option<Timestamp>,
+        limit: Duration,
+        by: &Actor,
+    ) -> Result<Begun, StoreError> {
+        let limit = TimeDelta::from_std(limit).unwrap_or(TimeDelta::hours(1));
+        let act = Act::new(by, "verify.start", id.to_string());
+        let (shared, runner) = (self.shared.clone(), runner.clone());
+        transact(&self.shared.pool, "begin a check", move |conn, earlier| {
+            let (shared, runner, act) = (shared.clone(), runner.clone(), act.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                if let Some((open, over)) = under_way(conn, now).await? {
+                    if open.id == id && earlier == Earlier::MayHaveCommitted {
+                        return Ok(Begun::Started(open));
+                    }
+                    if !over {
+                        return Ok(Begun::UnderWay(open));
+                    }
+                    end(conn, open.id, now, None, Some("its runner ended before it")).await?;
+                }
+                let written = sqlx::query(
+                    "INSERT INTO verifications (id, runner, started_at, started_by, since, expires_at, under_way) \
+                     VALUES (?, ?, ?, ?, ?, ?, 1)",
+                )
+                .bind(id)
+                .bind(runner.as_str())
+                .bind(now)
+                .bind(act.actor.as_str())
+                .bind(since)
+                .bind(now + limit)
+                .execute(&mut *conn)
+                .await;
+                match written {
+                    Err(e) if fault(&e) == Fault::Duplicate => return Err(again("somebody else began a check")),
+                    written => written?,
+                };
+                prune(conn).await?;
+                record(conn, &act, now).await?;
+                Ok(Begun::Started(Verification {
+                    id,
+                    runner,
+                    started_at: now,
+                    by: act.actor,
+                    since,
+                    finished_at: None,
+                    report: None,
+                    failure: None,
+                }))
+            })
+        })
+        .await
+    }
+
+    /// End a check with what was found, as JSON, or why it came to nothing. One that somebody else has ended stays so.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn end_verification(&self, id: Uuid, found: Result<String, String>) -> Result<(), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pool, "end a check", move |conn, _| {
+            let (shared, found) = (shared.clone(), found.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let (report, failure) =
+                    (found.as_ref().ok().map(String::as_str), found.as_ref().err().map(String::as_str));
+                end(conn, id, now, report, failure).await
+            })
+        })
+        .await
+    }
+
+    /// The one that is under way, and the last that ended. One whose runner died counts as neither.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn verifications(&self) -> Result<(Option<Verification>, Option<Verification>), StoreError> {
+        on_pool(&self.shared.pool, "read the checks", |conn, _| {
+            Box::pin(async move {
+                let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
+                let open = under_way(conn, now).await?.filter(|(_, over)| !over).map(|(open, _)| open);
+                let sql =
+                    format!("SELECT {COLUMNS} FROM verifications WHERE under_way IS NULL ORDER BY id DESC LIMIT 1");
+                let last = statement(sql).fetch_optional(conn).await?;
+                Ok((open, last.as_ref().map(verification).transpose()?))
+            })
+        })
+        .await
+    }
+}
+
+/// The one that is under way, and whether its time is over or its runner gone.
+async fn under_way(conn: &mut MySqlConnection, now: Timestamp) -> Result<Option<(Verification, bool)>, sqlx::Error> {
+    let sql = format!(
+        "SELECT {COLUMNS}, expires_at <= ? OR EXISTS (SELECT 1 FROM runners r WHERE r.id = v.runner AND r.stopped_at IS NOT NULL) \
+         FROM verifications v WHERE under_way = 1"
+    );
+    let Some(row) = statement(sql).bind(now).fetch_optional(conn).await? else { return Ok(None) };
+    Ok(Some((verification(&row)?, row.try_get(8)?)))
+}
+
+async fn end(
+    conn: &mut MySqlConnection,
+    id: Uuid,
+    now: Timestamp,
+    report: Option<&str>,
+    failure: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    let sql = "UPDATE verifications SET under_way = NULL, finished_at = ?, report = ?, failure = ? \
+               WHERE id = ? AND under_way = 1";
+    sqlx::query(sql).bind(now).bind(report).bind(failure).bind(id).execute(conn).await.map(drop)
+}
+
+async fn prune(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    let oldest: Option<Uuid> = sqlx::query_scalar("SELECT id FROM verifications ORDER BY id DESC LIMIT 1 OFFSET ?")
+        .bind(KEPT)
+        .fetch_optional(&mut *conn)
+        .await?;
+    let Some(oldest) = oldest else { return Ok(()) };
+    let sql = "DELETE FROM verifications WHERE id <= ? AND under_way IS NULL ORDER BY id LIMIT 100";
+    sqlx::query(sql).bind(oldest).execute(conn).await.map(drop)
+}
+
+fn verification(row: &MySqlRow) -> Result<Verification, sqlx::Error> {
+    Ok(Verification {
+        id: row.try_get(0)?,
+        runner: RunnerId::from_stored(row.try_get(1)?),
+        started_at: row.try_get(2)?,
+        by: Actor::from_stored(row.try_get(3)?),
+        since: row.try_get(4)?,
+        finished_at: row.try_get(5)?,
+        report: row.try_get(6)?,
+        failure: row.try_get(7)?,
+    })
+}
