@@ -1,13 +1,17 @@
 //! Jobs and attempts as the API shows them.
 
+use std::collections::BTreeMap;
+
 use chrono::SecondsFormat;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
+use crate::handlers::Kind as _;
+use crate::handlers::http::{HttpCallback, exchange_of_success};
 use crate::job::{
-    Attempt, DeadLetter, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State, Timestamp, TraceContext,
-    Verdict,
+    Attempt, DeadLetter, Exchange, ExchangeResponse, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State,
+    Timestamp, TraceContext, Verdict,
 };
 use crate::store::Accepted;
 
@@ -253,6 +257,45 @@ pub(super) struct AttemptView {
     /// Only on a lost attempt: what its runner reported after its lease had been taken away. Evidence, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) late_note: Option<String>,
+    /// Of an `http` job: what was sent and what came back, without credentials. Absent when it never came to a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) exchange: Option<ExchangeView>,
+}
+
+/// A request to another service, and its answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ExchangeView {
+    #[schema(example = "POST")]
+    method: String,
+    /// Without the values of its query and what looks like a token in its path: `***` stands for them.
+    #[schema(example = "https://example.com/orders?key=***")]
+    url: String,
+    /// How long the answer, or its absence, took; null when the attempt was stopped before.
+    took_ms: Option<u64>,
+    /// Null when none came; `error` of the attempt says why.
+    response: Option<ExchangeResponseView>,
+}
+
+/// The answer.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ExchangeResponseView {
+    status: u16,
+    /// Those that help to find a cause, in lower case.
+    headers: BTreeMap<String, String>,
+    /// The first 2,000 bytes, as text. What was sent as a credential and came back is `***`.
+    body: String,
+}
+
+impl From<Exchange> for ExchangeView {
+    fn from(exchange: Exchange) -> Self {
+        let response = |response: ExchangeResponse| ExchangeResponseView {
+            status: response.status,
+            headers: response.headers,
+            body: response.body,
+        };
+        let Exchange { method, url, took_ms, response: answer } = exchange;
+        Self { method, url, took_ms, response: answer.map(response) }
+    }
 }
 
 /// Where a job is in its life.
@@ -317,7 +360,14 @@ impl JobView {
     }
 
     /// A job read from the store, with its attempts unless it is one of many.
-    pub(super) fn read(job: Job, attempts: Option<Vec<Attempt>>) -> Self {
+    pub(super) fn read(job: Job, mut attempts: Option<Vec<Attempt>>) -> Self {
+        // A success keeps its answer once, as the result.
+        let last = attempts.as_mut().and_then(|attempts| attempts.last_mut());
+        if let Some(last) = last.filter(|last| last.verdict == Some(Verdict::Succeeded)) {
+            let both = job.payload.as_ref().zip(job.result.as_ref());
+            let both = both.filter(|_| job.kind.as_str() == HttpCallback::NAME);
+            last.exchange = both.and_then(|(payload, result)| exchange_of_success(payload, result));
+        }
         Self {
             id: job.id.to_string(),
             kind: job.kind.to_string(),
@@ -359,6 +409,7 @@ impl From<Attempt> for AttemptView {
             verdict: attempt.verdict,
             error: attempt.error,
             late_note: attempt.late_note,
+            exchange: attempt.exchange.map(ExchangeView::from),
         }
     }
 }

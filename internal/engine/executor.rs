@@ -13,7 +13,7 @@ use super::live::{Stop, StopReason};
 use super::trace::AttemptTrace;
 use crate::broker::Draft;
 use crate::event::Event;
-use crate::handlers::{Context, ContextParts, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
+use crate::handlers::{Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
 use crate::job::{NewJob, TraceContext, Verdict, limits};
 use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
 use crate::telemetry::{LogScope, in_log_scope};
@@ -48,6 +48,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
         opened: None,
         verdict: Verdict::Rejected,
         error: Some(limits::cut(format!("read the stored job: {}", unreadable.error))),
+        exchange: None,
         result: None,
         follow_ups: Vec::new(),
         again: Again::Now,
@@ -84,11 +85,16 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
-    let ended = run(shared, &claimed, &stop, progress, &defaults, &trace, scope).await;
+    let exchange = ExchangeSlot::default();
+    let slots = (progress, exchange.clone());
+    let ended = run(shared, &claimed, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
     shared.gauges.ran(&claimed.kind, ran);
-    let settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
+    let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
     let verdict = settlement.verdict;
+    if verdict != Verdict::Succeeded {
+        settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
+    }
     shared.live.settling(claimed.id, claimed.token);
     let began = Instant::now();
     let settled = settle(shared, settlement).await;
@@ -111,7 +117,7 @@ async fn run(
     shared: &Shared,
     claimed: &Claimed,
     stop: &Stop,
-    progress: ProgressSlot,
+    (progress, exchange): (ProgressSlot, ExchangeSlot),
     defaults: &KindDefaults,
     trace: &AttemptTrace,
     scope: LogScope,
@@ -133,6 +139,7 @@ async fn run(
         stop: stop.token().clone(),
         progress,
         trace: trace.carried().cloned(),
+        exchange,
     });
     // A task of its own: it takes along what its lines should say.
     let mut handler = tokio::spawn(in_log_scope(scope, kind.run(&claimed.payload, context)));
@@ -208,6 +215,7 @@ fn judge(
         opened: Some(claimed.opened()),
         verdict: Verdict::Succeeded,
         error: None,
+        exchange: None,
         result: None,
         follow_ups: Vec::new(),
         again: backoff,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::job::{AttemptToken, JobId, Name, Progress, TraceContext};
+use crate::job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
 
 /// The handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -37,6 +37,25 @@ pub struct ContextParts {
     pub progress: ProgressSlot,
     /// Where the attempt stands in its job's trace.
     pub trace: Option<TraceContext>,
+    /// Where what was said to another service is left for the ledger.
+    pub exchange: ExchangeSlot,
+}
+
+/// What an attempt said to another service last, kept in memory until the attempt ends.
+#[derive(Clone, Debug, Default)]
+pub struct ExchangeSlot(Arc<Mutex<Option<Exchange>>>);
+
+impl ExchangeSlot {
+    /// Overwrite it.
+    pub fn put(&self, exchange: Exchange) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(exchange);
+    }
+
+    /// Take it, if anything was said.
+    #[must_use]
+    pub fn take(&self) -> Option<Exchange> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// The newest progress of an attempt, overwritten in memory and written to the store about once a second.
@@ -86,6 +105,7 @@ impl Context {
             stop: CancellationToken::new(),
             progress: ProgressSlot::default(),
             trace: None,
+            exchange: ExchangeSlot::default(),
         })
     }
 
@@ -173,6 +193,12 @@ impl Context {
     #[must_use]
     pub fn stop_token(&self) -> CancellationToken {
         self.parts.stop.clone()
+    }
+
+    /// Keep what was said to another service and what it answered, for the attempt if it does not succeed. Never with
+    /// credentials in it.
+    pub(super) fn keep_exchange(&self, exchange: Exchange) {
+        self.parts.exchange.put(exchange);
     }
 
     /// Say how far the work is: 0 to 100 percent and a few words. Shown with the job; cheap to call often.

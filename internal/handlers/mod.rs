@@ -41,7 +41,7 @@ mod registry;
 pub mod report;
 pub mod test_kinds;
 
-pub use context::{Context, ContextParts, ProgressSlot};
+pub use context::{Context, ContextParts, ExchangeSlot, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};
 pub use registry::{KindDefaults, Problem, Registered, Registry};
 

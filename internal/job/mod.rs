@@ -16,6 +16,7 @@
 
 mod actor;
 mod alert;
+mod exchange;
 mod filter;
 mod fingerprint;
 mod histogram;
@@ -40,6 +41,7 @@ mod verdict;
 
 pub use actor::Actor;
 pub use alert::{AlertRule, Measured, Told};
+pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};
 pub use histogram::{Histogram, InvalidHistogram};

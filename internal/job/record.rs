@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{DeadLetter, JobId, JobOptions, Name, Priority, RunnerId, State, Timestamp, Verdict};
+use super::{DeadLetter, Exchange, JobId, JobOptions, Name, Priority, RunnerId, State, Timestamp, Verdict};
 
 /// A job as the store knows it.
 #[derive(Clone, Debug, Serialize)]
@@ -67,6 +67,8 @@ pub struct Attempt {
     pub error: Option<String>,
     /// What its runner reported after its lease had been taken away. Evidence, without effect.
     pub late_note: Option<String>,
+    /// What it said to another service, and what that answered.
+    pub exchange: Option<Exchange>,
 }
 
 /// How far a running attempt says it is.

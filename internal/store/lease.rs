@@ -211,6 +211,7 @@ impl Store {
                         opened: None,
                         verdict: Verdict::Lost,
                         error: Some("the runner died or lost its lease".into()),
+                        exchange: None,
                         result: None,
                         follow_ups: Vec::new(),
                         // Drawn for each: jobs that were lost together should not come back together.

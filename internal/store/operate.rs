@@ -189,6 +189,7 @@ pub(super) async fn cancel_waiting(
         error,
         result: None,
         cancel_requested_at: Some(now),
+        exchange: None,
     };
     append_to_ledger(conn, &[closing], now).await
 }

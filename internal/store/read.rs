@@ -228,6 +228,7 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
         verdict: None,
         error: None,
         late_note: None,
+        exchange: None,
     }))
 }
 
@@ -259,9 +260,11 @@ async fn ledgers_of(
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
+    // As the result, of little use in a list.
+    let exchange = if result == "result" { "exchange" } else { "NULL" };
     let sql = format!(
         "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
-         {result}, late_note FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
+         {result}, late_note, {exchange} FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
         places(padded(ids.len()))
     );
     let mut query = statement(sql);
@@ -297,6 +300,8 @@ async fn ledgers_of(
             verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
             error,
             late_note: row.try_get(11)?,
+            // Of no consequence: one that cannot be read is not shown.
+            exchange: row.try_get::<Option<String>, _>(12)?.and_then(|text| serde_json::from_str(&text).ok()),
         });
     }
     Ok(ledgers)

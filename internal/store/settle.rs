@@ -54,6 +54,8 @@ pub struct Settlement {
     pub verdict: Verdict,
     /// Why it did not succeed.
     pub error: Option<String>,
+    /// What it said to another service and what that answered, as JSON; kept unless it succeeded.
+    pub exchange: Option<String>,
     /// What the handler returned; kept only if the job completes.
     pub result: Option<Box<RawValue>>,
     /// Jobs to accept if the job completes.
@@ -447,6 +449,7 @@ pub(super) struct Line<'a> {
     pub(super) error: Option<&'a str>,
     pub(super) result: Option<&'a str>,
     pub(super) cancel_requested_at: Option<Timestamp>,
+    pub(super) exchange: Option<&'a str>,
 }
 
 impl<'a> Line<'a> {
@@ -464,6 +467,7 @@ impl<'a> Line<'a> {
             error: step.item.error.as_deref(),
             result: step.item.result.as_ref().filter(|_| completed).map(|raw| raw.get()),
             cancel_requested_at: step.owed.cancel_requested_at,
+            exchange: step.item.exchange.as_deref().filter(|_| !completed),
         }
     }
 }
@@ -478,8 +482,8 @@ pub(super) async fn append_to_ledger(
     for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
-             end_state, error, result, cancel_requested_at) VALUES {}",
-            rows(&places(12), group.len())
+             end_state, error, result, cancel_requested_at, exchange) VALUES {}",
+            rows(&places(13), group.len())
         );
         let mut query = statement(sql);
         for line in group {
@@ -495,7 +499,8 @@ pub(super) async fn append_to_ledger(
                 .bind(line.end.map(State::as_str))
                 .bind(line.error)
                 .bind(line.result)
-                .bind(line.cancel_requested_at);
+                .bind(line.cancel_requested_at)
+                .bind(line.exchange);
         }
         query.execute(&mut *conn).await?;
     }

@@ -151,6 +151,64 @@ async fn a_callback_arrives_signed_and_its_answer_is_kept() {
     tickr.stop().await;
 }
 
+/// Answers 500 with the headers that came, as some services do while they are debugged; then 201.
+async fn echo(Shared(calls): Shared<Arc<Mutex<u32>>>, headers: HeaderMap) -> Response {
+    let mut calls = calls.lock().unwrap();
+    *calls += 1;
+    let status = if *calls == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::CREATED };
+    (status, [("x-request-id", "r-7"), ("set-cookie", "session=1")], format!("{headers:?}")).into_response()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exchange_of_each_attempt_is_shown_without_anything_secret() {
+    let tickr = TestApp::start_with(signing, Registry::new()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let calls = Arc::new(Mutex::new(0));
+    let app = axum::Router::new().fallback(echo).with_state(calls);
+    let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let payload = json!({
+        "url": format!("http://{addr}/orders/7/k3yk3yk3yk3yk3y1?token=queryqueryquery&a=1"),
+        "headers": {"authorization": "Bearer headerheaderheader"},
+        "body": {},
+    });
+    let retry = json!({"base_ms": 20, "factor": 1.0, "cap_ms": 20});
+    let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "retry": retry})).await;
+    let job = tickr.until(id, State::Completed).await;
+    let [first, second] = [&job["attempts"][0]["exchange"], &job["attempts"][1]["exchange"]];
+    let url = format!("http://{addr}/orders/7/***?token=***&a=***");
+    for (exchange, status) in [(first, 500), (second, 201)] {
+        assert_eq!((&exchange["method"], &exchange["url"]), (&json!("POST"), &json!(url)), "{exchange:#}");
+        assert_eq!(exchange["response"]["status"], status);
+        assert!(exchange["took_ms"].is_u64());
+        assert!(exchange["response"]["headers"]["content-type"].as_str().unwrap().starts_with("text/plain"));
+        let body = exchange["response"]["body"].as_str().unwrap();
+        assert!(body.contains("tickr-job-id") && body.len() <= 2_000, "{body}");
+    }
+    assert_eq!(first["response"]["headers"]["x-request-id"], "r-7");
+    assert_eq!(first["response"]["headers"]["set-cookie"], Value::Null);
+    // Not in the tables either, in whatever column the receiver's words are kept.
+    let told = "CONCAT(COALESCE(exchange, ''), COALESCE(error, ''), COALESCE(result, ''))";
+    for secret in ["headerheaderheader", "queryqueryquery", "k3yk3yk3yk3yk3y1", "v1,"] {
+        let sql = format!("SELECT COUNT(*) FROM attempts WHERE {told} LIKE '%{secret}%'");
+        assert_eq!(tickr.count(Box::leak(sql.into_boxed_str())).await, 0, "{secret}");
+    }
+    serving.abort();
+
+    // Nobody answers: it is known who was asked.
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let payload = json!({"url": format!("http://{closed}/")});
+    let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "max_attempts": 1})).await;
+    let job = tickr.until(id, State::Failed).await;
+    let exchange = &job["attempts"][0]["exchange"];
+    assert_eq!((&exchange["url"], &exchange["response"]), (&json!(format!("http://{closed}/")), &Value::Null));
+    // Other kinds have none.
+    let id = tickr.enqueue_kind("noop", json!({})).await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(job["attempts"][0].get("exchange"), None);
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_decides_by_its_status_what_becomes_of_the_job() {
     let tickr = TestApp::start_with(signing, Registry::new()).await;

@@ -135,6 +135,7 @@ fn stoppable() -> (Context, CancellationToken) {
         stop: stop.clone(),
         progress: ProgressSlot::default(),
         trace: None,
+        exchange: Default::default(),
     });
     (ctx, stop)
 }

@@ -8,6 +8,7 @@
 //! `Retry-After`), everything else is rejected. Of the body a little is kept for people to read.
 
 mod check;
+mod exchange;
 mod guard;
 mod response;
 mod signature;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::{Instant, timeout};
 
+pub use self::exchange::of_success as exchange_of_success;
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 use self::response::Reply;
 pub use self::signature::{InvalidSecret, SigningSecret};
@@ -136,6 +138,9 @@ const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Idle connections kept for each receiver, and for how long.
 const IDLE: (usize, Duration) = (4, Duration::from_secs(30));
 
+/// Shorter values of headers are no secrets.
+const SECRET_CHARS: usize = 8;
+
 /// Makes callbacks.
 pub struct HttpHandler {
     client: Client,
@@ -216,18 +221,31 @@ impl HttpHandler {
         let target = format!("{} {}", reqwest::Method::from(callback.method), url.origin().ascii_serialization());
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
+        let headers = self.headers(callback, ctx)?;
+        let secrets = secrets_of(callback, &headers);
+        // Known before it is answered: who stops an attempt that waits, sees for whom it waits.
+        let mut exchange = exchange::request(callback.method, &url);
+        ctx.keep_exchange(exchange.clone());
         let started = Instant::now();
-        let mut request =
-            self.client.request(callback.method.into(), url).headers(self.headers(callback, ctx)?).timeout(limit);
+        let mut request = self.client.request(callback.method.into(), url).headers(headers).timeout(limit);
         if let Some(body) = &callback.body {
             request = request.body(body.get().to_owned());
         }
-        let mut response = match timeout(limit, request.send()).await {
+        let sent = timeout(limit, request.send()).await;
+        exchange.took_ms = Some(u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX));
+        let mut response = match sent {
             Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(failure(&target, error, limit)),
-            Err(_) => return Err(timed_out(&target, limit)),
+            unanswered => {
+                ctx.keep_exchange(exchange);
+                return Err(match unanswered {
+                    Ok(Err(error)) => failure(&target, error, limit),
+                    Ok(Ok(_)) | Err(_) => timed_out(&target, limit),
+                });
+            }
         };
-        let reply = Reply::read(&mut response, started + limit).await;
+        let reply = Reply::read(&mut response, started + limit, &secrets).await;
+        exchange.response = Some(reply.shown(exchange::headers(response.headers())));
+        ctx.keep_exchange(exchange);
         reply.judge(&target, started.elapsed())
     }
 }
@@ -256,6 +274,17 @@ impl Handler for HttpHandler {
             outcome = self.call(&callback, url, &ctx) => outcome,
         }
     }
+}
+
+/// What was sent and must not be kept, should the receiver send it back: values of the caller's headers, the signature
+/// and the token of the attempt. Short ones are words that anybody may say.
+fn secrets_of(callback: &HttpCallback, headers: &HeaderMap) -> Vec<String> {
+    let ours = ["webhook-signature", "tickr-attempt-token"];
+    let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok().map(str::to_owned));
+    let words = callback.headers.values().flat_map(|value| value.split_whitespace()).map(str::to_owned);
+    // A header of two signatures is two words as well.
+    let ours: Vec<String> = ours.flat_map(|value| value.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
+    ours.into_iter().chain(words).filter(|word| word.len() >= SECRET_CHARS).collect()
 }
 
 fn header_value(text: &str) -> Result<HeaderValue, Failure> {

@@ -1,5 +1,6 @@
 //! What a receiver answered, and what that means for the attempt.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, Utc};
@@ -9,6 +10,7 @@ use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Failure, Outcome, Output};
+use crate::job::ExchangeResponse;
 
 /// How much of a body is read: enough to reuse the connection after ordinary answers, too little to hurt.
 const READ_BYTES: usize = 16 * 1024;
@@ -40,7 +42,9 @@ struct Success<'a> {
 impl Reply {
     /// Reads as much as is kept. A body that breaks off or comes too slowly ends there: the receiver has already said
     /// what it did, and asking again would make it do it twice.
-    pub(super) async fn read(response: &mut Response, deadline: Instant) -> Self {
+    ///
+    /// `secrets` were sent, and are not kept when the receiver sends them back.
+    pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String]) -> Self {
         let deadline = deadline.min(Instant::now() + BODY_TIME);
         let mut body = Vec::new();
         while body.len() < READ_BYTES {
@@ -54,8 +58,13 @@ impl Reply {
             status: response.status(),
             content_type: headers.get(CONTENT_TYPE).map(|value| printable(value.as_bytes(), 100)),
             retry_after: retry_after(headers, Utc::now()),
-            body_snippet: printable(&body, KEPT_BYTES),
+            body_snippet: printable(without(&body, secrets).as_bytes(), KEPT_BYTES),
         }
+    }
+
+    /// As it is shown to people, with these headers.
+    pub(super) fn shown(&self, headers: BTreeMap<String, String>) -> ExchangeResponse {
+        ExchangeResponse { status: self.status.as_u16(), headers, body: self.body_snippet.clone() }
     }
 
     /// The verdict.
@@ -110,8 +119,14 @@ fn http_date(text: &str) -> Option<DateTime<Utc>> {
         .map(|date| date.and_utc())
 }
 
+/// A body without these words.
+fn without(body: &[u8], secrets: &[String]) -> String {
+    let text = String::from_utf8_lossy(body).into_owned();
+    secrets.iter().fold(text, |text, secret| if text.contains(secret) { text.replace(secret, "***") } else { text })
+}
+
 /// Bytes from outside as text that is safe to show: valid, short, without control or direction-changing characters.
-fn printable(bytes: &[u8], limit: usize) -> String {
+pub(super) fn printable(bytes: &[u8], limit: usize) -> String {
     let mut text = String::new();
     for c in String::from_utf8_lossy(bytes).chars() {
         let c = match c {

@@ -618,6 +618,7 @@ mod tests {
             stop: stop.clone(),
             progress: ProgressSlot::default(),
             trace: None,
+            exchange: Default::default(),
         });
         let source = Memory { hangs: true, ..memory(500) };
         let running = tokio::spawn({

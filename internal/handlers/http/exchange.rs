@@ -1,0 +1,136 @@
+//! A callback as it may be shown: no signature, no token, no header of the caller's, and of the URL what is no secret.
+
+use std::collections::BTreeMap;
+
+use reqwest::Url;
+use reqwest::header::HeaderMap;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::response::printable;
+use super::{HttpCallback, Method};
+use crate::job::{Exchange, ExchangeResponse};
+
+/// Headers of an answer that help to find a cause.
+const SHOWN_HEADERS: [&str; 11] = [
+    "content-type",
+    "content-length",
+    "date",
+    "retry-after",
+    "server",
+    "via",
+    "cf-ray",
+    "traceparent",
+    "x-amzn-requestid",
+    "x-correlation-id",
+    "x-request-id",
+];
+/// Longest value of a header that is kept, in bytes.
+const HEADER_BYTES: usize = 120;
+/// Longest URL that is kept, in bytes.
+const URL_BYTES: usize = 500;
+/// Segments of a path from this length on, with letters and digits in them, may be tokens.
+const TOKEN_CHARS: usize = 16;
+/// What stands for something that is not shown.
+const HIDDEN: &str = "***";
+
+/// A callback that nothing has answered yet.
+pub(super) fn request(method: Method, url: &Url) -> Exchange {
+    Exchange {
+        method: reqwest::Method::from(method).to_string(),
+        url: printable(shown(url).as_bytes(), URL_BYTES),
+        took_ms: None,
+        response: None,
+    }
+}
+
+/// The headers of an answer that are kept.
+pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
+    let kept = |name: &str| {
+        let value = printable(headers.get(name)?.as_bytes(), HEADER_BYTES);
+        Some((name.to_owned(), value))
+    };
+    SHOWN_HEADERS.into_iter().filter_map(kept).collect()
+}
+
+/// The URL without what may be a secret: values of the query, and what looks like a token in the path. Names of parameters
+/// stay, for they tell what is called.
+fn shown(url: &Url) -> String {
+    let mut text = url.origin().ascii_serialization();
+    for segment in url.path_segments().into_iter().flatten() {
+        text.push('/');
+        text.push_str(if is_token(segment) { HIDDEN } else { segment });
+    }
+    for (at, (name, _)) in url.query_pairs().enumerate() {
+        text.push(if at == 0 { '?' } else { '&' });
+        text.push_str(if is_token(&name) { HIDDEN } else { &name });
+        text.push('=');
+        text.push_str(HIDDEN);
+    }
+    text
+}
+
+fn is_token(text: &str) -> bool {
+    let mixed = text.chars().any(|c| c.is_ascii_digit()) && text.chars().any(char::is_alphabetic);
+    (mixed && text.len() >= TOKEN_CHARS) || text.len() > 4 * TOKEN_CHARS
+}
+
+/// What the result of a callback that succeeded says of its answer.
+#[derive(Deserialize)]
+struct Result {
+    status: u16,
+    duration_ms: u64,
+    content_type: Option<String>,
+    #[serde(default)]
+    body_snippet: String,
+}
+
+/// The exchange of a callback that succeeded, from its payload and its result: a success keeps nothing beside them.
+#[must_use]
+pub fn of_success(payload: &RawValue, result: &RawValue) -> Option<Exchange> {
+    let callback: HttpCallback = serde_json::from_str(payload.get()).ok()?;
+    let answer: Result = serde_json::from_str(result.get()).ok()?;
+    let mut exchange = request(callback.method, &Url::parse(&callback.url).ok()?);
+    exchange.took_ms = Some(answer.duration_ms);
+    exchange.response = Some(ExchangeResponse {
+        status: answer.status,
+        headers: answer.content_type.map(|media| ("content-type".to_owned(), media)).into_iter().collect(),
+        body: answer.body_snippet,
+    });
+    Some(exchange)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_of_a_url_are_not_shown() {
+        for (url, expected) in [
+            ("https://example.com/orders/42", "https://example.com/orders/42"),
+            (
+                "https://hooks.example.com:8443/services/T0001/xk2j9fq0s8dk3lq9x",
+                "https://hooks.example.com:8443/services/T0001/***",
+            ),
+            ("https://a.example/?token=abc&a=1#frag", "https://a.example/?token=***&a=***"),
+            ("https://a.example/x?eyJhbGciOiJIUzI1NiJ9", "https://a.example/x?***=***"),
+            ("https://user:secret@a.example/", "https://a.example/"),
+        ] {
+            assert_eq!(shown(&Url::parse(url).unwrap()), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_success_is_shown_from_its_result() {
+        let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
+        let payload = raw(r#"{"url":"https://a.example/in?key=s3cr3t","headers":{"authorization":"Bearer s3cr3t"}}"#);
+        let result = raw(r#"{"status":201,"duration_ms":12,"content_type":"text/plain","body_snippet":"ok"}"#);
+        let exchange = of_success(&payload, &result).unwrap();
+        let text = serde_json::to_string(&exchange).unwrap();
+        assert_eq!(
+            text,
+            r#"{"method":"POST","url":"https://a.example/in?key=***","took_ms":12,"response":{"status":201,"headers":{"content-type":"text/plain"},"body":"ok"}}"#
+        );
+        assert_eq!(of_success(&payload, &raw("null")), None);
+    }
+}
