@@ -55,13 +55,11 @@ pub(super) const fn entry(code: Code) -> Entry {
             "Send `Authorization: Bearer` with a key (`tickr keys create`) or a token of `TICKR_API_TOKENS`.",
             Again::Changed,
         ),
-        Code::Forbidden => {
-            (
-                "The key is good for other things; or the API is open, and a page of another site asked, or the host was reached under a name that is not known as its own.",
-                "Use a key with the scope that `detail` names; name the host in `TICKR_HTTP_HOSTS`.",
-                Again::Changed,
-            )
-        }
+        Code::Forbidden => (
+            "The key is good for other things; or the API is open, and a page of another site asked, or the host was reached under a name that is not known as its own.",
+            "Use a key with the scope that `detail` names; name the host in `TICKR_HTTP_HOSTS`.",
+            Again::Changed,
+        ),
         Code::NotFound => (
             "There is nothing at this path, or no job or report of that name. Ended jobs are deleted behind their retention.",
             "Check the id or name; `/openapi.json` lists the paths.",

@@ -53,7 +53,8 @@ pub(super) fn check(method: &Method, uri: &Uri, headers: &HeaderMap, names: &BTr
         (None, None) => false,
     };
     if foreign {
-        let detail = "a page of another site asked for this; an API that is open takes changes from its own pages alone";
+        let detail =
+            "a page of another site asked for this; an API that is open takes changes from its own pages alone";
         return Err(Problem::new(Code::Forbidden, detail));
     }
     Ok(())
@@ -75,7 +76,9 @@ mod tests {
 
     #[test]
     fn names_that_anybody_could_give_to_this_host_are_refused() {
-        for own in ["127.0.0.1:7070", "[::1]:7070", "localhost", "tickr.localhost:80", "jobs.internal:7070", "LOCALHOST."] {
+        for own in
+            ["127.0.0.1:7070", "[::1]:7070", "localhost", "tickr.localhost:80", "jobs.internal:7070", "LOCALHOST."]
+        {
             assert!(passes(&Method::GET, own, &[]) && passes(&Method::POST, own, &[]), "{own}");
         }
         for foreign in ["evil.example:7070", "localhost.evil.example", "127.0.0.1.nip.example", "notlocalhost"] {

@@ -123,9 +123,12 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.body_limit_bytes, size::between(t, 1 << 10, 1 << 20).map(|bytes| bytes as usize))
     })
     .default("256KiB"),
-    Row::new("http_hosts", "NAMES", "Names of this host, beside localhost, under which an open API may be reached", |c, t| {
-        parse::put(&mut c.http_hosts, parse::list(t, parse::host_name))
-    })
+    Row::new(
+        "http_hosts",
+        "NAMES",
+        "Names of this host, beside localhost, under which an open API may be reached",
+        |c, t| parse::put(&mut c.http_hosts, parse::list(t, parse::host_name)),
+    )
     .list(),
     Row::new("http_connections", "N", "Open connections to the API; beyond them clients are turned away", |c, t| {
         parse::put(&mut c.http_connections, parse::number(t, 1..=1_000_000))

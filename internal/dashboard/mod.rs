@@ -76,8 +76,11 @@ fn served(path: &str, headers: &HeaderMap) -> Response {
     let tag = tag_of(&file);
     let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let known = known.is_some_and(|tags| tags.split(',').any(|known| known.trim() == tag));
-    let mut response =
-        if known { StatusCode::NOT_MODIFIED.into_response() } else { Body::from(file.data.into_owned()).into_response() };
+    let mut response = if known {
+        StatusCode::NOT_MODIFIED.into_response()
+    } else {
+        Body::from(file.data.into_owned()).into_response()
+    };
     let headers = response.headers_mut();
     if !known {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(media));
@@ -122,16 +125,23 @@ mod tests {
         for path in Assets::iter().filter(|path| !path.starts_with("vendor/")) {
             let file = Assets::get(&path).unwrap();
             let text = std::str::from_utf8(&file.data).unwrap();
-            let foreign = text.match_indices("://").map(|(at, _)| &text[at.saturating_sub(5)..(at + 25).min(text.len())]);
+            let foreign =
+                text.match_indices("://").map(|(at, _)| &text[at.saturating_sub(5)..(at + 25).min(text.len())]);
             let foreign: Vec<&str> = foreign.filter(|found| !found.contains("://www.w3.org/")).collect();
             assert!(foreign.is_empty(), "{path} names {foreign:?}");
-            for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"] {
+            for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"]
+            {
                 assert!(!text.contains(forbidden), "{path} has {forbidden}");
             }
         }
         let page = Assets::get("index.html").unwrap();
         let page = String::from_utf8(page.data.into_owned()).unwrap();
-        assert!(!page.contains("<script>") && !page.contains("<style") && !page.contains(" style=") && !page.contains(" on"));
+        assert!(
+            !page.contains("<script>")
+                && !page.contains("<style")
+                && !page.contains(" style=")
+                && !page.contains(" on")
+        );
     }
 
     #[test]
