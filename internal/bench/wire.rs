@@ -18,7 +18,7 @@ pub(super) struct Post {
 impl Post {
     pub(super) fn new(path: &'static str, body: &str) -> Self {
         let head = format!(
-            "POST {path} HTTP/1.1\r\nhost: tickr\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         Self { path, bytes: [head.as_bytes(), body.as_bytes()].concat() }

@@ -394,7 +394,7 @@ async fn a_client_that_hangs_up_is_served_at_most_once() {
         let key = format!("left-{}", n % 10);
         let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
         let request = format!(
-            "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n\
+            "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: {key}\r\nContent-Type: application/json\r\n\
              Content-Length: {}\r\n\r\n{body}",
             body.len()
         );

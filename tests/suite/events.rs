@@ -332,7 +332,7 @@ async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
-    socket.write_all(b"GET /v1/events HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    socket.write_all(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut head = [0; 12];
     socket.read_exact(&mut head).await.unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");

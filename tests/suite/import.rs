@@ -168,7 +168,7 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
         let addr = if cut % 2 == 0 { tickr.app.addr() } else { other.addr() };
         let mut socket = TcpStream::connect(addr).await.unwrap();
         let head = format!(
-            "POST /v1/jobs/import HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\nIdempotency-Key: cut\r\n\
+            "POST /v1/jobs/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nIdempotency-Key: cut\r\n\
              Content-Length: {}\r\n\r\n",
             body.len()
         );
@@ -203,7 +203,7 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
     let tickr = TestApp::start().await;
     // Sends without end, and reads nothing of the answer: what is between us fills up, and no more is read.
     let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-    let head = "POST /v1/jobs/import HTTP/1.1\r\nHost: t\r\nContent-Type: application/x-ndjson\r\n\
+    let head = "POST /v1/jobs/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n\
                 Content-Length: 1000000000\r\n\r\n";
     socket.write_all(head.as_bytes()).await.unwrap();
     let part = bytes_of(&later(500));

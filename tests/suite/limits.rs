@@ -56,7 +56,7 @@ async fn never_read(tickr: &TestApp) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
-    let asked = "GET /openapi.json HTTP/1.1\r\nHost: t\r\n\r\n".repeat(2_000);
+    let asked = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2_000);
     let (_reader, mut writer) = socket.split();
     // Either the whole of it is taken, or the connection breaks on the way.
     let _ = writer.write_all(asked.as_bytes()).await;
@@ -73,7 +73,7 @@ async fn never_read(tickr: &TestApp) {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_heads_bodies_and_readers_are_cut_off_while_everybody_else_is_served() {
     let tickr = TestApp::start_with(impatient, Registry::new()).await;
-    let post = "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{";
+    let post = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{";
     let over = Arc::new(AtomicBool::new(false));
     let served = async {
         let mut ids = Vec::new();
@@ -88,7 +88,7 @@ async fn slow_heads_bodies_and_readers_are_cut_off_while_everybody_else_is_serve
         let bodies = futures_util::future::join_all((0..20).map(|_| dribble(&tickr, post, " ")));
         let resting = futures_util::future::join_all((0..20).map(|_| async {
             let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-            socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+            socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
             until_closed(&mut socket).await
         }));
         let silent = futures_util::future::join_all(
@@ -119,13 +119,13 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
     let mut held = Vec::new();
     for _ in 0..5 {
         let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         assert!(socket.read(&mut [0; 512]).await.unwrap() > 0);
         held.push(socket);
     }
     for _ in 0..3 {
         let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-        socket.write_all(b"GET /v1/stats HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+        socket.write_all(b"GET /v1/stats HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
         let said = until_closed(&mut socket).await;
         let (head, body) = said.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 1"), "{said}");
@@ -136,12 +136,12 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
         assert_eq!(body["code"], "overloaded");
     }
     // Those inside are served as before, and their leaving makes room.
-    held[0].write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n").await.unwrap();
+    held[0].write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     assert!(held[0].read(&mut [0; 512]).await.unwrap() > 0);
     drop(held);
     eventually("there is room again", async || {
         let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
-        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").await.unwrap();
+        socket.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await.unwrap();
         until_closed(&mut socket).await.starts_with("HTTP/1.1 200").then_some(())
     })
     .await;
@@ -151,10 +151,10 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stumbled_over() {
     let tickr = TestApp::start_with(impatient, Registry::new()).await;
-    let get = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{more}\r\n");
+    let get = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{more}\r\n");
     let post = |more: &str, body: &str| {
         format!(
-            "POST /v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\n{more}\r\n{body}"
+            "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{more}\r\n{body}"
         )
     };
     let job = r#"{"kind":"noop"}"#;
@@ -173,7 +173,7 @@ async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stu
         ("chunks that are none", post("Transfer-Encoding: chunked\r\n", "zz\r\nnothing\r\n").into(), &["400"]),
         ("a NUL in a header", get("/livez", "X-A: a\0b\r\n").into(), &["400"]),
         ("a header without a name", get("/livez", ": b\r\n").into(), &["400"]),
-        ("bytes that are no text in the path", b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\nHost: t\r\n\r\n".into(), &["400"]),
+        ("bytes that are no text in the path", b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".into(), &["400"]),
         (
             "bytes that are no text in the body",
             {
@@ -186,10 +186,10 @@ async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stu
         ("another protocol", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into(), &["400", ""]),
         ("a greeting of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(20), &["400", ""]),
         ("noise", (0..=255).cycle().take(10_000).collect(), &["400", ""]),
-        ("a method nobody knows", b"FROB /v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".into(), &["405"]),
+        ("a method nobody knows", b"FROB /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".into(), &["405"]),
         (
             "a path that is none",
-            b"GET v1/jobs HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n".into(),
+            b"GET v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".into(),
             &["400", "404"],
         ),
     ];
