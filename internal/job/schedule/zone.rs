@@ -123,7 +123,7 @@ fn near(name: &str) -> Option<&'static str> {
     let city = |name: &str| name.rsplit('/').next().unwrap_or_default().replace(' ', "_").to_ascii_lowercase();
     let alike = names().find(|known| known.eq_ignore_ascii_case(name));
     let same_city = || names().find(|known| known.contains('/') && city(known) == city(name));
-    let slip = || names().find(|known| Some(*known) == nearest(name, names()));
+    let slip = || nearest(name, names());
     // A long list of short names finds something near any word.
     alike.or_else(same_city).or_else(|| (3..=64).contains(&name.len()).then(slip).flatten())
 }
