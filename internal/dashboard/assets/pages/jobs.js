@@ -53,7 +53,7 @@ export default function Jobs() {
     <div class="row"><${FilterBar} value=${q} on=${set} wrong=${page.error?.status === 422} /></div>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.error.status === 422 ? null : page.reload} />`}
     <${Tabs} q=${q} state=${state} broken=${page.error?.status === 422} />
-    <section class="panel" aria-label="Jobs found">
+    <section class="panel scroll" aria-label="Jobs found">
     ${!page.data && !page.error ? html`<${Skeleton} />` : rows.length === 0 && !page.error ? html`<${None} q=${q} more=${page.data?.next_cursor} />` : html`<table class="cards"><thead><tr>
       ${admin && html`<th><input type="checkbox" checked=${every} aria-label="Choose all of this page" onChange=${() => { choose(every ? new Set() : new Set(ids)); setAll(false); }} /></th>`}
       <th>State</th><th>Kind</th><th>Job</th><th>Queue</th><th class="right">Attempt</th><th>When</th><th>About</th></tr></thead><tbody>
