@@ -1,14 +1,19 @@
-//! `tickr runners`: who runs, through the API.
+//! `tickr runners` and `tickr runners drain|resume`: who runs, and who takes new work, through the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Done;
 use crate::client::{self, Client};
-use crate::print::{number, printable, said, table, text};
+use crate::print::{encoded, number, printable, said, table, text};
 
 pub(crate) fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    let id = || Arg::new("id").required(true).value_name("RUNNER").help("The runner, as the list calls it");
+    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("For whoever wonders why it is idle");
+    let verb = |word: &'static str, about: &'static str| {
+        client::args(Command::new(word).about(about).arg(id()).arg(flag("json", "Print JSON")))
+    };
     client::args(
         Command::new("runners")
             .about("List the runners: what they can run, how busy they are, when they were last heard")
@@ -17,11 +22,17 @@ pub(crate) fn command() -> Command {
                  its jobs go to others, and soon after it counts as stopped.",
             )
             .arg(flag("all", "Those too that have stopped or were found dead, up to 200 together"))
-            .arg(flag("json", "Print JSON")),
+            .arg(flag("json", "Print JSON"))
+            .args_conflicts_with_subcommands(true)
+            .subcommand(verb("drain", "Have a runner take no new work, within 2 s; what it runs it finishes").arg(reason))
+            .subcommand(verb("resume", "Have a drained runner take work again")),
     )
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
+    if let Some((verb, matches)) = matches.subcommand() {
+        return switch(verb, matches);
+    }
     let client = Client::from_matches(matches)?;
     let mut answer = crate::runtime()?.block_on(client.get("/v1/runners"))?;
     let mut runners = match answer.get_mut("data").map(Value::take) {
@@ -39,12 +50,30 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     Ok(())
 }
 
+/// Have one runner take no new work, or take it again.
+fn switch(verb: &str, matches: &ArgMatches) -> Done {
+    let client = Client::from_matches(matches)?;
+    let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
+    let reason = matches.try_get_one::<String>("reason").ok().flatten();
+    let body = reason.map_or_else(|| json!({}), |reason| json!({"reason": reason}));
+    let runner = crate::runtime()?.block_on(client.post(&format!("/v1/runners/{id}/{verb}"), &body, None))?;
+    if matches.get_flag("json") {
+        println!("{runner:#}");
+    } else {
+        print(&[runner]);
+    }
+    Ok(())
+}
+
 /// A runner's state in a word.
 pub(crate) fn state(runner: &Value) -> &'static str {
     if runner.get("stopped_at").is_some_and(|at| !at.is_null()) {
         return "stopped";
     }
-    if number(runner, "heartbeat_age_ms") > number(runner, "lease_ms") { "silent" } else { "running" }
+    if number(runner, "heartbeat_age_ms") > number(runner, "lease_ms") {
+        return "silent";
+    }
+    if runner.get("draining").is_some_and(|drain| !drain.is_null()) { "draining" } else { "running" }
 }
 
 fn print(runners: &[Value]) {

@@ -444,7 +444,8 @@ async fn finished_reports_are_downloads_and_nothing_else_is() {
         &"x".repeat(5_000),
     ] {
         let (status, head, body) =
-            raw(&tickr, &format!("GET /v1/reports/{trick} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")).await;
+            raw(&tickr, &format!("GET /v1/reports/{trick} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+                .await;
         assert_eq!(status, 404, "{trick}: {head}");
         assert!(head.contains("application/problem+json"), "{trick}: {head}");
         assert!(body.contains("\"code\":\"not_found\""), "{trick}: {body}");

@@ -599,6 +599,12 @@ async fn runners_are_listed_with_what_they_do() {
         let lease = u64::try_from(app.config.lease.as_millis()).unwrap();
         assert_eq!((&listed[0]["id"], &listed[0]["lease_ms"]), (&json!(app.app.runner().to_string()), &json!(lease)));
     }
+    let id = app.app.runner().to_string();
+    assert!(ok(client(&app, &["runners", "drain", &id, "--reason", "moves"])).await.contains("draining"));
+    assert_eq!(app.get("/v1/runners").await.body["data"][0]["draining"]["reason"], "moves");
+    assert!(ok(client(&app, &["runners", "resume", &id])).await.contains("running"));
+    let (code, _, err) = client(&app, &["runners", "drain", &gone]).await;
+    assert!(code == 1 && err.contains("runner_stopped"), "{err}");
     app.stop().await;
 }
 

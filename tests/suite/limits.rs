@@ -151,7 +151,8 @@ async fn beyond_the_bound_on_connections_clients_are_told_and_then_let_in_again(
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stumbled_over() {
     let tickr = TestApp::start_with(impatient, Registry::new()).await;
-    let get = |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{more}\r\n");
+    let get =
+        |path: &str, more: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{more}\r\n");
     let post = |more: &str, body: &str| {
         format!(
             "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{more}\r\n{body}"
@@ -173,7 +174,11 @@ async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stu
         ("chunks that are none", post("Transfer-Encoding: chunked\r\n", "zz\r\nnothing\r\n").into(), &["400"]),
         ("a NUL in a header", get("/livez", "X-A: a\0b\r\n").into(), &["400"]),
         ("a header without a name", get("/livez", ": b\r\n").into(), &["400"]),
-        ("bytes that are no text in the path", b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".into(), &["400"]),
+        (
+            "bytes that are no text in the path",
+            b"GET /v1/jobs/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".into(),
+            &["400"],
+        ),
         (
             "bytes that are no text in the body",
             {
@@ -186,7 +191,11 @@ async fn heads_that_are_too_large_or_broken_are_answered_or_closed_and_never_stu
         ("another protocol", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".into(), &["400", ""]),
         ("a greeting of TLS", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".repeat(20), &["400", ""]),
         ("noise", (0..=255).cycle().take(10_000).collect(), &["400", ""]),
-        ("a method nobody knows", b"FROB /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".into(), &["405"]),
+        (
+            "a method nobody knows",
+            b"FROB /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".into(),
+            &["405"],
+        ),
         (
             "a path that is none",
             b"GET v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".into(),

@@ -389,8 +389,7 @@ async fn malformed_ids_and_queries_are_told_apart_from_missing_jobs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
     let tickr = TestApp::start().await;
-    let head =
-        "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"kind\"";
+    let head = "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"kind\"";
     let mut hanging = Vec::new();
     for opening in ["", "POST /v1/jo", "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\n", head] {
         for _ in 0..50 {
@@ -437,9 +436,11 @@ async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
 
     // A client that goes on after a pause is still heard.
     let mut slow = TcpStream::connect(tickr.app.addr()).await.unwrap();
-    slow.write_all(b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n")
-        .await
-        .unwrap();
+    slow.write_all(
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n",
+    )
+    .await
+    .unwrap();
     slow.write_all(b"Content-Length: 15\r\n\r\n").await.unwrap();
     for byte in br#"{"kind":"noop"}"# {
         slow.write_all(&[*byte]).await.unwrap();

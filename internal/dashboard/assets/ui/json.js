@@ -17,6 +17,12 @@ function resolve(schema, root) {
   return schema;
 }
 
+/** The same through references and choices, as an optional field has them. */
+function hides(schema, root) {
+  const own = resolve(schema, root);
+  return isSensitive(own) || [...(own?.anyOf || []), ...(own?.oneOf || []), ...(own?.allOf || [])].some((part) => isSensitive(resolve(part, root)));
+}
+
 /** The schema of one field, through `anyOf` and the like. */
 export function within(schema, name, root) {
   const own = resolve(schema, root);
@@ -41,7 +47,7 @@ function Node({ name, value, schema, root, depth }) {
   const [all, showAll] = useState(false);
   const [open, setOpen] = useState(depth < 2);
   const key = name === undefined ? null : html`<span class="name">${name}</span>: `;
-  if (isSensitive(resolve(schema, root)) && value !== null && !shown) {
+  if (hides(schema, root) && value !== null && !shown) {
     return html`<div class="leaf">${key}<span class="faint">hidden</span> <button type="button" class="quiet small" onClick=${() => show(true)} aria-label=${`Show ${name ?? 'the value'}`}>show</button></div>`;
   }
   if (value === null || typeof value !== 'object') return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
