@@ -125,9 +125,10 @@ mod tests {
         for path in Assets::iter().filter(|path| !path.starts_with("vendor/")) {
             let file = Assets::get(&path).unwrap();
             let text = std::str::from_utf8(&file.data).unwrap();
-            let foreign =
-                text.match_indices("://").map(|(at, _)| &text[at.saturating_sub(5)..(at + 25).min(text.len())]);
-            let foreign: Vec<&str> = foreign.filter(|found| !found.contains("://www.w3.org/")).collect();
+            let named = text.match_indices("://").map(|(at, _)| text[at + 3..].chars().take(25).collect::<String>());
+            // A namespace is no address, and the addresses in command lines that are shown have no host.
+            let foreign: Vec<String> =
+                named.filter(|host| !host.starts_with("www.w3.org/") && !host.starts_with('…')).collect();
             assert!(foreign.is_empty(), "{path} names {foreign:?}");
             for forbidden in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"]
             {

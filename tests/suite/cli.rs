@@ -603,7 +603,7 @@ async fn runners_are_listed_with_what_they_do() {
     assert!(ok(client(&app, &["runners", "drain", &id, "--reason", "moves"])).await.contains("draining"));
     assert_eq!(app.get("/v1/runners").await.body["data"][0]["draining"]["reason"], "moves");
     assert!(ok(client(&app, &["runners", "resume", &id])).await.contains("running"));
-    let (code, _, err) = client(&app, &["runners", "drain", &gone]).await;
+    let (code, _, err) = outcome(client(&app, &["runners", "drain", &gone])).await;
     assert!(code == 1 && err.contains("runner_stopped"), "{err}");
     app.stop().await;
 }

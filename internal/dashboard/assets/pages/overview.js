@@ -1,31 +1,33 @@
 // The overview: is work flowing, what stands still, what is to come.
-import { html, useMemo, useState } from '../core/dom.js';
-import { seg, url } from '../core/api.js';
+import { html, useMemo } from '../core/dom.js';
+import { seg } from '../core/api.js';
 import { useQuery } from '../core/query.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
-import { Badge, Empty, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble } from '../ui/base.js';
+import { Badge, Empty, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
+import { HistoryCharts } from '../ui/history.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
-const spans = [['5m', '5 min'], ['1h', '1 h'], ['24h', '24 h']];
 
 export default function Overview() {
   const stats = useQuery('/v1/stats', { on: true, every: 5000, pace: 2000 });
   const queues = useQuery('/v1/queues', { on: true, every: 15000, pace: 4000 });
+  const minute = useQuery('/v1/history?span=5m', { every: 5000 });
   if (!stats.data) return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
   const { states: by, lateness, rates } = stats.data;
+  const all = minute.data && lastMinute(minute.data.points);
   const none = states.every((word) => !by[word]);
   return html`<${Head} title="Overview" />
     <div class="figures">
-      <${Figure} name="In" value=${`${rate(rates.accepted_per_second)}/s`} note="accepted by this runner, last minute" to="/jobs" />
-      <${Figure} name="Out" value=${`${rate(rates.ended_per_second)}/s`} note="attempts ended here, last minute" to="/jobs?q=finished:<10m" />
+      <${Figure} name="In" value=${`${rate(all ? all.accepted : rates.accepted_per_second)}/s`} note=${all ? 'accepted, last minute' : 'accepted by this runner, last minute'} to="/jobs" />
+      <${Figure} name="Out" value=${`${rate(all ? all.ended : rates.ended_per_second)}/s`} note=${all ? 'ended, last minute' : 'attempts ended here, last minute'} to="/jobs?q=finished:<10m" />
       <${Figure} name="Lateness p50 · p99" value=${html`${span(lateness.p50_ms)} · ${span(lateness.p99_ms)}`} note="start after due, last minute" />
       <${Figure} name="Oldest due" value=${span(lateness.oldest_due_ms)} note=${lateness.oldest_due_ms ? 'has been due for so long' : 'nothing is overdue'} to="/jobs?q=state:waiting due:<0s" bad=${lateness.oldest_due_ms > 60000} />
       <${Figure} name="Next due" value=${lateness.next_due_at ? html`<${Time} at=${lateness.next_due_at} />` : '–'} note="of those that wait" to="/jobs?q=state:waiting" />
     </div>
     ${none && html`<section class="panel"><${Empty} title="Nothing has been enqueued yet">A job is a kind and a payload. <a href="/enqueue">Enqueue the first</a>, or from any program:
       <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' -d '{"kind": "…", "payload": {…}}'</pre></div></${Empty}></section>`}
-    <${History} />
+    <${HistoryCharts} first="5m" />
     <div class="grid">
       <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint">at least</span>`}><table><tbody>
         ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${count(by[word] ?? 0)}>${brief(by[word] ?? 0)}</td></tr>`)}</tbody></table></${Panel}>
@@ -34,23 +36,13 @@ export default function Overview() {
     <div class="grid"><${Ahead} /><${Newest} /></div>`;
 }
 
-const Figure = ({ name, value, note, to, bad }) => html`<${to ? 'a' : 'div'} class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${value}</div><div class="sub">${note}</div></${to ? 'a' : 'div'}>`;
-
-/** In, out and lateness of the whole cluster. */
-function History() {
-  const [over, choose] = useState('5m');
-  const history = useQuery(url('/v1/history', { span: over }), { every: over === '5m' ? 5000 : 30000 });
-  const points = history.data?.points;
-  const series = useMemo(() => points && ({
-    flow: [{ name: 'in /s', values: points.accepted, colour: 1, fill: true }, { name: 'completed /s', values: points.completed, colour: 2 }, { name: 'failed attempts /s', values: points.failed, colour: 4 }],
-    late: [{ name: 'p50', values: points.lateness_p50_ms, colour: 1 }, { name: 'p99', values: points.lateness_p99_ms, colour: 3 }],
-  }), [points]);
-  if (history.error?.status === 404) return null;
-  const choice = html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`;
-  return html`<div class="grid">
-    <${Panel} title="Jobs per second" side=${choice}>${series ? html`<${Chart} label="Jobs per second" x=${points.at_ms} series=${series.flow} format=${rate} />` : html`<${Trouble} error=${history.error} />`}</${Panel}>
-    <${Panel} title="Lateness" side=${html`<span class="faint">start after due, all runners</span>`}>${series ? html`<${Chart} label="Lateness" x=${points.at_ms} series=${series.late} format=${span} />` : html`<${Trouble} error=${history.error} />`}</${Panel}></div>`;
+/** Means of the twelve steps before the one that is open. */
+function lastMinute(points) {
+  const mean = (values) => values.slice(-13, -1).reduce((sum, value) => sum + value, 0) / 12;
+  return { accepted: mean(points.accepted), ended: mean(points.ended) };
 }
+
+const Figure = ({ name, value, note, to, bad }) => html`<${to ? 'a' : 'div'} class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${value}</div><div class="sub">${note}</div></${to ? 'a' : 'div'}>`;
 
 const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
 /** How much is wrong with a queue; the worst comes first. */

@@ -34,9 +34,9 @@ export const linesOf = (points) => ({
   run: points.run_p50_ms && [{ name: 'p50', values: points.run_p50_ms, colour: 1 }, { name: 'p99', values: points.run_p99_ms, colour: 3 }],
 });
 
-/** Charts of one queue. */
-export function HistoryCharts({ queue }) {
-  const [over, choose] = useState('1h');
+/** Charts of one queue, or of all that happens. */
+export function HistoryCharts({ queue, first = '1h' }) {
+  const [over, choose] = useState(first);
   const history = useHistory(over, queue);
   const points = history.data?.points;
   const lines = useMemo(() => points && linesOf(points), [points]);
