@@ -85,6 +85,6 @@ function Newest() {
   return html`<${Panel} title="Newest failures" flush side=${html`<a href="/failures">All failures</a>`}><${Trouble} error=${groups.error} retry=${groups.reload} />
     ${groups.data && rows.length === 0 && html`<${Empty} title="No open failures">Jobs that failed for good are gathered here by their cause.</${Empty}>`}
     ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Error</th><th class="right">Open</th><th>Last</th><th>Sample</th></tr></thead><tbody>
-    ${rows.map((group) => html`<tr key=${group.fingerprint} data-row><td data-label="Error"><a href=${`/failures/${group.fingerprint}`} title=${group.error}><span class="clip narrow">${group.kind}: ${group.error}</span></a></td>
+    ${rows.map((group) => html`<tr key=${group.fingerprint} data-row><td data-label="Error" class="cause"><a class="lines" href=${`/failures/${group.fingerprint}`} title=${group.error}>${group.kind}: ${group.error}</a></td>
       <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td><td data-label="Last"><${Time} at=${group.last_seen} /></td><td data-label="Sample"><${JobLink} id=${group.sample} /></td></tr>`)}</tbody></table>`}</${Panel}>`;
 }

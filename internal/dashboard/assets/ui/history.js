@@ -45,5 +45,5 @@ export function HistoryCharts({ queue, first = '1h' }) {
   return html`<div class="grid">
     <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>${chart('Jobs per second', lines?.flow, rate)}</${Panel}>
     <${Panel} title="Lateness" side=${html`<span class="faint">start after due</span>`}>${chart('Lateness', lines?.late, span)}</${Panel}>
-    ${lines?.run && html`<${Panel} title="Run time" side=${html`<span class="faint">of handlers</span>`}>${chart('Run time', lines.run, span)}</${Panel}>`}</div>`;
+    ${queue && lines?.run && html`<${Panel} title="Run time" side=${html`<span class="faint">of handlers</span>`}>${chart('Run time', lines.run, span)}</${Panel}>`}</div>`;
 }
