@@ -1,7 +1,7 @@
 # The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract run test test-mysql bench chaos mutants check build release clean cargo rustfmt clippy
+.PHONY: help deps clocks contract browser run test test-mysql bench chaos mutants check build release clean cargo rustfmt clippy
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -19,10 +19,10 @@ deps: ## Install the MariaDB and Redis server binaries if they are missing (no s
 run: deps cargo ## Start tickr with private servers and a few sample jobs
 	@cargo run -- dev $(ARGS)
 
-test: deps clocks contract cargo ## Run every test against private MariaDB and Redis servers
+test: deps clocks contract browser cargo ## Run every test against private MariaDB and Redis servers
 	@cargo test $(ARGS)
 
-test-mysql: deps clocks contract cargo ## Run every test against a private MySQL server, fetched once
+test-mysql: deps clocks contract browser cargo ## Run every test against a private MySQL server, fetched once
 	@mysqld=$$(sh $(INSTALL) --mysql) && TICKR_MYSQLD=$$mysqld cargo test $(ARGS)
 
 bench: deps cargo ## Measure this build beside the bare store: make bench ARGS='drain flow --repeat 5', or ARGS='all --short'
@@ -64,3 +64,7 @@ clocks:
 # One test holds the API against its document with a program from the Python package index. It says so when it is missing.
 contract:
 	@[ -n "$$TICKR_OFFLINE" ] || sh $(INSTALL) --schemathesis >/dev/null || true
+
+# The tests of the dashboard drive a browser. Where there is none and none can be had, they say so and are skipped.
+browser:
+	@[ -n "$$TICKR_OFFLINE" ] || { sh $(INSTALL) --axe; sh $(INSTALL) --chromium; } >/dev/null || true

@@ -6,8 +6,12 @@
 #   install.sh --mysql      a real MySQL server into the private cache; prints the path of its mysqld
 #   install.sh --faketime   the library that turns the clock of one process; prints its path
 #   install.sh --schemathesis   the program that holds the API against its OpenAPI document; prints its path
+#   install.sh --chromium   a browser for the tests of the dashboard; prints its path. Root gets Debian's package where
+#                           there is none, anybody else the line that installs it. TICKR_CHROMIUM names another one.
+#   install.sh --axe        the script that looks for barriers in a page; prints its path
 #
-# TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none.
+# TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none. With
+# TICKR_OFFLINE set, neither a browser nor axe is fetched.
 set -eu
 
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
@@ -16,6 +20,10 @@ mysql=$cache/mysql
 faketime=$cache/faketime
 schemathesis_version=4.32.5
 schemathesis=$cache/schemathesis-$schemathesis_version
+# axe-core 4.12.1, as this package of the Python index carries it.
+axe_package=axe-playwright-python==0.1.8
+axe_sha256=fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8
+axe=$cache/axe-4.12.1
 scratch=
 
 # Debian's redis-server is a link to redis-check-rdb, which chooses its role by its name. The package without a
@@ -30,7 +38,9 @@ main() {
         --mysql) install_mysql ;;
         --faketime) install_faketime ;;
         --schemathesis) install_schemathesis ;;
-        *) fail "unknown argument $1 (there are --mysql, --faketime and --schemathesis)" ;;
+        --chromium) install_chromium ;;
+        --axe) install_axe ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium and --axe)" ;;
     esac
 }
 
@@ -210,6 +220,61 @@ PROGRAM
     "$scratch/schemathesis/bin/schemathesis" --version >/dev/null || fail 'the fetched schemathesis does not run'
     keep "$scratch/schemathesis" "$schemathesis"
     echo "$schemathesis/bin/schemathesis"
+}
+
+# A browser is large, and its package belongs to the system: it is installed only by somebody who may, on a system that
+# has it as a package. One in a snap cannot be driven through inherited pipes.
+install_chromium() {
+    find_chromium && return 0
+    by_hand='install one with: sudo apt-get install --no-install-recommends chromium'
+    [ "$(uname -s)" != Darwin ] || by_hand='install one with: brew install --cask chromium'
+    [ -z "${TICKR_OFFLINE:-}" ] || fail "no Chromium found, and TICKR_OFFLINE is set; $by_hand"
+    { [ "$(id -u)" = 0 ] && command -v apt-get; } >/dev/null || fail "no Chromium found; $by_hand"
+    say 'no Chromium found: installing the package chromium (about 140 MB to fetch)'
+    set -- env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium
+    "$@" >&2 || { apt-get -qq update >&2 && "$@" >&2; } || fail 'the package chromium could not be installed'
+    find_chromium || fail 'the package chromium brought no browser that starts'
+}
+
+# Prints the first browser that starts.
+find_chromium() {
+    if [ -n "${TICKR_CHROMIUM:-}" ]; then
+        echo "$TICKR_CHROMIUM"
+        return 0
+    fi
+    for name in chromium google-chrome-stable google-chrome chromium-browser \
+        /Applications/Chromium.app/Contents/MacOS/Chromium \
+        '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome'; do
+        browser=$(command -v "$name") || continue
+        case "$browser" in /snap/*) continue ;; esac
+        # Ubuntu's package chromium-browser is a script that names the snap.
+        if "$browser" --version >/dev/null 2>&1; then
+            echo "$browser"
+            return 0
+        fi
+    done
+    return 1
+}
+
+# One file, with the same pip that brought schemathesis: it checks what it fetches against the digest.
+install_axe() {
+    if [ -f "$axe/bin/axe.min.js" ]; then
+        echo "$axe/bin/axe.min.js"
+        return 0
+    fi
+    [ -z "${TICKR_OFFLINE:-}" ] || fail 'axe is not in the cache, and TICKR_OFFLINE is set'
+    install_schemathesis >/dev/null
+    say "fetching axe into $axe (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    mkdir -p "$scratch/axe/bin"
+    echo "$axe_package --hash=sha256:$axe_sha256" >"$scratch/wanted"
+    "$schemathesis/bin/python" -m pip --disable-pip-version-check --no-input download --quiet --no-deps \
+        --only-binary :all: --require-hashes --dest "$scratch" -r "$scratch/wanted" >&2 ||
+        fail "$axe_package could not be fetched from the package index"
+    "$schemathesis/bin/python" -m zipfile -e "$scratch"/*.whl "$scratch/root" || fail 'axe could not be unpacked'
+    cp "$scratch"/root/*/axe.min.js "$scratch/axe/bin/" || fail 'axe has moved in its package'
+    keep "$scratch/axe" "$axe"
+    echo "$axe/bin/axe.min.js"
 }
 
 new_enough_python() {
