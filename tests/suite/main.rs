@@ -14,6 +14,7 @@ mod change;
 mod cli;
 mod clocks;
 mod contract;
+mod dashboard;
 mod dead_letters;
 mod deploys;
 mod docs;

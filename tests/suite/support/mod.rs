@@ -1,6 +1,7 @@
 //! What tests share: servers, a process per test, waiting for events.
 
 mod app;
+pub(crate) mod browser;
 #[path = "../../chaos/clock.rs"]
 pub(crate) mod clock;
 pub(crate) mod contract;

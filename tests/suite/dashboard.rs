@@ -1,0 +1,913 @@
+//! The dashboard, as its user meets it: a real browser on a real server with real jobs. Things are found by what a
+//! reader sees of them, and everything that a page does wrong without showing it fails the test too.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use reqwest::Method;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::{Context, Failure, Kind, Output, Registry};
+use tickr::job::State;
+
+use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
+use crate::support::{Answer, TestApp, answer, eventually, http};
+
+/// A kind with everything that a payload can have.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Letter {
+    /// Who gets it.
+    to: String,
+    /// How many sheets.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 9))]
+    sheets: u32,
+    /// What nobody should see in passing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("writeOnly" = true))]
+    seal: Option<String>,
+    /// What becomes of it.
+    #[serde(default)]
+    fate: Fate,
+}
+
+/// What becomes of a letter.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Fate {
+    #[default]
+    Arrives,
+    Returns,
+    Travels,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Kind for Letter {
+    const NAME: &'static str = "letter";
+}
+
+fn kinds() -> Registry {
+    let mut kinds = Registry::new();
+    kinds.register(|letter: Letter, ctx: Context| async move {
+        match letter.fate {
+            Fate::Arrives => Output::json(&json!({"delivered_to": letter.to, "sheets": letter.sheets})),
+            Fate::Returns => Err(Failure::reject(format!("nobody called {} lives there", letter.to))),
+            Fate::Travels => {
+                ctx.progress(40.0, format!("on its way to {}", letter.to));
+                ctx.stopped().await;
+                Err(Failure::retry("called back"))
+            }
+        }
+    });
+    kinds
+}
+
+fn letter(payload: &Value) -> Value {
+    json!({"kind": "letter", "payload": payload})
+}
+
+/// A server with letters, and a browser to look at it; nothing where there is no browser.
+async fn begin() -> Option<(TestApp, Arc<Browser>)> {
+    let browser = Browser::shared().await?;
+    let queues = |config: &mut Config| config.queues = ["default", "post", "press"].map(str::to_owned).to_vec();
+    Some((TestApp::start_with(queues, kinds()).await, browser))
+}
+
+async fn call(tickr: &TestApp, key: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
+    let mut request = http().request(method, tickr.url(path));
+    if !key.is_empty() {
+        request = request.bearer_auth(key);
+    }
+    answer(match body {
+        Some(body) => request.json(&body),
+        None => request,
+    })
+    .await
+}
+
+/// Make a key; whoever made the first one needs it from then on.
+async fn make_key(tickr: &TestApp, by: &str, name: &str, scope: &str) -> String {
+    let made = call(tickr, by, Method::PUT, &format!("/v1/keys/{name}"), Some(json!({"scope": scope}))).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    made.body["token"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_overview_shows_what_is_there_and_hears_of_what_happens() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    page.reads("Nothing has been enqueued yet").await;
+    page.until("it hears events", "__eye.reads('live')").await;
+
+    // Nobody touches the page: what happens comes to it.
+    tickr.enqueue(json!({"kind": "noop", "payload": {}, "queue": "later", "delay_ms": 3_600_000})).await;
+    page.reads_not("Nothing has been enqueued yet").await;
+    page.reads("waiting 1").await;
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    page.reads("failed 1").await;
+    page.reads("letter: nobody called nora lives there").await;
+
+    // What stands still is named first, and every figure leads to its jobs.
+    page.has(&link("later")).await;
+    page.reads("no runner").await;
+    page.click(&link("nobody called nora").near("Newest failures")).await;
+    page.has(&heading("letter")).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let later = |n: u32| json!({"kind": "noop", "payload": {"n": n}, "delay_ms": 7_200_000 + n, "tags": ["bulk"]});
+    tickr.enqueue_many((0..60).map(later)).await;
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/jobs").await;
+    page.reads("All61").await;
+
+    // The filter completes names of fields, states and kinds, and lands in the address.
+    page.fill(&field("Filter"), "sta").await;
+    page.has(&choice("state:")).await;
+    page.press("Tab").await;
+    page.click(&choice("state:failed")).await;
+    page.until("only the failed one is there", "document.querySelectorAll('tbody tr').length === 1").await;
+    assert_eq!(page.address().await, "/jobs?q=state%3Afailed");
+    page.reads("nobody called nora lives there").await;
+    page.fill(&field("Filter"), "payload.to:nora kind:let").await;
+    page.has(&choice("kind:letter")).await;
+    page.press("ArrowDown").await;
+    page.press("Enter").await;
+    page.until(
+        "both words are in the address",
+        "location.search.includes('payload.to%3Anora') && location.search.includes('kind%3Aletter')",
+    )
+    .await;
+    page.reads("nobody called nora lives there").await;
+
+    // A word that means nothing is refused in words.
+    page.fill(&field("Filter"), "colour:blue").await;
+    page.press("Enter").await;
+    page.reads("colour").await;
+    page.until(
+        "the field is marked",
+        "document.querySelector('[role=combobox]').getAttribute('aria-invalid') === 'true'",
+    )
+    .await;
+    page.expected("422");
+
+    // An address is enough to come back to a search; from there, all that match and not this page alone.
+    page.visit("/jobs?q=tag%3Abulk").await;
+    page.until("a page of them is shown", "document.querySelectorAll('tbody tr').length === 50").await;
+    page.click(&field("Choose all of this page")).await;
+    page.reads("50 jobs chosen").await;
+    page.click(&button("Choose all that match")).await;
+    page.reads("All that match chosen").await;
+    page.click(&button("Set the priority")).await;
+    page.reads("60 jobs match").await;
+    page.reads("Would be").await;
+    page.fill(&field("Priority"), "2").await;
+    page.fill(&field("Reason"), "they are wanted sooner").await;
+    page.click(&button("Set the priority")).await;
+    page.reads("Set the priority has begun").await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE priority = 2", 60).await;
+    page.reads("p2").await;
+
+    // One by one.
+    page.visit("/jobs?q=state%3Afailed").await;
+    page.click(&field(&format!("Choose the job {failed}"))).await;
+    page.reads("1 job chosen").await;
+    page.click(&button("Delete")).await;
+    page.reads("1 job matches").await;
+    page.click(&button("Delete")).await;
+    page.reads("No job matches").await;
+    eventually("it is deleted", || async {
+        (tickr.get(&format!("/v1/jobs/{failed}")).await.status == 404).then_some(())
+    })
+    .await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+
+    // Waiting: why, and at once if somebody says so.
+    let job = json!({"kind": "letter", "payload": {"to": "nora", "seal": "wax-4711"}, "delay_ms": 7_200_000});
+    let waits = tickr.enqueue(job).await;
+    page.visit(&format!("/jobs/{waits}")).await;
+    page.reads("Why it does not run").await;
+    page.reads("Accepted").await;
+    page.click(&button("Run now")).await;
+    page.reads("becomes due at once").await;
+    page.click(&button("Run now")).await;
+    page.reads("How it ended").await;
+    page.reads("delivered_to: \"nora\"").await;
+    page.reads("Attempt 1: succeeded").await;
+
+    // Sensitive fields show themselves only to who asks.
+    page.reads_not("wax-4711").await;
+    page.click(&button("Show seal")).await;
+    page.reads("wax-4711").await;
+
+    // Running: its progress, and an end to it.
+    let travels = tickr.enqueue(letter(&json!({"to": "ada", "fate": "travels"}))).await;
+    page.visit(&format!("/jobs/{travels}")).await;
+    page.reads("40 %").await;
+    page.reads("on its way to ada").await;
+    page.click(&button("Cancel")).await;
+    page.reads("its handler is asked to stop").await;
+    page.click(&button("Cancel the job")).await;
+    page.reads("The handler was asked to stop").await;
+    page.reads("How it ended").await;
+    tickr.until(travels, State::Cancelled).await;
+
+    // Failed: the error, and the same again with another payload.
+    let failed = tickr.enqueue(letter(&json!({"to": "nobody", "sheets": 3, "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    page.visit(&format!("/jobs/{failed}")).await;
+    page.reads("nobody called nobody lives there").await;
+    page.click(&button("Run again with edits")).await;
+    assert_eq!(page.value(&field("sheets")).await, "3");
+    page.fill(&field("to"), "somebody").await;
+    page.fill(&field("fate"), "arrives").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    page.reads("completed").await;
+    page.click(&button("To the job")).await;
+    page.reads("delivered_to: \"somebody\"").await;
+    page.reads("sheets: 3").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
+    let Some((tickr, browser)) = begin().await else { return };
+    tickr.enqueue_many((0..300).map(|_| letter(&json!({"to": "nora", "fate": "returns"})))).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 300).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/failures").await;
+    page.reads("300").await;
+    page.click(&link("nobody called nora")).await;
+    page.reads("300 open").await;
+
+    // One first, to see whether the cause is gone. It is not.
+    page.click(&button("Try one")).await;
+    page.click(&button("Try it")).await;
+    page.reads("It failed as well").await;
+
+    page.click(&button("Release")).await;
+    page.reads("Would be").await;
+    page.fill(&field("Jobs per second"), "10").await;
+    page.fill(&field("Reason"), "the address was mended").await;
+    page.click(&button("Release")).await;
+    page.reads("at most 10/s").await;
+    // They fail again, and the page says so while it can still be stopped.
+    page.reads("failed for this cause again").await;
+    page.click(&button("Stop")).await;
+    page.click(&button("Stop it")).await;
+    page.reads("It was stopped").await;
+    let operations = tickr.get("/v1/operations").await.body;
+    let operation = &operations["data"][0];
+    assert_eq!((&operation["state"], &operation["rate"]), (&json!("cancelled"), &json!(10)), "{operation:#}");
+    assert!(operation["done"].as_u64().unwrap() < 300, "{operation:#}");
+
+    // What nobody will repeat is put away with a reason.
+    page.click(&button("Discard")).await;
+    page.reads("Would be").await;
+    page.fill(&field("Reason"), "they moved away").await;
+    page.click(&button("Discard")).await;
+    page.reads("none open").await;
+    page.reads("they moved away").await;
+    page.assert_calm();
+
+    // Operations and audit remember who did what.
+    page.visit("/operations").await;
+    page.reads("Discard").await;
+    page.click(&link("Replay")).await;
+    page.reads("It was stopped").await;
+    page.reads("the address was mended").await;
+    page.visit("/audit").await;
+    page.reads("job.discard").await;
+    page.reads("anyone").await;
+    page.fill(&field("Done to"), operation["id"].as_str().unwrap()).await;
+    page.press("Enter").await;
+    page.until("only its own lines are left", "document.querySelectorAll('tbody tr').length === 2").await;
+    page.reads("operation.start").await;
+    page.reads("operation.cancel").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    tickr.enqueue_kind("noop", json!({})).await;
+    page.visit("/queues").await;
+    page.click(&button("Pause default")).await;
+    page.fill(&field("Reason"), "the post office is closed").await;
+    page.click(&button("Pause")).await;
+    page.reads("default is paused").await;
+    page.reads("the post office is closed").await;
+
+    // Its jobs say so, and lead back to it.
+    eventually("the runner knows", || async {
+        let paused = tickr.get("/v1/queues/default").await.body["paused"].clone();
+        paused.is_object().then_some(())
+    })
+    .await;
+    let waits = tickr.enqueue(letter(&json!({"to": "nora"}))).await;
+    page.visit(&format!("/jobs/{waits}")).await;
+    page.reads("the post office is closed").await;
+    page.click(&link("To the queue default")).await;
+    page.has(&heading("default")).await;
+
+    page.click(&button("Limit and priority")).await;
+    page.fill(&field("Jobs at the same time"), "3").await;
+    page.fill(&field("Priority"), "2").await;
+    page.click(&button("Save")).await;
+    page.reads("default was changed").await;
+    page.reads("3 jobs at the same time").await;
+    let queue = tickr.get("/v1/queues/default").await.body;
+    assert_eq!((&queue["concurrency"], &queue["priority"]), (&json!(3), &json!(2)));
+
+    page.click(&button("Resume")).await;
+    page.reads("It was paused because: the post office is closed").await;
+    page.click(&button("Resume")).await;
+    page.reads("default goes on").await;
+    tickr.until(waits, State::Completed).await;
+    page.reads("served").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/schedules").await;
+    page.reads("No schedule yet").await;
+    page.click(&button("New schedule")).await;
+    page.fill(&field("Name"), "weekly-letter").await;
+
+    // What is wrong is said at its field, and what is right in words with its next five runs.
+    page.fill(&field("Cron expression"), "61 * * * *").await;
+    page.reads("That gives no time yet").await;
+    page.until("the field is marked", "document.querySelector('#s-cron').getAttribute('aria-invalid') === 'true'")
+        .await;
+    page.expected("422");
+    page.fill(&field("Cron expression"), "30 7 * * 1").await;
+    page.fill(&field("Time zone"), "Europe/Warsaw").await;
+    page.until("five runs are shown", "document.querySelectorAll('[data-preview] tbody tr').length === 5").await;
+    page.reads("07:30").await;
+    page.fill(&field("Kind"), "letter").await;
+    page.fill(&field("to"), "nora").await;
+    page.click(&button("Make the schedule")).await;
+    page.reads("weekly-letter was made").await;
+    let made = tickr.get("/v1/schedules/weekly-letter").await.body;
+    assert_eq!((&made["cron"], &made["zone"]), (&json!("30 7 * * 1"), &json!("Europe/Warsaw")));
+    assert_eq!(made["payload"]["to"], "nora");
+
+    page.click(&button("Trigger")).await;
+    page.click(&button("Trigger")).await;
+    page.reads("weekly-letter fired").await;
+    page.reads("fired by hand").await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'", 1).await;
+
+    page.click(&button("Pause")).await;
+    page.fill(&field("Reason"), "nora is away").await;
+    page.click(&button("Pause")).await;
+    page.reads("weekly-letter is paused").await;
+    page.reads("Its ticks pass without firing").await;
+    page.visit("/schedules").await;
+    page.reads("nora is away").await;
+    page.click(&button("Resume weekly-letter")).await;
+    page.click(&button("Resume")).await;
+    page.reads("weekly-letter ticks again").await;
+    page.reads_not("nora is away").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_enqueue_form_comes_from_the_schema_and_shows_refusals_at_their_fields() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/enqueue").await;
+    page.fill(&field("What it does"), "letter").await;
+    page.reads("Who gets it.").await;
+    page.fill(&field("to"), "nora").await;
+    page.fill(&field("sheets"), "12").await;
+    page.reads("The most is 9").await;
+    // The server has the last word: what the form lets through is refused at its field.
+    page.fill(&field("sheets"), "2").await;
+    page.fill(&field("Tags"), "a b c d e f g h i j k l").await;
+    page.click(&button("Enqueue")).await;
+    page.until(
+        "the field of the tags is marked",
+        "document.querySelector('#option-tags').getAttribute('aria-invalid') === 'true'",
+    )
+    .await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 0);
+    page.expected("422");
+    page.fill(&field("Tags"), "post").await;
+    page.fill(&field("Unique key"), "letter-1").await;
+    page.click(&button("Enqueue")).await;
+    page.reads("Accepted and durable").await;
+    page.reads("completed").await;
+    let job = tickr.get("/v1/jobs").await.body["data"][0].clone();
+    assert_eq!((&job["tags"], &job["unique_key"]), (&json!(["post"]), &json!("letter-1")), "{job:#}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let page = browser.page(&tickr.url("")).await;
+    let runner = tickr.app.runner().to_string();
+    let travels = tickr.enqueue(letter(&json!({"to": "ada", "fate": "travels"}))).await;
+    tickr.until(travels, State::Executing).await;
+    page.visit("/runners").await;
+    page.reads(&runner).await;
+    page.reads("1 of 4").await;
+    page.reads("letter").await;
+    page.reads("on its way to ada").await;
+    page.click(&button(&format!("Drain {runner}"))).await;
+    page.fill(&field("Reason"), "its host moves").await;
+    page.click(&button("Drain")).await;
+    page.reads("takes no new work").await;
+    page.reads("All runners drain: nothing starts").await;
+    page.reads("its host moves").await;
+    page.click(&button(&format!("Resume {runner}"))).await;
+    page.click(&button("Resume")).await;
+    page.reads("takes work again").await;
+    page.reads_not("All runners drain: nothing starts").await;
+
+    page.visit("/index").await;
+    page.reads("MySQL answers").await;
+    page.reads("Redis is fast").await;
+    page.reads("Redis against MySQL").await;
+    page.click(&button("Rebuild now")).await;
+    page.reads("is forgotten").await;
+    page.click(&button("Rebuild")).await;
+    page.reads("Rebuilt.").await;
+    page.click(&button("Verify now")).await;
+    page.click(&button("Verify")).await;
+    page.reads("Everything that was checked is as promised").await;
+    tickr.post(&format!("/v1/jobs/{travels}/cancel"), json!({})).await;
+    tickr.until(travels, State::Cancelled).await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Fill in the page that asks for a key.
+async fn sign_in(page: &Page, key: &str) {
+    page.has(&button("Sign in")).await;
+    page.fill(&field("Key"), key).await;
+    page.click(&button("Sign in")).await;
+    page.has_not(&button("Sign in")).await;
+    page.expected("401");
+}
+
+/// The buttons on this page that change something.
+const ACTS: &str = "['Retry', 'Cancel', 'Delete', 'Replay', 'Discard', 'Release', 'Pause', 'Resume', 'Drain', 'Trigger', \
+    'Rebuild', 'Verify', 'New schedule', 'Limit', 'Run again', 'Run now', 'Enqueue'] \
+    .filter((name) => __eye.has({role: 'button', name}))";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/keys").await;
+    page.reads("The API is open").await;
+
+    // The first key closes the API, and the page goes on with it.
+    page.click(&button("Make a key")).await;
+    page.fill(&field("Name"), "ops").await;
+    page.click(&field("I will copy the key")).await;
+    page.click(&button("Make it")).await;
+    page.reads("It is shown now and never again").await;
+    let admin: String = page.eval("document.querySelector('#key-token').textContent").await;
+    page.click(&button("I have copied it")).await;
+    page.reads("yours").await;
+    page.reads_not("The API is open").await;
+    page.reads_not(&admin).await;
+
+    page.click(&button("Make a key")).await;
+    page.fill(&field("Name"), "board").await;
+    page.click(&field("read")).await;
+    page.click(&button("Make it")).await;
+    page.reads("It is shown now and never again").await;
+    let reads: String = page.eval("document.querySelector('#key-token').textContent").await;
+    page.click(&button("I have copied it")).await;
+    page.has(&button("Revoke board")).await;
+
+    // Who reads sees everything and can press nothing.
+    let reader = browser.page(&tickr.url("")).await;
+    reader.visit("/").await;
+    reader.fill(&field("Key"), "tickr_wrong").await;
+    reader.click(&button("Sign in")).await;
+    reader.reads("That is no good key").await;
+    sign_in(&reader, &reads).await;
+    reader.reads("key:board").await;
+    for path in [
+        "/",
+        "/jobs",
+        &format!("/jobs/{failed}"),
+        "/failures",
+        "/queues",
+        "/queues/default",
+        "/schedules",
+        "/runners",
+        "/index",
+        "/operations",
+        "/audit",
+    ] {
+        reader.follow(path).await;
+        let shown: Vec<String> = reader.eval(ACTS).await;
+        assert!(shown.is_empty(), "{path} shows to a reader {shown:?}");
+        let boxes: usize = reader.eval("document.querySelectorAll('main input[type=checkbox]').length").await;
+        assert_eq!(boxes, 0, "{path}");
+    }
+    reader.has_not(&link("Keys")).await;
+    reader.follow("/keys").await;
+    reader.reads("This key sees no keys").await;
+
+    // Refused from the moment it is revoked: the page asks for another.
+    page.click(&button("Revoke board")).await;
+    page.click(&button("Revoke")).await;
+    page.reads("board is refused from now on").await;
+    reader.follow("/queues").await;
+    reader.has(&button("Sign in")).await;
+    reader.expected("401");
+    reader.assert_calm();
+
+    // Signed out, the page forgets the key, also when it is loaded anew.
+    page.click(&button("Sign out")).await;
+    page.has(&button("Sign in")).await;
+    page.visit("/").await;
+    sign_in(&page, &admin).await;
+    page.reads("key:ops").await;
+    page.assert_calm();
+    drop((page, reader));
+    tickr.stop().await;
+}
+
+/// Text that tries to become more than text, and would break a page out of shape.
+const HOSTILE: &str = concat!(
+    r#"<script>alert(top)</script>"'><img src=x onerror="alert(2)"><svg onload=alert(3)></svg>{{7*7}}${alert(4)}"#,
+    "\u{202e}&lt;b&gt; WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW"
+);
+/// The part of it that every screen has to show as it is.
+const TELLTALE: &str = "<script>alert(top)</script>";
+/// What a header can carry of it.
+const ACTOR: &str = r#"<script>alert(top)</script><img src=x onerror=alert(2)>"#;
+
+/// A service that answers every request with an error and hostile text.
+async fn hostile_service() -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let app = axum::Router::new().fallback(|| async { (axum::http::StatusCode::BAD_REQUEST, HOSTILE) });
+    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    format!("http://{addr}/{TELLTALE}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hostile_text_is_shown_as_it_is_and_never_runs() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let act = async |method: Method, path: &str, body: Value| {
+        let request = http().request(method, tickr.url(path)).header("tickr-actor", ACTOR).json(&body);
+        let answer = answer(request).await;
+        assert!(answer.status < 300, "{path}: {:#}", answer.body);
+        answer.body
+    };
+    let post = async |path: &str, body: Value| act(Method::POST, path, body).await;
+    let job = |to: &str, fate: &str| json!({"kind": "letter", "payload": {"to": to, "seal": HOSTILE, "fate": fate}});
+    let mut one = job(HOSTILE, "returns");
+    one["unique_key"] = json!(HOSTILE);
+    let failed = tickr.enqueue(one).await;
+    let done = tickr.enqueue(job(HOSTILE, "arrives")).await;
+    let travels = tickr.enqueue(job(HOSTILE, "travels")).await;
+    let url = hostile_service().await;
+    let called = tickr.enqueue(json!({"kind": "http", "payload": {"url": url}, "max_attempts": 1})).await;
+    let odd = json!({"kind": "noop", "payload": {HOSTILE: {HOSTILE: [HOSTILE, null]}}, "queue": "attic"});
+    let odd = tickr.enqueue(odd).await;
+    tickr.until(failed, State::Failed).await;
+    tickr.until(done, State::Completed).await;
+    tickr.until(called, State::Failed).await;
+    tickr.until(travels, State::Executing).await;
+    post("/v1/queues/attic/pause", json!({"reason": HOSTILE})).await;
+    let schedule = json!({"every_ms": 86_400_000, "kind": "letter", "payload": {"to": HOSTILE}});
+    act(Method::PUT, "/v1/schedules/nightly", schedule).await;
+    post("/v1/schedules/nightly/pause", json!({"reason": HOSTILE})).await;
+    let runner = tickr.app.runner().to_string().replace('/', "%2F");
+    post(&format!("/v1/runners/{runner}/drain"), json!({"reason": HOSTILE})).await;
+    post("/v1/verify", json!({})).await;
+    let operation = json!({"action": "retry", "filter": {"error": TELLTALE, "state": "cancelled"}, "reason": HOSTILE});
+    let operation = post("/v1/operations", operation).await["id"].as_str().unwrap().to_owned();
+    // Last, because the first key closes the API to everybody else.
+    let key = act(Method::PUT, "/v1/keys/ops", json!({"scope": "admin"})).await["token"].as_str().unwrap().to_owned();
+    let groups = call(&tickr, &key, Method::GET, "/v1/dead/groups?kind=letter", None).await.body;
+    let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    sign_in(&page, &key).await;
+    let mut wrong = Vec::new();
+    let filter = "/jobs?q=error%3A%22%3Cscript%3Ealert(top)%3C%2Fscript%3E%22";
+    for (path, shows) in [
+        ("/", true),
+        ("/jobs", true),
+        (filter, true),
+        (&format!("/jobs/{failed}"), true),
+        (&format!("/jobs/{done}"), true),
+        (&format!("/jobs/{travels}"), true),
+        (&format!("/jobs/{called}"), false),
+        (&format!("/jobs/{odd}"), true),
+        ("/failures", true),
+        (&format!("/failures/{group}"), true),
+        ("/queues", true),
+        ("/queues/attic", true),
+        ("/schedules", true),
+        ("/schedules/nightly", true),
+        ("/runners", true),
+        ("/index", true),
+        ("/operations", true),
+        (&format!("/operations/{operation}"), true),
+        ("/audit", true),
+        (&format!("/enqueue?from={failed}"), true),
+        ("/keys", true),
+    ] {
+        page.size(1_280, 900).await;
+        page.follow(path).await;
+        if shows {
+            page.reads(TELLTALE).await;
+        }
+        if path.ends_with(&called.to_string()) {
+            page.click(&button("Request and response")).await;
+            page.reads(TELLTALE).await;
+        }
+        let made: Vec<String> = page
+            .eval(
+                "[...document.querySelectorAll('img[src=x], svg[onload], [onerror], [onload], script:not([src]), \
+                 a[href^=\"javascript:\" i]')].map((el) => el.outerHTML)",
+            )
+            .await;
+        assert!(made.is_empty(), "{path} made elements of text: {made:?}");
+        for width in [1_280, 360] {
+            page.size(width, 800).await;
+            wrong.extend(page.overflow().await.into_iter().map(|out| format!("{path}, {width} px: {out}")));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    // A dialog, too, shows what it speaks of.
+    page.size(1_280, 900).await;
+    page.follow("/queues").await;
+    page.click(&button("Resume attic")).await;
+    page.reads(&format!("It was paused because: {TELLTALE}")).await;
+    page.press("Escape").await;
+    page.assert_calm();
+    drop(page);
+    let cancel = format!("/v1/jobs/{travels}/cancel");
+    call(&tickr, &key, Method::POST, &cancel, None).await;
+    tickr.stop().await;
+}
+
+/// A system in the middle of its day. What it is asked for comes from `ops`, with the key that is given back.
+async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
+    let at = |n: u64| json!({"kind": "letter", "payload": {"to": format!("customer {n}")}, "delay_ms": n * 1_700_000});
+    let body = json!({"reason": "the press is being cleaned"});
+    assert_eq!(tickr.post("/v1/queues/press/pause", body).await.status, 200);
+    tickr.enqueue_many((0..40).map(at)).await;
+    let names = ["Nora", "Ada", "Grace", "Edsger", "Barbara"];
+    let sent = |n: usize| {
+        let (to, queue) = (names[n % 5], if n.is_multiple_of(2) { "default" } else { "post" });
+        let payload = json!({"to": to, "sheets": n % 9 + 1});
+        json!({"kind": "letter", "payload": payload, "queue": queue, "tags": [format!("tenant:{}", n % 3)]})
+    };
+    tickr.enqueue_many((0..60).map(sent)).await;
+    let lost =
+        |n: usize| json!({"kind": "letter", "payload": {"to": names[n % 2], "fate": "returns"}, "queue": "post"});
+    tickr.enqueue_many((0..12).map(lost)).await;
+    tickr
+        .enqueue_many(
+            (0..3).map(|_| json!({"kind": "fail", "payload": {}, "retry": {"base_ms": 600_000, "cap_ms": 600_000}})),
+        )
+        .await;
+    tickr
+        .enqueue_many(
+            (0..4).map(|n| json!({"kind": "noop", "payload": {"page": n}, "queue": "press", "delay_ms": 3_000})),
+        )
+        .await;
+    let travels = tickr.enqueue(letter(&json!({"to": "Nora", "seal": "wax", "fate": "travels"}))).await;
+    let failed = tickr.enqueue(letter(&json!({"to": "Ada", "sheets": 2, "fate": "returns"}))).await;
+    tickr.until(travels, State::Executing).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE end_state = 'failed'", 13).await;
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'failed'", 3).await;
+    for (name, cron) in [("morning-round", "0 7 * * 1-5"), ("weekly-report", "30 2 * * 1")] {
+        let schedule =
+            json!({"cron": cron, "zone": "Europe/Warsaw", "kind": "letter", "payload": {"to": "the editor"}});
+        assert_eq!(call(tickr, "", Method::PUT, &format!("/v1/schedules/{name}"), Some(schedule)).await.status, 201);
+        assert!(tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await.status < 300);
+    }
+    let operation =
+        json!({"action": "replay", "filter": {"kind": "letter"}, "rate": 1, "reason": "the addresses were mended"});
+    let operation = tickr.post("/v1/operations", operation).await.body["id"].as_str().unwrap().to_owned();
+    let group = tickr.get("/v1/dead/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
+    let key = make_key(tickr, "", "ops", "admin").await;
+    make_key(tickr, &key, "shop", "enqueue").await;
+    make_key(tickr, &key, "board", "read").await;
+    let screens = [
+        ("overview", "/"),
+        ("jobs", "/jobs"),
+        ("job", &format!("/jobs/{failed}")),
+        ("job-running", &format!("/jobs/{travels}")),
+        ("failures", "/failures"),
+        ("failure", &format!("/failures/{group}")),
+        ("queues", "/queues"),
+        ("queue", "/queues/press"),
+        ("schedules", "/schedules"),
+        ("schedule", "/schedules/morning-round"),
+        ("schedule-new", "/schedules?new=1"),
+        ("runners", "/runners"),
+        ("index", "/index"),
+        ("operations", "/operations"),
+        ("operation", &format!("/operations/{operation}")),
+        ("audit", "/audit"),
+        ("enqueue", "/enqueue?kind=letter"),
+        ("keys", "/keys"),
+    ];
+    (screens.map(|(name, path)| (name, path.to_owned())).to_vec(), key)
+}
+
+/// All bytes of everything that is no answer of the API.
+const MOST_BYTES: u64 = 300_000;
+
+/// What keeps people out: of each finding its rule, and the places. Only colours differ from theme to theme.
+fn barriers(theme: &str) -> String {
+    let rules = if theme == "dark" { "runOnly: ['color-contrast', 'link-in-text-block']," } else { "" };
+    format!(
+        "axe.run(document, {{{rules} resultTypes: ['violations'], preload: false}}).then(({{violations}}) => violations \
+         .filter(({{impact}}) => impact === 'serious' || impact === 'critical') \
+         .map(({{id, nodes}}) => `${{id}}: ${{nodes.slice(0, 3).map((node) => node.html.slice(0, 160)).join(' ~ ')}}`))"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_screen_is_calm_open_to_everybody_narrow_enough_and_light() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let (screens, key) = furnish(&tickr).await;
+    let axe = axe();
+    let policy = tickr.get("/").await.header("content-security-policy").to_owned();
+    for part in
+        ["default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "frame-ancestors 'none'"]
+    {
+        assert!(policy.contains(part), "{policy}");
+    }
+    assert!(!policy.contains("unsafe") && !policy.contains("http"), "{policy}");
+
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    if let Some(axe) = &axe {
+        page.aside::<Value>(&format!("{axe};null")).await;
+        assert_eq!(page.aside::<Vec<String>>(&barriers("light")).await, [""; 0], "where the key is asked for");
+    }
+    sign_in(&page, &key).await;
+    let mut wrong = Vec::new();
+    for (name, path) in &screens {
+        page.follow(path).await;
+        for theme in ["light", "dark"] {
+            page.theme(theme).await;
+            if axe.is_some() {
+                let found: Vec<String> = page.aside(&barriers(theme)).await;
+                wrong.extend(found.into_iter().map(|found| format!("{name}, {theme}: {found}")));
+            }
+        }
+        page.theme("light").await;
+        for width in [360, 768, 3_840] {
+            page.size(width, 800).await;
+            wrong.extend(page.overflow().await.into_iter().map(|out| format!("{name}, {width} px: {out}")));
+        }
+        page.size(1_280, 900).await;
+        let title: String = page.eval("document.title").await;
+        if !title.ends_with(" · tickr") || title.starts_with(' ') {
+            wrong.push(format!("{name}: titled {title:?}"));
+        }
+    }
+    let bytes = page.bytes(|path| !path.starts_with("/v1/") && path != "/readyz");
+    println!("{} screens came in {bytes} bytes", screens.len());
+    if bytes >= MOST_BYTES {
+        wrong.push(format!("the screens weigh {bytes} bytes"));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_is_reached_by_keyboard() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let failed = tickr.enqueue(letter(&json!({"to": "nora", "fate": "returns"}))).await;
+    tickr.until(failed, State::Failed).await;
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    // The first stop leads past the menu.
+    page.press("Tab").await;
+    page.until("the way to the content is first", "document.activeElement.textContent === 'To the content'").await;
+    page.press("?").await;
+    page.has(&heading("Keyboard")).await;
+    page.press("Escape").await;
+    page.until("the dialog is closed", "document.querySelector('dialog') === null").await;
+    page.press("g").await;
+    page.press("j").await;
+    page.settles("/jobs").await;
+    page.press("/").await;
+    page.until("the filter has the focus", "document.activeElement.getAttribute('role') === 'combobox'").await;
+    page.press("Escape").await;
+    page.until("the row is there", "document.querySelectorAll('tbody tr').length === 1").await;
+    page.press("Escape").await;
+    page.until("the filter is left", "document.activeElement.getAttribute('role') !== 'combobox'").await;
+    page.press("j").await;
+    page.press("x").await;
+    page.reads("1 job chosen").await;
+    page.press("Escape").await;
+    page.reads_not("1 job chosen").await;
+    page.press("j").await;
+    page.press("Enter").await;
+    page.settles(&format!("/jobs/{failed}")).await;
+    page.reads("nobody called nora lives there").await;
+    page.assert_calm();
+    drop(page);
+    tickr.stop().await;
+}
+
+/// Pictures of every screen in both themes, as on a desk and on a phone, for the README and for whoever changes them:
+/// `cargo test --test suite -- --ignored dashboard::pictures_of_every_screen`. They are in `target/tmp/screens`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "makes pictures and proves nothing"]
+async fn pictures_of_every_screen() {
+    let Some((tickr, browser)) = begin().await else { return };
+    let (screens, key) = furnish(&tickr).await;
+    // Five minutes of traffic, which nobody waits for.
+    let rows = (1..60).map(|slot| {
+        let flow = 400 + (slot * 37) % 90 - 6 * (slot % 11);
+        let (failed, late) = (slot % 7, 0x40 + slot % 6);
+        format!(
+            "(5, FROM_UNIXTIME(5 * FLOOR(UNIX_TIMESTAMP() / 5) - 5 * {slot}), '', 'demo', at + INTERVAL 5 SECOND, \
+             {flow}, {}, {failed}, {flow}, UNHEX('2C5A{late:X}04'), UNHEX('2C5A'))",
+            flow - failed
+        )
+    });
+    let columns = "step, at, queue, runner, counted_to, accepted, completed, failed, ended, lateness, run_time";
+    let rows = rows.collect::<Vec<String>>().join(", ");
+    tickr.sql(format!("INSERT INTO samples ({columns}) VALUES {rows}")).await;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("screens");
+    let page = browser.page(&tickr.url("")).await;
+    page.visit("/").await;
+    sign_in(&page, &key).await;
+    for (name, path) in &screens {
+        page.follow(path).await;
+        for (theme, width) in [("light", 1_440), ("dark", 1_440), ("light", 360), ("dark", 360)] {
+            page.theme(theme).await;
+            page.size(width, 700).await;
+            // As high as what it shows, so that what stays in place on a desk is where it belongs.
+            let height: u32 = page.eval("document.documentElement.scrollHeight").await;
+            page.size(width, height).await;
+            // Charts draw themselves anew with the next frame.
+            page.eval::<Value>(
+                "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))",
+            )
+            .await;
+            page.shot(&folder.join(format!("{name}-{theme}-{width}.png"))).await;
+        }
+    }
+    println!("{}", folder.display());
+    drop(page);
+    tickr.stop().await;
+}

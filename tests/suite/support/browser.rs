@@ -1,0 +1,581 @@
+//! A headless Chromium, driven through the pipes of its developer tools: no driver program, no port.
+//!
+//! One browser serves the tests that run at the same time; each page has a profile of its own. It ends with the last
+//! test that has it, or, when the whole program is killed, by itself: its pipe is closed then.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use base64::Engine;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::DEADLINE;
+
+/// Finds things on a page.
+const EYE: &str = include_str!("browser.js");
+
+/// Its user's data lie in `dir`. It works for our own pages alone, so it needs no sandbox, which not every container
+/// allows.
+const FLAGS: &[&str] = &[
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-breakpad",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--no-default-browser-check",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+];
+
+/// A running browser.
+pub(crate) struct Browser {
+    child: Mutex<Child>,
+    wire: Arc<Wire>,
+    _dir: tempfile::TempDir,
+}
+
+/// Both directions of the pipe.
+struct Wire {
+    to: Mutex<ChildStdin>,
+    next: AtomicU64,
+    /// Nothing once the browser is gone.
+    waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Value>>>>,
+    pages: Mutex<HashMap<String, Arc<Mutex<Seen>>>>,
+}
+
+/// What became of a page that its user may not see.
+#[derive(Default)]
+struct Seen {
+    troubles: Vec<String>,
+    /// Where requests go, by their number.
+    requests: HashMap<String, String>,
+    /// Bytes that came over the wire, by path.
+    bytes: HashMap<String, u64>,
+}
+
+/// The path of a script from `install.sh`; nothing, with a reason, where there is none.
+fn installed(switch: &str) -> Result<PathBuf, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("internal/services/install.sh");
+    let output = Command::new("sh").arg(script).arg(switch).stdin(Stdio::null()).output().expect("there is a shell");
+    if output.status.success() {
+        return Ok(String::from_utf8(output.stdout).unwrap().trim().into());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("install.sh fails").to_owned())
+}
+
+/// The script that looks for barriers in a page; nothing where it cannot be had.
+pub(crate) fn axe() -> Option<String> {
+    match installed("--axe") {
+        Ok(path) => Some(std::fs::read_to_string(path).unwrap()),
+        Err(why) => {
+            println!("no look at accessibility: {why}");
+            None
+        }
+    }
+}
+
+impl Browser {
+    /// The browser of all tests; nothing, after a line that says why, on a machine without one.
+    pub(crate) async fn shared() -> Option<Arc<Self>> {
+        static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        static SHARED: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
+        let program = tokio::task::spawn_blocking(|| PROGRAM.get_or_init(|| installed("--chromium"))).await.unwrap();
+        let program = match program {
+            Ok(program) => program,
+            Err(why) => {
+                println!("skipped: {why}");
+                return None;
+            }
+        };
+        let mut shared = SHARED.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        Some(shared.upgrade().unwrap_or_else(|| {
+            let browser = Arc::new(Self::launch(program));
+            *shared = Arc::downgrade(&browser);
+            browser
+        }))
+    }
+
+    fn launch(program: &Path) -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        // It reads commands from descriptor 3 and answers on 4.
+        let mut child = Command::new("sh")
+            .args(["-c", r#"exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#])
+            .arg(program)
+            .args(FLAGS)
+            .arg(format!("--user-data-dir={}", dir.path().display()))
+            .arg("about:blank")
+            .env("HOME", dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let (to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let wire = Arc::new(Wire {
+            to: Mutex::new(to),
+            next: AtomicU64::new(1),
+            waiting: Mutex::new(Some(HashMap::new())),
+            pages: Mutex::new(HashMap::new()),
+        });
+        // No task: the browser outlives the runtime of the test that was the first to want it.
+        let hears = wire.clone();
+        std::thread::spawn(move || hears.hear(BufReader::new(from)));
+        Self { child: Mutex::new(child), wire, _dir: dir }
+    }
+
+    async fn call(&self, session: Option<&str>, method: &str, params: Value) -> Result<Value, String> {
+        let answer = self.wire.send(session, method, &params);
+        let answer = tokio::time::timeout(DEADLINE, answer).await;
+        let answer = answer.unwrap_or_else(|_| panic!("the browser does not answer {method}"));
+        let mut answer = answer.unwrap_or_else(|_| panic!("the browser has ended before it answered {method}"));
+        match answer.get("error") {
+            Some(error) => Err(format!("{method}: {error}")),
+            None => Ok(answer["result"].take()),
+        }
+    }
+
+    /// A new page on the dashboard at `base`, with a profile of its own.
+    pub(crate) async fn page(self: &Arc<Self>, base: &str) -> Page {
+        let context = self.call(None, "Target.createBrowserContext", json!({})).await.unwrap();
+        let context = context["browserContextId"].as_str().unwrap().to_owned();
+        let target = json!({"url": "about:blank", "browserContextId": context, "width": 1_280, "height": 900});
+        let target = self.call(None, "Target.createTarget", target).await.unwrap();
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let session = self.call(None, "Target.attachToTarget", attach).await.unwrap();
+        let session = session["sessionId"].as_str().unwrap().to_owned();
+        let seen = Arc::<Mutex<Seen>>::default();
+        self.wire.pages.lock().unwrap().insert(session.clone(), seen.clone());
+        let page = Page { browser: self.clone(), base: base.to_owned(), context, session, seen };
+        for domain in ["Page.enable", "Runtime.enable", "Log.enable", "Network.enable"] {
+            page.call(domain, json!({})).await;
+        }
+        page.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": EYE})).await;
+        // Pages that are tested at the same time would take the focus from one another.
+        page.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true})).await;
+        page.size(1_280, 900).await;
+        page.theme("light").await;
+        page
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let child = self.child.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let group = format!("-{}", child.id());
+        let _ = Command::new("sh").args(["-c", r#"kill -s KILL -- "$1""#, "kill", &group]).status();
+        let _ = child.wait();
+    }
+}
+
+impl Wire {
+    /// What the browser answers. The receiver fails when it ends before.
+    fn send(&self, session: Option<&str>, method: &str, params: &Value) -> oneshot::Receiver<Value> {
+        let (tell, told) = oneshot::channel();
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(waiting) = self.waiting.lock().unwrap().as_mut() {
+            waiting.insert(id, tell);
+        }
+        let mut message = json!({"id": id, "method": method, "params": params});
+        if let Some(session) = session {
+            message["sessionId"] = json!(session);
+        }
+        let mut bytes = message.to_string().into_bytes();
+        bytes.push(0);
+        let mut to = self.to.lock().unwrap();
+        // When it cannot be written to, it cannot answer either, which is what the caller hears.
+        let _ = to.write_all(&bytes).and_then(|()| to.flush());
+        told
+    }
+
+    fn hear(&self, mut from: impl BufRead) {
+        let mut bytes = Vec::new();
+        while from.read_until(0, &mut bytes).is_ok_and(|read| read > 0) {
+            let message: Value = serde_json::from_slice(bytes.strip_suffix(&[0]).unwrap_or(&bytes)).unwrap_or_default();
+            bytes.clear();
+            if let Some(id) = message["id"].as_u64() {
+                let asked = self.waiting.lock().unwrap().as_mut().and_then(|waiting| waiting.remove(&id));
+                if let Some(asked) = asked {
+                    let _ = asked.send(message);
+                }
+            } else if let Some(session) = message["sessionId"].as_str() {
+                if message["method"] == "Page.javascriptDialogOpening" {
+                    // Unanswered, it stops the page.
+                    drop(self.send(Some(session), "Page.handleJavaScriptDialog", &json!({"accept": true})));
+                }
+                let seen = self.pages.lock().unwrap().get(session).cloned();
+                if let (Some(seen), Some(method)) = (seen, message["method"].as_str()) {
+                    seen.lock().unwrap().note(method, &message["params"]);
+                }
+            }
+        }
+        self.waiting.lock().unwrap().take();
+    }
+}
+
+impl Seen {
+    fn note(&mut self, method: &str, params: &Value) {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let request = || params["requestId"].as_str().unwrap_or_default().to_owned();
+        match method {
+            "Runtime.exceptionThrown" => {
+                let details = &params["exceptionDetails"];
+                let thrown = details["exception"]["description"].as_str().unwrap_or_default();
+                self.troubles.push(format!("exception: {} {thrown}", text(&details["text"])));
+            }
+            "Runtime.consoleAPICalled" if matches!(params["type"].as_str(), Some("error" | "assert")) => {
+                let said = params["args"].as_array().into_iter().flatten();
+                let said: Vec<String> =
+                    said.map(|arg| text(arg.get("value").or(arg.get("description")).unwrap_or(arg))).collect();
+                self.troubles.push(format!("console: {}", said.join(" ")));
+            }
+            "Log.entryAdded" if params["entry"]["level"] == "error" => {
+                let entry = &params["entry"];
+                self.troubles.push(format!("log: {} {}", text(&entry["text"]), text(&entry["url"])));
+            }
+            "Page.javascriptDialogOpening" => self.troubles.push(format!("dialog: {}", text(&params["message"]))),
+            "Network.requestWillBeSent" => {
+                let url = text(&params["request"]["url"]);
+                let path = url.split_once("://").and_then(|(_, rest)| rest.find('/').map(|at| rest[at..].to_owned()));
+                self.requests.insert(request(), path.unwrap_or(url));
+            }
+            "Network.loadingFailed" if params["canceled"] != true => {
+                let path = self.requests.get(&request()).cloned().unwrap_or_default();
+                self.troubles.push(format!("request: {path} {}", text(&params["errorText"])));
+            }
+            "Network.loadingFinished" => {
+                let path = self.requests.remove(&request()).unwrap_or_default();
+                let size = params["encodedDataLength"].as_f64().unwrap_or(0.0);
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number of bytes")]
+                let size = size as u64;
+                *self.bytes.entry(path).or_default() += size;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Something on a page, as its user would name it.
+#[derive(Clone, Debug)]
+pub(crate) struct Thing {
+    role: &'static str,
+    name: String,
+    near: Option<String>,
+}
+
+/// A button, or what looks like one.
+pub(crate) fn button(name: &str) -> Thing {
+    Thing { role: "button", name: name.to_owned(), near: None }
+}
+
+pub(crate) fn link(name: &str) -> Thing {
+    Thing { role: "link", name: name.to_owned(), near: None }
+}
+
+/// Whatever has a label and takes a value.
+pub(crate) fn field(name: &str) -> Thing {
+    Thing { role: "field", name: name.to_owned(), near: None }
+}
+
+pub(crate) fn choice(name: &str) -> Thing {
+    Thing { role: "option", name: name.to_owned(), near: None }
+}
+
+pub(crate) fn heading(name: &str) -> Thing {
+    Thing { role: "heading", name: name.to_owned(), near: None }
+}
+
+impl Thing {
+    /// The one in the row, entry or section that has this text.
+    pub(crate) fn near(mut self, text: &str) -> Self {
+        self.near = Some(text.to_owned());
+        self
+    }
+
+    fn json(&self) -> Value {
+        json!({"role": self.role, "name": self.name, "near": self.near})
+    }
+}
+
+/// One page of the browser. Closed when dropped.
+pub(crate) struct Page {
+    browser: Arc<Browser>,
+    base: String,
+    context: String,
+    session: String,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    x: Option<f64>,
+    y: Option<f64>,
+    not: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Focused {
+    #[serde(default)]
+    set: bool,
+    #[serde(default)]
+    typed: bool,
+    not: Option<String>,
+}
+
+impl Page {
+    async fn call(&self, method: &str, params: Value) -> Value {
+        self.browser.call(Some(&self.session), method, params).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Load an address of the dashboard anew, and wait until its screen is there.
+    pub(crate) async fn visit(&self, path: &str) {
+        self.call("Page.navigate", json!({"url": format!("{}{path}", self.base)})).await;
+        self.settles(path).await;
+    }
+
+    /// Wait until a screen is there with all that it asked for.
+    pub(crate) async fn settles(&self, path: &str) {
+        let at = serde_json::to_string(path).unwrap();
+        self.until(
+            &format!("{path} is shown"),
+            &format!("__eye.settled() && (location.pathname + location.search === {at} || location.pathname === {at})"),
+        )
+        .await;
+    }
+
+    /// Go to another screen as a link does, and wait until it is there.
+    pub(crate) async fn follow(&self, path: &str) {
+        self.eval::<Value>(&format!("__eye.follow({})", json!(path))).await;
+        self.settles(path).await;
+    }
+
+    async fn try_eval<T: DeserializeOwned>(&self, script: &str) -> Result<T, String> {
+        let params = json!({"expression": script, "awaitPromise": true, "returnByValue": true, "userGesture": true});
+        let answer = self.browser.call(Some(&self.session), "Runtime.evaluate", params).await?;
+        if let Some(thrown) = answer.get("exceptionDetails") {
+            return Err(format!("{script}: {thrown}"));
+        }
+        serde_json::from_value(answer["result"].get("value").cloned().unwrap_or(Value::Null))
+            .map_err(|error| format!("{script}: {error}"))
+    }
+
+    /// The value of an expression, or of the promise that it is.
+    pub(crate) async fn eval<T: DeserializeOwned>(&self, script: &str) -> T {
+        self.try_eval(script).await.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Wait until an expression holds.
+    pub(crate) async fn until(&self, what: &str, script: &str) {
+        let asked = async || match self.try_eval::<Value>(script).await {
+            Ok(Value::Bool(true)) => Ok(()),
+            Ok(other) => Err(other.to_string()),
+            // Between two documents there is nothing to ask.
+            Err(error) => Err(error),
+        };
+        self.patiently(what, asked).await;
+    }
+
+    /// Try until it goes well. What was wrong last is told after the deadline, with all that the page shows.
+    async fn patiently<T>(&self, what: &str, mut act: impl AsyncFnMut() -> Result<T, String>) -> T {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let wrong = match act().await {
+                Ok(done) => return done,
+                Err(wrong) => wrong,
+            };
+            if Instant::now() >= deadline {
+                let shot = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gave-up-{}.png", self.session));
+                self.shot(&shot).await;
+                let shown: String =
+                    self.try_eval("location.href + '\\n' + document.body.innerText").await.unwrap_or_default();
+                panic!("gave up waiting until {what}: {wrong}\n{:?}\n{}\n{shown}", self.troubles(), shot.display());
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Wait until this can be read.
+    pub(crate) async fn reads(&self, text: &str) {
+        self.until(&format!("{text:?} is read"), &format!("__eye.reads({})", json!(text))).await;
+    }
+
+    /// Wait until this cannot be read any more.
+    pub(crate) async fn reads_not(&self, text: &str) {
+        self.until(&format!("{text:?} is not read"), &format!("!__eye.reads({})", json!(text))).await;
+    }
+
+    /// Wait until it is there.
+    pub(crate) async fn has(&self, thing: &Thing) {
+        self.until(&format!("{thing:?} is there"), &format!("__eye.has({})", thing.json())).await;
+    }
+
+    /// Wait until it is not there.
+    pub(crate) async fn has_not(&self, thing: &Thing) {
+        self.until(&format!("{thing:?} is not there"), &format!("!__eye.has({})", thing.json())).await;
+    }
+
+    /// Where the page is: path and query.
+    pub(crate) async fn address(&self) -> String {
+        self.eval("location.pathname + location.search").await
+    }
+
+    /// Click it with the mouse, once it stands still and nothing covers it.
+    pub(crate) async fn click(&self, thing: &Thing) {
+        self.patiently(&format!("{thing:?} is clicked"), async || {
+            let target: Target = self.try_eval(&format!("__eye.target({})", thing.json())).await?;
+            let (Some(x), Some(y)) = (target.x, target.y) else {
+                return Err(format!("it {}", target.not.unwrap_or_default()));
+            };
+            for (kind, buttons) in [("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)] {
+                let button = if kind == "mouseMoved" { "none" } else { "left" };
+                let event =
+                    json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1});
+                self.call("Input.dispatchMouseEvent", event).await;
+            }
+            // A link may have led to a new document, which knows nothing of it.
+            match self.try_eval::<Option<bool>>("__eye.hit()").await? {
+                Some(false) => Err("the click went elsewhere".into()),
+                _ => Ok(()),
+            }
+        })
+        .await;
+    }
+
+    /// Type into a field in place of what it has, or choose.
+    pub(crate) async fn fill(&self, thing: &Thing, text: &str) {
+        self.patiently(&format!("{thing:?} has {text:?}"), async || {
+            let focused: Focused = self.try_eval(&format!("__eye.focus({}, {})", thing.json(), json!(text))).await?;
+            if focused.set {
+                return Ok(());
+            }
+            if !focused.typed {
+                return Err(format!("it {}", focused.not.unwrap_or_else(|| "takes no focus".into())));
+            }
+            if text.is_empty() {
+                self.press("Delete").await;
+            } else {
+                self.call("Input.insertText", json!({"text": text})).await;
+            }
+            let has: Option<String> = self.try_eval(&format!("__eye.value({})", thing.json())).await?;
+            if has.as_deref() == Some(text) { Ok(()) } else { Err(format!("it has {has:?}")) }
+        })
+        .await;
+    }
+
+    /// The value that a field has.
+    pub(crate) async fn value(&self, thing: &Thing) -> String {
+        self.has(thing).await;
+        self.eval(&format!("__eye.value({})", thing.json())).await
+    }
+
+    /// Press a key by its name, wherever the focus is.
+    pub(crate) async fn press(&self, key: &str) {
+        let code = match key {
+            "Enter" => 13,
+            "Escape" => 27,
+            "Tab" => 9,
+            "Delete" => 46,
+            "ArrowDown" => 40,
+            "ArrowUp" => 38,
+            other => i64::from(other.to_ascii_uppercase().as_bytes()[0]),
+        };
+        let text = match key {
+            "Enter" => "\r",
+            one if one.len() == 1 => one,
+            _ => "",
+        };
+        let kind = if text.is_empty() { "rawKeyDown" } else { "keyDown" };
+        let down = json!({"type": kind, "key": key, "code": key, "text": text, "windowsVirtualKeyCode": code});
+        self.call("Input.dispatchKeyEvent", down).await;
+        self.call(
+            "Input.dispatchKeyEvent",
+            json!({"type": "keyUp", "key": key, "code": key, "windowsVirtualKeyCode": code}),
+        )
+        .await;
+    }
+
+    /// In CSS pixels.
+    pub(crate) async fn size(&self, width: u32, height: u32) {
+        let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        self.call("Emulation.setDeviceMetricsOverride", size).await;
+    }
+
+    /// What the system prefers: `light` or `dark`.
+    pub(crate) async fn theme(&self, theme: &str) {
+        let features = json!([{"name": "prefers-color-scheme", "value": theme}, {"name": "prefers-reduced-motion", "value": "reduce"}]);
+        self.call("Emulation.setEmulatedMedia", json!({"features": features})).await;
+    }
+
+    /// A picture of the page from top to bottom.
+    pub(crate) async fn shot(&self, path: &Path) {
+        let _ = self.try_eval::<Value>("scrollTo(0, 0)").await;
+        let params = json!({"format": "png", "captureBeyondViewport": true});
+        let shot = self.call("Page.captureScreenshot", params).await;
+        let png = base64::engine::general_purpose::STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, png).unwrap();
+    }
+
+    /// Run a script that the page knows nothing of and that its policy does not bind: the document is shared, nothing
+    /// else is.
+    pub(crate) async fn aside<T: DeserializeOwned>(&self, script: &str) -> T {
+        let tree = self.call("Page.getFrameTree", json!({})).await;
+        let world = json!({"frameId": tree["frameTree"]["frame"]["id"], "worldName": "aside"});
+        let world = self.call("Page.createIsolatedWorld", world).await;
+        let params = json!({
+            "expression": script, "awaitPromise": true, "returnByValue": true, "contextId": world["executionContextId"]
+        });
+        let answer = self.call("Runtime.evaluate", params).await;
+        assert!(answer.get("exceptionDetails").is_none(), "{:#}", answer["exceptionDetails"]);
+        serde_json::from_value(answer["result"]["value"].clone()).unwrap()
+    }
+
+    /// Errors of the console, exceptions, breaches of the policy, requests that failed and dialogs of scripts, so far.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        self.seen.lock().unwrap().troubles.clone()
+    }
+
+    /// A refusal that belongs to the test: the browser logs each.
+    pub(crate) fn expected(&self, part: &str) {
+        self.seen.lock().unwrap().troubles.retain(|trouble| !trouble.contains(part));
+    }
+
+    /// Fail if anything went wrong unseen.
+    pub(crate) fn assert_calm(&self) {
+        let troubles = self.troubles();
+        assert!(troubles.is_empty(), "{troubles:#?}");
+    }
+
+    /// What stands out of the page to the right.
+    pub(crate) async fn overflow(&self) -> Vec<String> {
+        self.eval("__eye.overflow()").await
+    }
+
+    /// Bytes that came over the wire for paths that pass.
+    pub(crate) fn bytes(&self, wanted: impl Fn(&str) -> bool) -> u64 {
+        let seen = self.seen.lock().unwrap();
+        seen.bytes.iter().filter(|(path, _)| wanted(path)).map(|(_, bytes)| bytes).sum()
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the page had {:#?}", self.troubles());
+        }
+        drop(self.browser.wire.send(None, "Target.disposeBrowserContext", &json!({"browserContextId": self.context})));
+        self.browser.wire.pages.lock().unwrap().remove(&self.session);
+    }
+}
