@@ -110,6 +110,10 @@ fn said(length: TimeDelta) -> String {
     }
 }
 
+fn attempts(count: u32) -> String {
+    if count == 1 { "one attempt".to_owned() } else { format!("{count} attempts") }
+}
+
 fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     let job = evidence.job;
     let mut reasons = Vec::new();
@@ -118,7 +122,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     if job.state.is_end() {
         let when = job.finished_at.map(|at| format!(" {} ago", said(evidence.at - at))).unwrap_or_default();
         let why = if job.state == JobState::Completed { String::new() } else { last_error };
-        because(ReasonCode::Ended, format!("it ended as {}{when}, after {} attempts{why}", job.state, job.attempt));
+        because(ReasonCode::Ended, format!("it ended as {}{when}, after {}{why}", job.state, attempts(job.attempt)));
         return reasons;
     }
     if job.state == JobState::Executing {

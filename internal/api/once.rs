@@ -122,8 +122,18 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
     }
 }
 
-/// POSTs that take no key, because repeating them changes nothing.
-const REPEATABLE: [&str; 5] = ["pause_schedule", "resume_schedule", "preview_schedule", "pause_queue", "resume_queue"];
+/// POSTs that take no key, because repeating them changes nothing, or is met by what is under way.
+const REPEATABLE: [&str; 9] = [
+    "pause_schedule",
+    "resume_schedule",
+    "preview_schedule",
+    "pause_queue",
+    "resume_queue",
+    "drain_runner",
+    "resume_runner",
+    "rebuild_index",
+    "start_verification",
+];
 
 /// Every other POST and the PATCH of a job take the header, and answer accordingly.
 pub(super) fn describe(document: &mut OpenApi) {

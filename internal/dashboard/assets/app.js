@@ -64,21 +64,21 @@ function Screen() {
   return html`<main class="main" id="main" ref=${main}><div class="stack">${content}</div></main>`;
 }
 
-function Side({ stats }) {
+function Side({ stats, dead }) {
   const { path } = usePlace();
   const who = useStore(me);
   const open = useStore(menuOpen);
   const here = screens.find((screen) => screen.at.test(path));
   const current = here?.item?.[1] ?? here?.under;
   const pips = {
-    '/failures': stats?.dead_letters?.open ?? null,
+    '/failures': dead?.count ?? null,
     '/jobs': stats ? (stats.states.waiting ?? 0) + (stats.states.retrying ?? 0) + (stats.states.executing ?? 0) : null,
   };
   const items = screens.filter((screen) => screen.item && (!screen.need || may(screen.need, who)));
   return html`<nav class=${cls('side', open && 'open')} aria-label="Screens" id="menu">
     <a class="brand" href="/"><img src="/ui/icon.svg" alt="" />tickr</a>
     ${items.map(({ item: [name, to, icon] }) => html`<a key=${to} class="item" href=${to} aria-current=${to === current ? 'page' : undefined}>
-      <${Icon} of=${icon} />${name}${pips[to] > 0 && html`<span class=${cls('pip', to === '/failures' && 'bad')}>${brief(pips[to])}</span>`}</a>`)}
+      <${Icon} of=${icon} />${name}${pips[to] > 0 && html`<span class=${cls('pip', to === '/failures' && 'bad')}>${brief(pips[to], to === '/failures' && dead.capped)}</span>`}</a>`)}
     <div class="foot">
       <${ThemeChoice} />
       <button type="button" class="quiet small" onClick=${help}>Keyboard <kbd>?</kbd></button>
@@ -214,9 +214,10 @@ function SignIn() {
 
 function Frame() {
   const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 2000 });
+  const dead = useQuery('/v1/jobs/count?q=dead:open', { on: (event) => event.type === 'settled' && event.data.includes('"failed"'), every: 20000, pace: 5000 });
   const ready = useQuery('/readyz', { on: ['index_health', 'draining', 'rebuilt'], every: 10000, read: readiness });
   const runners = useQuery('/v1/runners', { on: ['draining'], every: 10000 });
-  return html`<a class="skip" href="#main">To the content</a><div class="shell"><div><${Side} stats=${stats.data} /></div>
+  return html`<a class="skip" href="#main">To the content</a><div class="shell"><div><${Side} stats=${stats.data} dead=${dead.data} /></div>
     <div><${Bar} stats=${stats} ready=${ready} runners=${runners} /><${Screen} /></div></div>`;
 }
 

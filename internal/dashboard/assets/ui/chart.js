@@ -34,7 +34,7 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
       padding: axes ? [8, 8, 0, 0] : [2, 2, 2, 2],
       legend: { show: false },
       cursor: axes ? { y: false, drag: { x: false, y: false }, points: { size: 6 } } : { show: false },
-      scales: { x: { time: true, ...(series.some((s) => s.bars) && { range: aside }) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), Math.max(high ?? 0, 1e-3) * 1.1] } },
+      scales: { x: { time: true, ...(series.some((s) => s.bars) && { range: aside }) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high > 0 ? high : 1) * 1.1] } },
       axes: axes
         ? [{ ...axis, size: Math.round(rem * 1.8), values: (_, all) => all.map(clock) }, { ...axis, size: Math.round(rem * 4), ...(series.some((s) => s.bars) && { incrs: WHOLE }), values: (_, all) => all.map((v) => (v === null ? '' : formatter.current(v))) }]
         : [{ show: false }, { show: false }],
