@@ -107,7 +107,7 @@ function ThemeChoice() {
 
 const Light = ({ is, to, children, title }) => html`<a class="light" href=${to} title=${title}><span class=${cls('dot', is)} aria-hidden="true"></span>${children}</a>`;
 
-function Bar({ ready, stats, runners }) {
+function Bar({ ready, stats, runners, index }) {
   const state = useStore(live);
   const alive = runners.data?.data.filter((runner) => !runner.stopped_at);
   const silent = alive?.filter((runner) => runner.heartbeat_age_ms > 15000).length ?? 0;
@@ -120,6 +120,7 @@ function Bar({ ready, stats, runners }) {
       <${Light} is=${ready.data ? (ready.data.mysql ? (ready.data.durable === false ? 'warn' : 'good') : 'bad') : ''} to="/index"
         title=${ready.data?.durable === false ? `Commits may not survive a power cut: ${(ready.data.weaknesses ?? []).join(', ')}` : 'MySQL: the source of truth'}>MySQL${ready.data && !ready.data.mysql ? ' is out' : ''}</${Light}>
       <${Light} is=${health === 'fast' ? 'good' : health ? 'warn' : ''} to="/index" title="Redis: the index. Jobs run without it, with a little more lateness">Redis ${health ?? ''}</${Light}>
+      ${index.data?.drift && html`<${Light} is=${index.data.drift.jobs > 0 ? 'warn' : 'good'} to="/index" title="Jobs that Redis lacked when it was last compared with MySQL">${index.data.drift.jobs > 0 ? `drift ${brief(index.data.drift.jobs)}` : 'no drift'}</${Light}>`}
       <${Light} is=${alive ? (alive.length === 0 ? 'bad' : silent ? 'warn' : 'good') : ''} to="/runners">${alive ? `${alive.length} ${alive.length === 1 ? 'runner' : 'runners'}${silent ? `, ${silent} silent` : ''}` : 'runners'}</${Light}>
       ${stats.data && html`<${Light} is=${stats.data.lateness.oldest_due_ms > 60000 ? 'bad' : stats.data.lateness.oldest_due_ms > 5000 ? 'warn' : 'good'} to="/jobs?q=state%3Awaiting%20due%3A%3C0s"
         title="How long the oldest due job has been waiting for its start">oldest due ${span(stats.data.lateness.oldest_due_ms)}</${Light}>`}`}
@@ -216,9 +217,10 @@ function Frame() {
   const stats = useQuery('/v1/stats', { on: true, every: 10000, pace: 2000 });
   const dead = useQuery('/v1/jobs/count?q=dead:open', { on: (event) => event.type === 'settled' && event.data.includes('"failed"'), every: 20000, pace: 5000 });
   const ready = useQuery('/readyz', { on: ['index_health', 'draining', 'rebuilt'], every: 10000, read: readiness });
+  const index = useQuery('/v1/index', { on: ['index_health', 'rebuilt'], every: 15000, pace: 2000 });
   const runners = useQuery('/v1/runners', { on: ['draining'], every: 10000 });
   return html`<a class="skip" href="#main">To the content</a><div class="shell"><div><${Side} stats=${stats.data} dead=${dead.data} /></div>
-    <div><${Bar} stats=${stats} ready=${ready} runners=${runners} /><${Screen} /></div></div>`;
+    <div><${Bar} stats=${stats} ready=${ready} runners=${runners} index=${index} /><${Screen} /></div></div>`;
 }
 
 // A red answer is an answer.
