@@ -305,7 +305,7 @@ impl Pulse {
     }
 
     /// Renew the leases of all live attempts, and learn which are lost or asked to stop. Of those the first
-    /// [`MOST_SLOT_JOBS`] are written down for people, when they are others than before.
+    /// [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) are written down for people, when they are others than before.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
