@@ -256,7 +256,7 @@ pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath) -> Result<R
     let store = api.broker.store();
     let Some((job, _)) = store.job(id).await? else { return Err(missing(id)) };
     let standing = store.standing(id).await?;
-    let queue = store.queues().await?.into_iter().find(|queue| queue.name == job.queue);
+    let queue = store.listed_queues().await?.into_iter().find(|queue| queue.name == job.queue);
     let permits = match &queue {
         Some(queue) if queue.concurrency.is_some() => {
             store.permits().await?.get(job.queue.as_str()).copied().unwrap_or(0)

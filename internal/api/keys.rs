@@ -109,7 +109,7 @@ pub fn new_key() -> String {
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
-    let keys = api.broker.store().keys().await?;
+    let keys = api.broker.store().listed_keys().await?;
     Ok(json(StatusCode::OK, KeysAnswer { data: keys.into_iter().map(KeyView::from).collect() }))
 }
 

@@ -160,9 +160,10 @@ impl Shared {
 
     /// What this process knows by itself.
     fn set_own(&self) {
-        let pool = self.store.pool_use();
-        gauge!("tickr_pool_connections", "state" => "idle").set(pool.idle as f64);
-        gauge!("tickr_pool_connections", "state" => "busy").set(pool.busy as f64);
+        for pool in self.store.pool_use() {
+            gauge!("tickr_pool_connections", "pool" => pool.pool, "state" => "idle").set(pool.idle as f64);
+            gauge!("tickr_pool_connections", "pool" => pool.pool, "state" => "busy").set(pool.busy as f64);
+        }
         let now = self.index.health().now();
         for health in [Health::Fast, Health::Rebuilding, Health::Degraded] {
             gauge!("tickr_index_state", "state" => health.as_str()).set(f64::from(health == now));

@@ -157,7 +157,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let counts = counts(&api).await?;
     let set: BTreeMap<Name, QueueSetting> =
-        api.broker.store().queues().await?.into_iter().map(|set| (set.name.clone(), set)).collect();
+        api.broker.store().listed_queues().await?.into_iter().map(|set| (set.name.clone(), set)).collect();
     let names: std::collections::BTreeSet<&Name> =
         counts.states.keys().chain(counts.runners.keys()).chain(set.keys()).collect();
     let data = names.into_iter().map(|name| view(name, set.get(name), &counts)).collect();
@@ -178,7 +178,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
 )]
 pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
     let counts = counts(&api).await?;
-    let set = api.broker.store().queues().await?.into_iter().find(|set| set.name == name);
+    let set = api.broker.store().listed_queues().await?.into_iter().find(|set| set.name == name);
     if set.is_none() && !counts.states.contains_key(&name) && !counts.runners.contains_key(&name) {
         return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
     }

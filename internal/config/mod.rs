@@ -102,7 +102,8 @@ pub struct Config {
     pub ready_high_water: usize,
     /// Entries of a ready list below which it is filled up; less than the high water.
     pub ready_low_water: usize,
-    /// Connections to MySQL that jobs and the API share; heartbeat and reports have their own.
+    /// Connections to MySQL for everything but the writes of jobs, the heartbeat and reports, which have their own. The store
+    /// splits them, so that reads cannot starve the loops.
     pub mysql_connections: u32,
     /// Refuse to start when MySQL does not fsync commits.
     pub strict_durability: bool,
@@ -237,7 +238,7 @@ impl Config {
             lease: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_notice: Duration::ZERO,
-            mysql_connections: 4,
+            mysql_connections: 8,
             callback_allow_private: true,
             test_kinds: true,
             ..Config::defaults()

@@ -78,9 +78,12 @@ pub static SETTINGS: &[Setting<Config>] = &[
         parse::put(&mut c.ready_low_water, parse::number(t, 0..=1_000_000))
     })
     .default("2000"),
-    Row::new("mysql_connections", "N", "Connections to MySQL that jobs and the API share", |c, t| {
-        parse::put(&mut c.mysql_connections, parse::number(t, 1..=1024))
-    })
+    Row::new(
+        "mysql_connections",
+        "N",
+        "Connections to MySQL, 5 or more: of 16 are 2 for controls, 5 for loops, 4 for changes, 5 for reads; writes of jobs have others",
+        |c, t| parse::put(&mut c.mysql_connections, parse::number(t, 5..=1024)),
+    )
     .default("16"),
     Row::new("strict_durability", "BOOL", "Refuse to start when MySQL does not fsync commits", |c, t| {
         parse::put(&mut c.strict_durability, parse::switch(t))

@@ -29,7 +29,7 @@ impl Store {
     ) -> Result<Option<(Told, Accepted)>, StoreError> {
         // Nearly always there is nothing to tell: found out without a lock.
         let (seen, name) = (rule.clone(), rule.name());
-        let quiet = on_pool(&self.shared.pool, "look at an alert", move |conn, _| {
+        let quiet = on_pool(&self.shared.pools.loops, "look at an alert", move |conn, _| {
             let (rule, name) = (seen.clone(), name.clone());
             Box::pin(async move {
                 let (firing, fired_ago) = read(conn, &name, "").await?.unwrap_or((false, None));
@@ -40,7 +40,7 @@ impl Store {
             return Ok(None);
         }
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "tell an alert", move |conn, _| {
+        transact(&self.shared.pools.loops, "tell an alert", move |conn, _| {
             let (shared, rule, message) = (shared.clone(), rule.clone(), Arc::clone(&message));
             Box::pin(async move { tell(conn, &shared, &rule, measured, cooldown, &message).await })
         })

@@ -100,7 +100,7 @@ impl Store {
         before: Option<Uuid>,
         limit: u32,
     ) -> Result<Vec<Done>, StoreError> {
-        on_pool(&self.shared.pool, "read the audit", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the audit", move |conn, _| {
             let target = target.clone();
             Box::pin(async move {
                 let only = if target.is_some() { "target = ? AND" } else { "" };
@@ -136,7 +136,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn note(&self, act: Act) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "write an action down", move |conn, _| {
+        transact(&self.shared.pools.steering, "write an action down", move |conn, _| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -152,7 +152,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_audit(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "purge the audit", move |conn, _| {
+        transact(&self.shared.pools.loops, "purge the audit", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { purge_aged(conn, &shared, &ACTS, after, keep).await })
         })

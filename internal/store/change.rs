@@ -68,7 +68,7 @@ impl Store {
     ) -> Result<Outcome<Changed>, StoreError> {
         let shared = self.shared.clone();
         let wish = Arc::new(Wish { change, act: Act::new(by, "job.change", id.to_string()), condition, once, word });
-        transact(&self.shared.pool, "change a job", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "change a job", move |conn, earlier| {
             let (shared, wish) = (shared.clone(), Arc::clone(&wish));
             Box::pin(async move { step(conn, &shared, id, &wish, earlier).await })
         })

@@ -391,7 +391,7 @@ impl Store {
     ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
-        transact(&self.shared.pool, "replay a dead letter", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "replay a dead letter", move |conn, earlier| {
             let (shared, act, once, word, job) =
                 (shared.clone(), act.clone(), once.clone(), Arc::clone(&word), job.clone());
             Box::pin(async move {
@@ -428,7 +428,7 @@ impl Store {
     ) -> Result<Outcome<Result<(), Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
-        transact(&self.shared.pool, "discard a dead letter", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "discard a dead letter", move |conn, earlier| {
             let (shared, act, once, word, reason) =
                 (shared.clone(), act.clone(), once.clone(), Arc::clone(&word), reason.clone());
             Box::pin(async move {
@@ -456,7 +456,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn bury_missing(&self, before: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
-        transact(&self.shared.pool, "look for missing dead letters", move |conn, _| {
+        transact(&self.shared.pools.loops, "look for missing dead letters", move |conn, _| {
             Box::pin(async move { bury_missing(conn, before).await })
         })
         .await
@@ -584,7 +584,7 @@ impl Store {
         after: Option<(Timestamp, Fingerprint)>,
         limit: u32,
     ) -> Result<Vec<DeadGroup>, StoreError> {
-        on_pool(&self.shared.pool, "group dead letters", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "group dead letters", move |conn, _| {
             let kind = kind.clone();
             Box::pin(async move { dead_groups(conn, kind.as_ref(), after, limit).await })
         })
@@ -596,7 +596,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn dead_group(&self, fingerprint: Fingerprint) -> Result<Option<DeadGroupWhole>, StoreError> {
-        on_pool(&self.shared.pool, "read a group of dead letters", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read a group of dead letters", move |conn, _| {
             Box::pin(async move { dead_group(conn, fingerprint).await })
         })
         .await
@@ -607,7 +607,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
-        on_pool(&self.shared.pool, "count dead letters", |conn, _| {
+        on_pool(&self.shared.pools.loops, "count dead letters", |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT d.kind, COUNT(*), TIMESTAMPDIFF(MICROSECOND, MIN(d.since), UTC_TIMESTAMP(6)) DIV 1000 FROM \

@@ -83,7 +83,7 @@ impl Store {
         until: Timestamp,
         limit: usize,
     ) -> Result<DuePage, StoreError> {
-        on_pool(&self.shared.pool, "read due jobs", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read due jobs", move |conn, _| {
             Box::pin(async move {
                 // Two shapes, because an OR over both would keep the optimiser from a plain range.
                 let columns = "SELECT id, queue, priority, execute_at, kind, state <> 'executing' FROM owed";
@@ -147,7 +147,7 @@ impl Store {
         only: &'static str,
     ) -> Result<HashSet<JobId>, StoreError> {
         let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pool, attempted, move |conn, _| {
+        on_pool(&self.shared.pools.loops, attempted, move |conn, _| {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
                 let mut found = HashSet::new();
@@ -194,7 +194,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn due_within(&self, ahead: Duration) -> Result<DueWithin, StoreError> {
         let micros = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
-        on_pool(&self.shared.pool, "count what is due", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count what is due", move |conn, _| {
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
                 let until = at + chrono::TimeDelta::microseconds(micros);
@@ -236,7 +236,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn due_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, DueJob>, StoreError> {
         let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pool, "look at due jobs again", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "look at due jobs again", move |conn, _| {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
                 let mut due = HashMap::new();

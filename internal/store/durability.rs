@@ -22,7 +22,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn durability(&self) -> Result<Durability, StoreError> {
-        on_pool(&self.shared.pool, "read the server's settings", |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| {
             Box::pin(within(FIRST_WORDS, async move {
                 let row = sqlx::query(
                     "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \

@@ -164,7 +164,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn idle_runners(&self) -> Result<Vec<IdleRunner>, StoreError> {
-        on_pool(&self.shared.pool, "look for idle runners", |conn, _| {
+        on_pool(&self.shared.pools.loops, "look for idle runners", |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT r.kinds, r.queues FROM runners r LEFT JOIN (SELECT runner, COUNT(*) AS busy, \

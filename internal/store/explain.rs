@@ -30,7 +30,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn standing(&self, id: JobId) -> Result<Option<Standing>, StoreError> {
-        on_pool(&self.shared.pool, "look at a job's place", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "look at a job's place", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT UTC_TIMESTAMP(6), losses, lease_until, state = 'executing', queue, execute_at FROM owed \

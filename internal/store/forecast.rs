@@ -42,7 +42,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn due_by_hour(&self, hours: u32) -> Result<Vec<HourDue>, StoreError> {
-        on_pool(&self.shared.pool, "count what becomes due", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count what becomes due", move |conn, _| {
             Box::pin(async move {
                 let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
                 let mut forecast = Vec::with_capacity(hours as usize);
@@ -74,7 +74,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn ticking_before(&self, end: Timestamp) -> Result<Ahead, StoreError> {
-        on_pool(&self.shared.pool, "read which schedules tick", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read which schedules tick", move |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT cron, every_ms, anchor, zone, dst, next_at FROM schedules FORCE INDEX (schedules_next) \
                            WHERE next_at < ? AND paused_at IS NULL ORDER BY next_at LIMIT ?";

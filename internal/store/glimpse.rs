@@ -31,7 +31,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Glimpse>, StoreError> {
         let ids = sorted(ids);
-        on_pool(&self.shared.pool, "look at jobs", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "look at jobs", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut seen = HashMap::with_capacity(ids.len());
@@ -74,7 +74,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn kinds_and_queues(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, (Name, Name)>, StoreError> {
         let ids = sorted(ids);
-        on_pool(&self.shared.pool, "look up kinds and queues", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "look up kinds and queues", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut names = HashMap::with_capacity(ids.len());

@@ -102,7 +102,7 @@ impl Store {
     pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
         let (jobs, shared, memory) = (Arc::new(together(jobs)), self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
-        let outcome = transact(&self.shared.pool, attempted, move |conn, earlier| {
+        let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (jobs, shared, memory) = (Arc::clone(&jobs), shared.clone(), Arc::clone(&memory));
             Box::pin(async move { insert_keyed(conn, &jobs, None, &shared, &memory, earlier).await })
         });

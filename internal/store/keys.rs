@@ -1,6 +1,6 @@
 //! Keys of the API: names, scopes and digests. The keys themselves are never here.
 
-use sqlx::mysql::MySqlRow;
+use sqlx::mysql::{MySqlPool, MySqlRow};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
@@ -68,18 +68,20 @@ pub enum RevokedKey {
 const COLUMNS: &str = "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by";
 
 impl Store {
-    /// Every key that was ever made, newest first; those that are good at the least.
+    /// Every key that was ever made, newest first; those that are good at the least. For this process's own copy.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
-        on_pool(&self.shared.pool, "read the keys", |conn, _| {
-            Box::pin(async move {
-                let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
-                statement(sql).fetch_all(conn).await?.iter().map(key).collect()
-            })
-        })
-        .await
+        keys_through(&self.shared.pools.controls).await
+    }
+
+    /// As [`keys`](Self::keys), for a client that lists them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn listed_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        keys_through(&self.shared.pools.reads).await
     }
 
     /// Make a key.
@@ -89,7 +91,7 @@ impl Store {
     pub async fn make_key(&self, name: &Name, scope: Scope, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
         let act = Act::new(by, "key.create", name.as_str()).with(serde_json::json!({"scope": scope.as_str()}));
         let (shared, name, id) = (self.shared.clone(), name.clone(), Uuid::now_v7());
-        transact(&self.shared.pool, "make a key", move |conn, _| {
+        transact(&self.shared.pools.controls, "make a key", move |conn, _| {
             let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -132,7 +134,7 @@ impl Store {
     pub async fn revoke_key(&self, name: &Name, by: &Actor) -> Result<RevokedKey, StoreError> {
         let act = Act::new(by, "key.revoke", name.as_str());
         let (shared, name) = (self.shared.clone(), name.clone());
-        transact(&self.shared.pool, "revoke a key", move |conn, _| {
+        transact(&self.shared.pools.controls, "revoke a key", move |conn, _| {
             let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
             Box::pin(async move {
                 let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedKey::Missing) };
@@ -162,7 +164,7 @@ impl Store {
         if ids.is_empty() {
             return Ok(());
         }
-        on_pool(&self.shared.pool, "note which keys were used", move |conn, _| {
+        on_pool(&self.shared.pools.controls, "note which keys were used", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let sql = format!(
@@ -183,6 +185,16 @@ impl Store {
 async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
     let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
+}
+
+async fn keys_through(pool: &MySqlPool) -> Result<Vec<ApiKey>, StoreError> {
+    on_pool(pool, "read the keys", |conn, _| {
+        Box::pin(async move {
+            let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
+            statement(sql).fetch_all(conn).await?.iter().map(key).collect()
+        })
+    })
+    .await
 }
 
 fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {

@@ -98,7 +98,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn expired_attempts(&self, limit: u32) -> Result<Vec<(JobId, AttemptToken)>, StoreError> {
-        on_pool(&self.shared.pool, "read expired leases", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read expired leases", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT id, token FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6) LIMIT ?",
@@ -120,7 +120,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn silent_runners(&self) -> Result<Vec<RunnerId>, StoreError> {
-        on_pool(&self.shared.pool, "read silent runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read silent runners", move |conn, _| {
             Box::pin(async move {
                 let found: Vec<String> = sqlx::query_scalar(
                     "SELECT id FROM runners WHERE stopped_at IS NULL \
@@ -139,7 +139,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn living_kinds(&self) -> Result<HashSet<Name>, StoreError> {
-        on_pool(&self.shared.pool, "read the kinds of living runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the kinds of living runners", move |conn, _| {
             Box::pin(async move {
                 let found: Vec<String> = sqlx::query_scalar(
                     "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL \
@@ -164,7 +164,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn bury_runner(&self, runner: RunnerId) -> Result<(), StoreError> {
-        on_pool(&self.shared.pool, "mark a silent runner as gone", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
                 sqlx::query(
@@ -191,7 +191,7 @@ impl Store {
         policies: Arc<HashMap<Name, RetryPolicy>>,
     ) -> Result<Vec<Reaped>, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "end lost attempts", move |conn, _| {
+        transact(&self.shared.pools.loops, "end lost attempts", move |conn, _| {
             let (shared, expired, policies) = (shared.clone(), expired.clone(), Arc::clone(&policies));
             Box::pin(async move {
                 let own = own_policies(conn, &expired).await?;

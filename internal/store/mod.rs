@@ -18,7 +18,8 @@
 //! - `samples.rs`: what happened in slots of time, for charts
 //! - `evidence.rs`, `verifications.rs`: what the checker reads, and what it found
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
-//! - `migrated.rs`: have the tables the shape of this binary? · `link.rs`: connections, and the rules that every statement runs under
+//! - `migrated.rs`: have the tables the shape of this binary? · `pools.rs`: which connections are for whom · `link.rs`: the
+//!   rules that every statement runs under
 
 mod alert;
 mod audit;
@@ -50,6 +51,7 @@ mod operate;
 mod operation;
 mod pending;
 mod permits;
+mod pools;
 mod purge;
 mod queues;
 mod read;
@@ -93,6 +95,7 @@ pub use operate::{Moved, Steer, Steered};
 pub use operation::{Batched, OperationCancelled, OperationLease};
 pub use pending::Pending;
 pub use permits::{PermitGrant, PermitRequest};
+pub use pools::Split;
 pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
@@ -111,7 +114,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sqlx::MySqlConnection;
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
+use sqlx::mysql::MySqlConnectOptions;
 use tokio_util::task::TaskTracker;
 
 use claim::Claims;
@@ -119,6 +122,7 @@ use group_commit::GroupCommit;
 use insert::{Inserts, together};
 use link::Link;
 use once::OnceInserts;
+use pools::Pools;
 use settle::{Lanes, Settles};
 
 use crate::job::{JobId, Name, NewJob, RunnerId};
@@ -137,7 +141,8 @@ const PROMPT: Duration = Duration::from_secs(1);
 pub struct StoreSettings {
     /// `mysql://user:password@host:port/database`.
     pub url: String,
-    /// Connections for everything but the group commits and the heartbeat, which have their own.
+    /// Connections for everything but the group commits and the heartbeat, which have their own. [`Split`] says how many
+    /// of them are for what.
     pub connections: u32,
     /// Flushers per kind of group commit.
     pub flushers: usize,
@@ -153,7 +158,7 @@ impl std::fmt::Debug for StoreSettings {
 /// What all parts of the store share.
 struct Shared {
     options: MySqlConnectOptions,
-    pool: MySqlPool,
+    pools: Pools,
     clock: Arc<StoreClock>,
     lanes: Lanes,
     flushers: usize,
@@ -229,7 +234,7 @@ impl Store {
         }
         let clock = Arc::new(first.clock);
         let shared = Arc::new(Shared {
-            pool: link::pool(options.clone(), settings.connections),
+            pools: Pools::new(&options, settings.connections),
             options,
             clock,
             lanes: Lanes::drawn(),
@@ -279,10 +284,10 @@ impl Store {
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let attempted = "migrate the tables";
         // Nothing bounds a migration: it takes as long as the tables are large. So it begins only when there is one.
-        if migrated::is_current(&self.shared.pool).await? {
+        if migrated::is_current(&self.shared.pools.loops).await? {
             return Ok(());
         }
-        let pool = self.shared.pool.clone();
+        let pool = self.shared.pools.loops.clone();
         let task = tokio::spawn(async move { migrated::MIGRATIONS.run(&pool).await });
         let refused = |cause: String| StoreError::Refused { attempted, cause };
         task.await.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))
@@ -328,7 +333,7 @@ impl Store {
     /// Does MySQL answer and take writes, within `limit`? One that was demoted to a replica, or lost its quorum, still
     /// answers every question.
     pub async fn takes_writes(&self, limit: Duration) -> bool {
-        let asked = link::on_pool(&self.shared.pool, "try a write", |conn, _| {
+        let asked = link::on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
             // A write that changes nothing is refused all the same.
             Box::pin(async move { sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await })
         });
@@ -350,7 +355,7 @@ impl Store {
             tracing::warn!("a part of tickr still held the store when it closed");
         }
         // Closing says goodbye on every connection, and over TLS waits for the answer: a server that hangs gives none.
-        if tokio::time::timeout(Duration::from_secs(2), shared.pool.close()).await.is_err() {
+        if tokio::time::timeout(Duration::from_secs(2), shared.pools.close()).await.is_err() {
             tracing::warn!("mysql does not answer a goodbye, leaving its connections behind");
         }
     }

@@ -338,7 +338,7 @@ impl Store {
             }
         }
         let (shared, memory) = (self.shared.clone(), Arc::default());
-        transact(&self.shared.pool, "insert jobs once", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
                 insert_keyed(conn, &item.jobs, Some((&item.once, &item.word)), &shared, &memory, earlier).await
@@ -353,7 +353,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn recall<T: Send + 'static>(&self, once: Once) -> Result<Option<Outcome<T>>, StoreError> {
-        on_pool(&self.shared.pool, "look up an idempotency key", move |conn, _| {
+        on_pool(&self.shared.pools.steering, "look up an idempotency key", move |conn, _| {
             let once = once.clone();
             Box::pin(async move { Ok(find(conn, &once).await?.map(|kept| kept.meet(&once, None))) })
         })
@@ -367,7 +367,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_keys(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "purge idempotency keys", move |conn, _| {
+        transact(&self.shared.pools.loops, "purge idempotency keys", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { purge_aged(conn, &shared, &ANSWERS, after, keep).await })
         })

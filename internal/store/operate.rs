@@ -61,7 +61,7 @@ impl Store {
     async fn operate(&self, attempted: &'static str, id: JobId, steer: Steer, by: &Actor) -> Result<Moved, StoreError> {
         let shared = self.shared.clone();
         let act = steer.act(id, by);
-        transact(&self.shared.pool, attempted, move |conn, earlier| {
+        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let step = step(conn, &shared, id, steer.event(), earlier).await?;
@@ -90,7 +90,7 @@ impl Store {
     ) -> Result<Outcome<Moved>, StoreError> {
         let shared = self.shared.clone();
         let act = steer.act(id, by);
-        transact(&self.shared.pool, "steer a job once", move |conn, _| {
+        transact(&self.shared.pools.steering, "steer a job once", move |conn, _| {
             let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&word));
             Box::pin(async move { steer_step(conn, &shared, id, (steer, &act), &once, &word).await })
         })

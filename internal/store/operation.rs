@@ -88,7 +88,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn count_for(&self, action: Action, filter: Filter) -> Result<Counted, StoreError> {
-        on_pool(&self.shared.pool, "count jobs of an operation", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move { count(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
         })
@@ -107,7 +107,7 @@ impl Store {
         word: Wording<Operation>,
     ) -> Result<Outcome<()>, StoreError> {
         let attempted = "start an operation";
-        let running = on_pool(&self.shared.pool, attempted, |conn, _| {
+        let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
                 sqlx::query_scalar::<_, i64>(sql).bind(MOST_RUNNING).fetch_one(conn).await
@@ -122,7 +122,7 @@ impl Store {
         let shared = self.shared.clone();
         let detail = json!({"action": new.action, "filter": new.filter, "params": new.params, "rate": new.rate});
         let act = Act::new(by, "operation.start", new.id.to_string()).with(detail);
-        transact(&self.shared.pool, attempted, move |conn, earlier| {
+        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, act, once, word, new) = (shared.clone(), act.clone(), once.clone(), word.clone(), new.clone());
             Box::pin(async move {
                 if let Some(once) = &once
@@ -156,7 +156,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn operation(&self, id: Uuid) -> Result<Option<Operation>, StoreError> {
-        on_pool(&self.shared.pool, "read an operation", move |conn, _| Box::pin(read(conn, id))).await
+        on_pool(&self.shared.pools.reads, "read an operation", move |conn, _| Box::pin(read(conn, id))).await
     }
 
     /// Operations, newest first, older than `before`.
@@ -169,7 +169,7 @@ impl Store {
         before: Option<Uuid>,
         limit: u32,
     ) -> Result<Vec<Operation>, StoreError> {
-        on_pool(&self.shared.pool, "list operations", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "list operations", move |conn, _| {
             Box::pin(async move {
                 let of = if state.is_some() { "state = ? AND" } else { "" };
                 let sql = format!("SELECT {COLUMNS} FROM operations WHERE {of} id < ? ORDER BY id DESC LIMIT ?");
@@ -197,7 +197,7 @@ impl Store {
     ) -> Result<Outcome<OperationCancelled>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "operation.cancel", id.to_string());
-        transact(&self.shared.pool, "cancel an operation", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "cancel an operation", move |conn, earlier| {
             let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), word.clone());
             Box::pin(async move {
                 let held = lock(conn, id).await?.map(|held| held.state);
@@ -235,7 +235,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
-        on_pool(&self.shared.pool, "take operations", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "take operations", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
                 let free: Vec<(Uuid, Option<u32>)> = sqlx::query_as(
@@ -274,7 +274,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn release_operation(&self, held: OperationLease) -> Result<(), StoreError> {
-        on_pool(&self.shared.pool, "give an operation back", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "give an operation back", move |conn, _| {
             Box::pin(async move {
                 sqlx::query(
                     "UPDATE operations SET runner = '', token = '', lease_until = '1970-01-01 00:00:00' WHERE id = ? AND token = ?",
@@ -301,7 +301,7 @@ impl Store {
         remake: Remake,
     ) -> Result<Batched, StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "carry out an operation", move |conn, _| {
+        transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
             let (shared, remake) = (shared.clone(), remake.clone());
             Box::pin(async move { advance(conn, &shared, held, most, lease, &remake).await })
         })
@@ -313,7 +313,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn fail_operation(&self, held: OperationLease, why: String) -> Result<(), StoreError> {
-        on_pool(&self.shared.pool, "end an operation", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "end an operation", move |conn, _| {
             let why: String = why.chars().take(500).collect();
             Box::pin(async move {
                 sqlx::query(
@@ -341,7 +341,7 @@ impl Store {
         keep: Duration,
     ) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "purge operations", move |conn, _| {
+        transact(&self.shared.pools.loops, "purge operations", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move { purge_aged(conn, &shared, &OPERATIONS, after, keep).await })
         })

@@ -29,7 +29,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn pending(&self, after: Option<JobId>) -> Result<(Vec<Pending>, bool), StoreError> {
-        on_pool(&self.shared.pool, "read unfinished jobs", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read unfinished jobs", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT j.id, j.kind, j.payload FROM (SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id \

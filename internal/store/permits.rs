@@ -72,7 +72,7 @@ impl Store {
         asked: PermitRequest,
     ) -> Result<PermitGrant, StoreError> {
         let (queue, runner) = (queue.clone(), runner.clone());
-        transact(&self.shared.pool, "take permits of a queue", move |conn, _| {
+        transact(&self.shared.pools.loops, "take permits of a queue", move |conn, _| {
             let (queue, runner) = (queue.clone(), runner.clone());
             Box::pin(async move { take(conn, &queue, &runner, asked).await })
         })
@@ -85,7 +85,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses; the permits end with the runner's heartbeat.
     pub async fn return_permits(&self, queues: Vec<Name>, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
-        on_pool(&self.shared.pool, "give permits back", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "give permits back", move |conn, _| {
             let (queues, runner) = (queues.clone(), runner.clone());
             Box::pin(async move {
                 for queue in queues {
@@ -102,7 +102,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn wanting_permits(&self) -> Result<BTreeSet<(Name, String)>, StoreError> {
-        on_pool(&self.shared.pool, "read who wants permits", |conn, _| {
+        on_pool(&self.shared.pools.controls, "read who wants permits", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
                 let mut wanting = BTreeSet::new();
@@ -121,7 +121,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn permits(&self) -> Result<BTreeMap<String, u32>, StoreError> {
-        on_pool(&self.shared.pool, "read the permits", |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the permits", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT p.queue, CAST(SUM(p.permits) AS UNSIGNED) FROM queue_permits p \
                            JOIN runners r ON r.id = p.runner WHERE r.stopped_at IS NULL GROUP BY p.queue LIMIT 2000";

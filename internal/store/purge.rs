@@ -139,8 +139,10 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_page(&self, after: Option<JobId>, keep: &Retention) -> Result<Purged, StoreError> {
         let (shared, keep) = (self.shared.clone(), keep.clone());
-        transact(&self.shared.pool, "purge ended jobs", move |conn, _| page(conn, shared.clone(), after, keep.clone()))
-            .await
+        transact(&self.shared.pools.loops, "purge ended jobs", move |conn, _| {
+            page(conn, shared.clone(), after, keep.clone())
+        })
+        .await
     }
 }
 
@@ -152,7 +154,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_discarded(&self, keep: &Retention) -> Result<(usize, bool), StoreError> {
         let (shared, age) = (self.shared.clone(), keep.discarded);
-        transact(&self.shared.pool, "purge discarded jobs", move |conn, _| {
+        transact(&self.shared.pools.loops, "purge discarded jobs", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;

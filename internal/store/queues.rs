@@ -1,6 +1,6 @@
 //! What operators have set about queues.
 
-use sqlx::mysql::MySqlRow;
+use sqlx::mysql::{MySqlPool, MySqlRow};
 use sqlx::{MySqlConnection, Row};
 
 use super::audit::{Act, record, was_recorded};
@@ -80,18 +80,20 @@ const COLUMNS: &str =
     "name, priority, concurrency, paused_at, paused_by, pause_reason, changed_at, changed_by, version";
 
 impl Store {
-    /// Every queue about which something was ever set.
+    /// Every queue about which something was ever set. For this process's own copy.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn queues(&self) -> Result<Vec<QueueSetting>, StoreError> {
-        on_pool(&self.shared.pool, "read the queues", |conn, _| {
-            Box::pin(async move {
-                let sql = format!("SELECT {COLUMNS} FROM queues ORDER BY name LIMIT 2000");
-                statement(sql).fetch_all(conn).await?.iter().map(setting).collect()
-            })
-        })
-        .await
+        queues_through(&self.shared.pools.controls).await
+    }
+
+    /// As [`queues`](Self::queues), for a client that lists them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn listed_queues(&self) -> Result<Vec<QueueSetting>, StoreError> {
+        queues_through(&self.shared.pools.reads).await
     }
 
     /// Change what is set about a queue, if it has the version that `condition` wants; 0 for a queue without settings.
@@ -107,7 +109,7 @@ impl Store {
     ) -> Result<QueueChanged, StoreError> {
         let act = Act::new(by, change.action(), name.as_str()).with(change.told());
         let (shared, name) = (self.shared.clone(), name.clone());
-        transact(&self.shared.pool, "change a queue", move |conn, earlier| {
+        transact(&self.shared.pools.controls, "change a queue", move |conn, earlier| {
             let (shared, name, change, act) = (shared.clone(), name.clone(), change.clone(), act.clone());
             let condition = condition.clone();
             Box::pin(async move {
@@ -218,6 +220,16 @@ async fn write(conn: &mut MySqlConnection, after: &QueueSetting) -> Result<(), s
         .execute(conn)
         .await
         .map(drop)
+}
+
+async fn queues_through(pool: &MySqlPool) -> Result<Vec<QueueSetting>, StoreError> {
+    on_pool(pool, "read the queues", |conn, _| {
+        Box::pin(async move {
+            let sql = format!("SELECT {COLUMNS} FROM queues ORDER BY name LIMIT 2000");
+            statement(sql).fetch_all(conn).await?.iter().map(setting).collect()
+        })
+    })
+    .await
 }
 
 fn setting(row: &MySqlRow) -> Result<QueueSetting, sqlx::Error> {

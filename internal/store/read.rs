@@ -40,7 +40,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn job(&self, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, StoreError> {
-        on_pool(&self.shared.pool, "read a job", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read a job", move |conn, _| {
             Box::pin(async move {
                 // The three reads are one snapshot, or a settle in between could show a job with one attempt too few.
                 sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *conn).await?;
@@ -75,7 +75,7 @@ impl Store {
         before: Option<JobId>,
         limit: u32,
     ) -> Result<JobPage, StoreError> {
-        on_pool(&self.shared.pool, "list jobs", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "list jobs", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move { list(conn, &filter, among, before, limit).await })
         })

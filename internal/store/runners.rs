@@ -133,7 +133,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn runners(&self, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
-        on_pool(&self.shared.pool, "list runners", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "list runners", move |conn, _| {
             Box::pin(async move {
                 let sql =
                     format!("SELECT {COLUMNS} FROM runners ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?");
@@ -148,7 +148,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn runner(&self, id: RunnerId) -> Result<Option<RunnerSeen>, StoreError> {
-        on_pool(&self.shared.pool, "read a runner", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read a runner", move |conn, _| {
             let id = id.clone();
             Box::pin(async move {
                 let sql = format!("SELECT {COLUMNS} FROM runners WHERE id = ?");
@@ -175,7 +175,7 @@ impl Store {
             runners.iter().map(|runner| (runner.id.clone(), crowded(runner))).collect();
         let told: Vec<Uuid> =
             runners.iter().flat_map(|runner| runner.slot_jobs.iter().take(most)).map(|id| id.uuid()).collect();
-        on_pool(&self.shared.pool, "read the jobs in slots", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the jobs in slots", move |conn, _| {
             let (known, told) = (known.clone(), told.clone());
             Box::pin(async move {
                 let mut found = BTreeMap::new();
@@ -216,7 +216,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn is_drained(&self, id: &RunnerId) -> Result<bool, StoreError> {
         let id = id.clone();
-        on_pool(&self.shared.pool, "read whether to take work", move |conn, _| {
+        on_pool(&self.shared.pools.controls, "read whether to take work", move |conn, _| {
             let id = id.clone();
             Box::pin(async move {
                 let sql = "SELECT drained_at IS NOT NULL FROM runners WHERE id = ?";
@@ -237,7 +237,7 @@ impl Store {
             act = act.with(serde_json::json!({ "reason": reason }));
         }
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "drain a runner", move |conn, earlier| {
+        transact(&self.shared.pools.controls, "drain a runner", move |conn, earlier| {
             let (shared, id, wish, act) = (shared.clone(), id.clone(), wish.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;

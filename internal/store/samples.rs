@@ -95,7 +95,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses. What is handed in again later is not counted twice.
     pub async fn write_samples(&self, runner: &RunnerId, samples: Vec<Sample>) -> Result<(), StoreError> {
         let runner = runner.clone();
-        on_pool(&self.shared.pool, "write samples", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "write samples", move |conn, _| {
             let (runner, samples) = (runner.clone(), samples.clone());
             Box::pin(async move { write(conn, &runner, &samples).await })
         })
@@ -107,7 +107,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_samples(&self) -> Result<bool, StoreError> {
-        on_pool(&self.shared.pool, "purge samples", |conn, _| {
+        on_pool(&self.shared.pools.loops, "purge samples", |conn, _| {
             Box::pin(async move {
                 let mut more = false;
                 for step in Step::ALL {
@@ -135,7 +135,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn history(&self, span: Span, series: Series) -> Result<History, StoreError> {
         let shared = self.shared.clone();
-        on_pool(&self.shared.pool, "read the history", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the history", move |conn, _| {
             let (shared, series) = (shared.clone(), series.clone());
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;
@@ -167,7 +167,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn history_by_queue(&self, span: Span) -> Result<History, StoreError> {
         let shared = self.shared.clone();
-        on_pool(&self.shared.pool, "read the history of queues", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the history of queues", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;

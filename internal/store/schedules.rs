@@ -307,7 +307,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn schedule(&self, name: Name) -> Result<Option<Scheduled>, StoreError> {
-        on_pool(&self.shared.pool, "read a schedule", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read a schedule", move |conn, _| {
             let name = name.clone();
             Box::pin(async move { read_one(conn, &name, "").await })
         })
@@ -323,7 +323,7 @@ impl Store {
         after: Option<String>,
         limit: u32,
     ) -> Result<Vec<Result<Scheduled, UnreadableSchedule>>, StoreError> {
-        on_pool(&self.shared.pool, "list schedules", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "list schedules", move |conn, _| {
             let after = after.clone().unwrap_or_default();
             Box::pin(async move {
                 let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name > ? ORDER BY name LIMIT ?");
@@ -338,7 +338,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn declared_schedules(&self) -> Result<Vec<String>, StoreError> {
-        on_pool(&self.shared.pool, "list declared schedules", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "list declared schedules", move |conn, _| {
             let sql = "SELECT name FROM schedules WHERE origin = 'config' ORDER BY name LIMIT 10000";
             Box::pin(async move { sqlx::query_scalar(sql).fetch_all(conn).await })
         })
@@ -351,7 +351,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn due_schedules(&self, kinds: Vec<Name>, limit: u32) -> Result<DueSchedules, StoreError> {
         let shared = self.shared.clone();
-        on_pool(&self.shared.pool, "read due schedules", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read due schedules", move |conn, _| {
             let (kinds, shared) = (kinds.clone(), shared.clone());
             Box::pin(async move { read_due(conn, &shared, &kinds, limit).await })
         })
@@ -365,7 +365,7 @@ impl Store {
         F: for<'c> Fn(&'c mut MySqlConnection, Arc<Shared>, Act) -> Step<'c, T> + Send + Sync + 'static,
     {
         let (shared, memory, step) = (self.shared.clone(), Memory::<T>::default(), Arc::new(step));
-        transact(&self.shared.pool, attempted, move |conn, earlier| {
+        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, memory, step, act) = (shared.clone(), Arc::clone(&memory), Arc::clone(&step), act.clone());
             Box::pin(async move {
                 if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {

@@ -448,7 +448,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn count(&self, filter: Filter) -> Result<Counted, StoreError> {
-        on_pool(&self.shared.pool, "count jobs of a filter", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count jobs of a filter", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move { count(conn, &Search::new(&filter, Order::OldestFirst)).await })
         })

@@ -38,9 +38,11 @@ pub struct Stats {
     pub next_due: Option<Timestamp>,
 }
 
-/// The shared pool of connections.
+/// How much of a pool of connections is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUse {
+    /// `controls`, `loops`, `steering` or `reads`.
+    pub pool: &'static str,
     /// Connections that nobody uses at this moment.
     pub idle: usize,
     /// Connections in use.
@@ -48,11 +50,13 @@ pub struct PoolUse {
 }
 
 impl Store {
-    /// How much of the shared pool is in use. The group commits and the heartbeat have connections of their own.
+    /// How much of each pool is in use. The group commits and the heartbeat have connections of their own.
     #[must_use]
-    pub fn pool_use(&self) -> PoolUse {
-        let (size, idle) = (self.shared.pool.size() as usize, self.shared.pool.num_idle());
-        PoolUse { idle, busy: size.saturating_sub(idle) }
+    pub fn pool_use(&self) -> [PoolUse; 4] {
+        self.shared.pools.each().map(|(name, pool)| {
+            let (size, idle) = (pool.size() as usize, pool.num_idle());
+            PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }
+        })
     }
 
     /// Count jobs by queue and state. Owed jobs are counted up to a million; ended ones come from the tallies.
@@ -60,7 +64,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
-        on_pool(&self.shared.pool, "count jobs", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count jobs", move |conn, _| {
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
                 let owed = sqlx::query(

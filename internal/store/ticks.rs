@@ -129,7 +129,7 @@ impl Store {
         plans.sort_by(|a, b| a.row.name.cmp(&b.row.name));
         let (plans, shared, runner) = (Arc::new(plans), self.shared.clone(), runner.clone());
         let memory: Arc<Mutex<Option<Ticked>>> = Arc::default();
-        transact(&self.shared.pool, "fire ticks", move |conn, earlier| {
+        transact(&self.shared.pools.loops, "fire ticks", move |conn, earlier| {
             let (plans, shared, runner) = (Arc::clone(&plans), shared.clone(), runner.clone());
             let memory = Arc::clone(&memory);
             Box::pin(async move {
@@ -187,7 +187,7 @@ impl Store {
         let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
         let (row, shared) = (Arc::new(row.clone()), self.shared.clone());
-        transact(&self.shared.pool, "trigger a schedule once", move |conn, _| {
+        transact(&self.shared.pools.steering, "trigger a schedule once", move |conn, _| {
             let (row, job, shared, act) = (Arc::clone(&row), job.clone(), shared.clone(), act.clone());
             let (once, word) = (once.clone(), Arc::clone(&word));
             Box::pin(async move {
@@ -222,7 +222,7 @@ impl Store {
         before: Option<(Timestamp, u16)>,
         limit: u32,
     ) -> Result<TickPage, StoreError> {
-        on_pool(&self.shared.pool, "read the ticks of a schedule", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the ticks of a schedule", move |conn, _| {
             let name = name.clone();
             Box::pin(async move { page(conn, &name, fired, before, limit).await })
         })
@@ -236,7 +236,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn purge_ticks(&self, after: String, keep: Duration) -> Result<(u64, Option<String>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "purge ticks", move |conn, _| {
+        transact(&self.shared.pools.loops, "purge ticks", move |conn, _| {
             let (after, shared) = (after.clone(), shared.clone());
             Box::pin(async move {
                 let found: Option<String> =

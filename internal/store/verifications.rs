@@ -68,7 +68,7 @@ impl Store {
         let limit = TimeDelta::from_std(limit).unwrap_or(TimeDelta::hours(1));
         let act = Act::new(by, "verify.start", id.to_string());
         let (shared, runner) = (self.shared.clone(), runner.clone());
-        transact(&self.shared.pool, "begin a check", move |conn, earlier| {
+        transact(&self.shared.pools.steering, "begin a check", move |conn, earlier| {
             let (shared, runner, act) = (shared.clone(), runner.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -120,7 +120,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn end_verification(&self, id: Uuid, found: Result<String, String>) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "end a check", move |conn, _| {
+        transact(&self.shared.pools.steering, "end a check", move |conn, _| {
             let (shared, found) = (shared.clone(), found.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -137,7 +137,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn verifications(&self) -> Result<(Option<Verification>, Option<Verification>), StoreError> {
-        on_pool(&self.shared.pool, "read the checks", |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the checks", |conn, _| {
             Box::pin(async move {
                 let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
                 let open = under_way(conn, now).await?.filter(|(_, over)| !over).map(|(open, _)| open);

@@ -120,7 +120,13 @@ pub static METRICS: &[Metric] = &[
         "1 when mysql, or redis, answered the last reading in time, 0 when not",
     ),
     row("tickr_reading_age_seconds", Gauge, Runner, &[], "Age of the figures that are the same from every runner"),
-    row("tickr_pool_connections", Gauge, Runner, &["state"], "Connections to MySQL in the shared pool, idle and busy"),
+    row(
+        "tickr_pool_connections",
+        Gauge,
+        Runner,
+        &["pool", "state"],
+        "Connections to MySQL, idle and busy: for controls, loops, steering and reads",
+    ),
     row(
         "tickr_commit_seconds",
         Histogram(WRITE),

@@ -8,13 +8,13 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
 use tickr::job::{
-    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, State,
-    Verdict,
+    Actor, AttemptToken, Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, RunnerId, Scope,
+    State, Verdict,
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    Again, Answer, Claim, Claimant, Claimed, Keyed, Moved, Once, Outcome, Receipts, Settled, Settlement, Store,
-    StoreSettings, Wording,
+    Again, Answer, Claim, Claimant, Claimed, Keyed, Moved, Once, Outcome, Receipts, Settled, Settlement, Split, Store,
+    StoreError, StoreSettings, Wording,
 };
 
 use crate::support::{Proxy, connect, database, drop_database, eventually};
@@ -70,6 +70,19 @@ impl TestStore {
                 text("db") == self.name.as_bytes() && text("Info").starts_with(begins.as_bytes())
             };
             (sessions.iter().filter(|row| says(row)).count() == wanted).then_some(())
+        })
+        .await;
+    }
+
+    /// Wait until so many sessions of this database wait for a table that another session has locked.
+    async fn until_waiting_for_tables(&self, wanted: u32) {
+        eventually(&format!("{wanted} sessions wait for a table"), || async {
+            let sessions = self.mysql().await.fetch_all("SHOW PROCESSLIST").await.unwrap();
+            let waits = |row: &sqlx::mysql::MySqlRow| {
+                let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
+                text("db") == self.name.as_bytes() && text("State").ends_with(b"metadata lock")
+            };
+            (sessions.iter().filter(|row| waits(row)).count() >= wanted as usize).then_some(())
         })
         .await;
     }
@@ -693,6 +706,42 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         0
     );
     Arc::into_inner(test).unwrap().stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_connections() {
+    let test = TestStore::start().await;
+    let split = Split::of(4);
+    let mut operator = test.mysql().await;
+    operator.execute("LOCK TABLES jobs WRITE").await.unwrap();
+    // More of each than there are connections in all.
+    let store = &test.store;
+    let read = |store: Store| async move { store.job(JobId::new()).await.err() };
+    let reads: Vec<_> = (0..32).map(|_| tokio::spawn(read(store.clone()))).collect();
+    test.until_waiting_for_tables(split.reads).await;
+    let change = |store: Store, n: u32| async move { store.insert_keyed(vec![keyed(&n.to_string())]).await.err() };
+    let changes: Vec<_> = (0..32).map(|n| tokio::spawn(change(store.clone(), n))).collect();
+    test.until_waiting_for_tables(split.reads + split.steering).await;
+    // What runners do by themselves and what operators set goes on, for as long as the others hang and wait.
+    for _ in 0..5 {
+        in_time("the reaper", async { test.store.expired_attempts(10).await.map(drop) }).await;
+        in_time("the keys", async { test.store.keys().await.map(drop) }).await;
+        let key = format!("k{}", uuid::Uuid::new_v4().simple()).parse().unwrap();
+        let by = Actor::tickr();
+        let made = test.store.make_key(&key, Scope::Read, rand::random(), &by);
+        in_time("a new key", async { made.await.map(drop) }).await;
+        assert!(test.store.takes_writes(Duration::from_secs(2)).await);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    operator.execute("UNLOCK TABLES").await.unwrap();
+    futures_util::future::join_all(reads.into_iter().chain(changes)).await;
+    test.stop().await;
+}
+
+/// It must answer, and within the time that callers are promised.
+async fn in_time(what: &str, answer: impl Future<Output = Result<(), StoreError>>) {
+    let answer = tokio::time::timeout(Duration::from_secs(2), answer).await;
+    assert!(matches!(answer, Ok(Ok(()))), "{what}: {answer:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
