@@ -78,7 +78,7 @@ pub(super) fn digest(token: &str) -> [u8; 32] {
 }
 
 /// Is the API open? Only on loopback, without tokens, and as long as nobody ever made a key.
-fn is_open(api: &Api, settings: &Settings) -> bool {
+pub(super) fn is_open(api: &Api, settings: &Settings) -> bool {
     api.loopback && api.tokens.digests.is_empty() && settings.keys.is_empty()
 }
 
@@ -193,6 +193,8 @@ pub(super) struct WhoAmI {
     /// `read`, `enqueue` or `admin`.
     #[schema(example = "admin")]
     scope: &'static str,
+    /// Does the API take calls without a key? The first key ends that.
+    open: bool,
 }
 
 /// Tell who the caller is, and what it may do
@@ -204,8 +206,10 @@ pub(super) struct WhoAmI {
     )
 )]
 pub(super) async fn whoami(who: Who, holder: Option<axum::Extension<Holder>>) -> Response {
+    // Only an open API lets a request in that has no holder.
+    let open = holder.is_none();
     let scope = holder.map_or(Scope::Admin, |axum::Extension(holder)| holder.scope);
-    json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str() })
+    json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str(), open })
 }
 
 /// Every call but health wants a token and may be forbidden to its holder.

@@ -14,11 +14,15 @@ use serde::{Deserialize, Deserializer};
 
 use super::Api;
 use super::problem::{Code, Problem};
-use crate::handlers;
+use crate::handlers::{self, wording};
 use crate::job::{InvalidName, JobId, Name};
 
 /// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
 const MOST_LEVELS: usize = 64;
+/// Most fields of a wrong type that one answer lists.
+const MOST_PROBLEMS: usize = 20;
+/// Largest body in which more than the first of them is looked for.
+const MOST_BYTES_READ_AGAIN: usize = 64 << 10;
 /// How much of a body that is too large is still read.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 
@@ -74,16 +78,69 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
-    let Object(parsed) =
-        serde_path_to_error::deserialize(&mut reader).map_err(|error| match error.inner().classify() {
-            serde_json::error::Category::Data => {
-                Problem::new(Code::InvalidRequest, "the body is not what this call takes")
-                    .at("", vec![handlers::Problem::in_json(error)])
-            }
-            _ => Problem::new(Code::InvalidJson, error.inner().to_string()),
-        })?;
-    reader.end().map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
+    let parsed: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut reader);
+    let Object(parsed) = parsed.map_err(|error| match error.inner().classify() {
+        serde_json::error::Category::Data => {
+            let problems = all_problems::<T>(bytes, handlers::Problem::in_json(error));
+            Problem::new(Code::InvalidRequest, "the body is not what this call takes").at("", problems)
+        }
+        _ => Problem::new(Code::InvalidJson, not_json(error.inner())),
+    })?;
+    reader.end().map_err(|error| Problem::new(Code::InvalidJson, not_json(&error)))?;
     Ok(parsed)
+}
+
+/// Why a text is no JSON, with the place.
+fn not_json(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    if error.is_eof() {
+        let place = said.rsplit_once(" at ").map_or("its end", |(_, place)| place);
+        return format!("the body ends too early, at {place}");
+    }
+    said
+}
+
+/// The parser stops at the first field that has a wrong type. So that a client learns of all of them at once, each such
+/// field is taken out (or put in, if it is missing) and the rest is read again: only for bodies that are refused anyway,
+/// and only for small ones.
+fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> Vec<handlers::Problem> {
+    let mut problems = vec![first];
+    let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(bytes) else { return problems };
+    if bytes.len() > MOST_BYTES_READ_AGAIN {
+        return problems;
+    }
+    let mut wrong = problems[0].pointer.clone();
+    for _ in 0..2 * MOST_PROBLEMS {
+        if !without(&mut body, &wrong) {
+            break;
+        }
+        let text = body.to_string();
+        let mut reader = serde_json::Deserializer::from_str(&text);
+        let Err(error) = serde_path_to_error::deserialize::<_, Object<T>>(&mut reader) else { break };
+        let next = handlers::Problem::in_json(error);
+        wrong.clone_from(&next.pointer);
+        if problems.iter().all(|known| known.pointer != next.pointer) {
+            problems.push(next);
+        }
+        if problems.len() >= MOST_PROBLEMS {
+            break;
+        }
+    }
+    problems
+}
+
+/// Take the field at a JSON pointer out; or put an empty text in, if there is none and it is needed. Says whether that
+/// changed anything.
+fn without(body: &mut serde_json::Value, pointer: &str) -> bool {
+    let Some((parent, name)) = pointer.rsplit_once('/') else { return false };
+    let name = name.replace("~1", "/").replace("~0", "~");
+    let Some(serde_json::Value::Object(fields)) = body.pointer_mut(parent) else { return false };
+    match fields.remove(&name) {
+        // Put in before, and still not right.
+        Some(serde_json::Value::String(text)) if text.is_empty() => false,
+        Some(_) => true,
+        None => fields.insert(name, String::new().into()).is_none(),
+    }
 }
 
 /// A JSON object as `T`. A derived type takes an array of its fields' values as well, which nobody has documented.
@@ -169,8 +226,21 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let query = Query::<T>::from_request_parts(parts, state).await;
-        query.map(|Query(asked)| Self(asked)).map_err(|e| Problem::new(Code::InvalidRequest, e.body_text()))
+        query.map(|Query(asked)| Self(asked)).map_err(|error| {
+            let said = error.body_text();
+            let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
+            Problem::new(Code::InvalidRequest, "the query is not what this call takes").at("", vec![in_query(said)])
+        })
     }
+}
+
+/// What the parser of the query says, `limit: invalid digit found in string`, with the parameter's name as the pointer.
+fn in_query(said: &str) -> handlers::Problem {
+    let (name, why) = match said.split_once(": ") {
+        Some((name, why)) if !name.contains(' ') => (name, why),
+        _ => (said.split('`').nth(1).unwrap_or_default(), said),
+    };
+    handlers::Problem::at(name, wording::plain(why, name))
 }
 
 #[cfg(test)]
@@ -198,6 +268,55 @@ mod tests {
         assert_eq!(problem(r#"{"to":[]"#).0, Code::InvalidJson);
         assert_eq!(problem(r#"{"to":[]} x"#).0, Code::InvalidJson);
         assert_eq!(problem("").0, Code::InvalidJson);
+        assert_eq!(parse::<Parcel>(br#"{"to":["#).unwrap_err().detail, "the body ends too early, at line 1 column 7");
+    }
+
+    #[test]
+    fn every_field_of_a_wrong_type_is_told_of_at_once() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only its parsing matters")]
+        struct Letter {
+            kind: String,
+            delay_ms: Option<u64>,
+            at: Option<chrono::DateTime<chrono::Utc>>,
+            #[serde(default)]
+            to: Vec<u8>,
+        }
+        let told = |body: &str| {
+            let errors = parse::<Letter>(body.as_bytes()).unwrap_err().errors;
+            errors.into_iter().map(|error| format!("{} {}", error.pointer, error.detail)).collect::<Vec<_>>()
+        };
+        let everything = told(r#"{"delay_ms":-5,"at":"tomorrow","to":[1,"x"],"from":1}"#);
+        assert_eq!(
+            everything,
+            [
+                "/delay_ms must be a whole number of milliseconds, 0 or more, not -5",
+                "/at must be a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z",
+                "/from is not a field here; use kind, delay_ms, at, to",
+                "/to/1 must be a whole number, 0 or more, not \"x\"",
+            ]
+        );
+        assert_eq!(told(r#"{"delay_ms":true,"kind":7}"#).len(), 2);
+        assert_eq!(
+            told(r#"{"from":1}"#),
+            ["/from is not a field here; use kind, delay_ms, at, to", "/kind is required"]
+        );
+        let long = format!(r#"{{"kind":"{}","delay_ms":-5,"at":"x"}}"#, "k".repeat(MOST_BYTES_READ_AGAIN));
+        assert_eq!(told(&long).len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        let told = |said: &str| in_query(said);
+        assert_eq!(
+            told("limit: invalid digit found in string"),
+            handlers::Problem::at("limit", "must be a whole number, 0 or more")
+        );
+        assert_eq!(
+            told("unknown field `lim`, expected `limit` or `cursor`"),
+            handlers::Problem::at("lim", "is not a field here; use limit or cursor")
+        );
     }
 
     #[test]

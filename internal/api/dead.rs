@@ -279,7 +279,7 @@ pub(super) async fn replay(
         Err(invalid) => return recall(&api, once, Problem::invalid("", invalid)).await,
     };
     let made = job.clone();
-    let word = move |accepted: &Accepted| worded(StatusCode::CREATED, &JobView::accepted(&made, accepted));
+    let word = move |accepted: &Accepted| worded(StatusCode::CREATED, &JobView::accepted(&made, accepted, Vec::new()));
     let outcome = api.broker.replay(id, job, &who, once, Arc::new(word)).await?;
     conclude(outcome, |refused| Err(refusal(id, refused.err())))
 }

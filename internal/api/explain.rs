@@ -168,22 +168,30 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     if living.is_empty() {
         because(ReasonCode::NoRunner, "no runner is alive".to_owned());
     } else if serving.is_empty() {
-        let text = format!("none of the {} living runners serves the queue {}", living.len(), job.queue);
+        let text = match living.len() {
+            1 => format!("the only living runner does not serve the queue {}", job.queue),
+            count => format!("none of the {count} living runners serves the queue {}", job.queue),
+        };
         because(ReasonCode::QueueNotServed, text);
     } else if able.is_empty() {
-        let text =
-            format!("none of the {} living runners that serve {} has the kind {}", serving.len(), job.queue, job.kind);
+        let text = match serving.len() {
+            1 => format!("the only living runner that serves {} does not have the kind {}", job.queue, job.kind),
+            count => format!("none of the {count} living runners that serve {} has the kind {}", job.queue, job.kind),
+        };
         because(ReasonCode::KindUnknown, text);
     }
     let willing: Vec<&RunnerSeen> = able.iter().filter(|runner| runner.takes_jobs()).copied().collect();
     if let Some(drain) = able.first().and_then(|runner| runner.drain.as_ref()).filter(|_| willing.is_empty()) {
         let reason = drain.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let text = format!(
-            "the {} living runners that could run it were asked to take no new work, one of them {} ago by {}{reason}",
-            able.len(),
-            said(evidence.at - drain.at),
-            drain.by
-        );
+        let (when, by) = (said(evidence.at - drain.at), &drain.by);
+        let text = match able.len() {
+            1 => format!(
+                "the only living runner that could run it was asked {when} ago by {by} to take no new work{reason}"
+            ),
+            count => format!(
+                "the {count} living runners that could run it were asked to take no new work, one of them {when} ago by {by}{reason}"
+            ),
+        };
         because(ReasonCode::RunnersDraining, text);
     }
     if !due {

@@ -41,9 +41,9 @@ pub(super) struct NewJobBody {
     /// The line to wait in; `default` when left out.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
-    /// Start at this moment (a past one means now). Not together with `delay_ms`.
+    /// Start at this moment (a past one means now), at most 366 days ahead. Not together with `delay_ms`.
     execute_at: Option<DateTime<Utc>>,
-    /// Start this long after now. Not together with `execute_at`.
+    /// Start this long after now, at most 366 days. Not together with `execute_at`.
     #[schema(maximum = 31_622_400_000_u64)]
     delay_ms: Option<u64>,
     /// Attempts before the job fails, 1 to 100; the kind's own when left out.
@@ -196,8 +196,11 @@ async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, tex
         Err(problem) => return recall(api, once, problem).await,
     };
     let asked = job.clone();
+    let warnings = api.warnings.about(api.broker.store(), &api.controls, std::slice::from_ref(&job)).await;
     let word = move |receipts: &Receipts| match (receipts.placed.first(), receipts.holder.as_deref()) {
-        (Some(Placed::New(accepted)), _) => worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted)),
+        (Some(Placed::New(accepted)), _) => {
+            worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted, warnings.clone()))
+        }
         (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
         // The store gives the one or the other.
         (_, None) => worded(StatusCode::OK, &()),
@@ -232,6 +235,10 @@ pub(super) struct BatchBody {
 pub(super) struct BatchAnswer {
     /// In the order of the request.
     jobs: Vec<Receipt>,
+    /// What stands in the way of some of them as things are. Left out when nothing does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
 }
 
 /// The receipt of one job of a batch.
@@ -281,7 +288,8 @@ async fn enqueue_all(api: &Api, traced: &Traced, key: Key, body: BatchBody, text
         Ok(jobs) => jobs,
         Err(problem) => return recall(api, once, problem).await,
     };
-    let word = |receipts: &Receipts| {
+    let warnings = api.warnings.about(api.broker.store(), &api.controls, &jobs).await;
+    let word = move |receipts: &Receipts| {
         let receipt = |placed: &Placed| match placed {
             Placed::New(accepted) => (accepted.id, accepted.execute_at, false),
             Placed::Held(holder) => (holder.id, holder.execute_at, true),
@@ -291,7 +299,8 @@ async fn enqueue_all(api: &Api, traced: &Traced, key: Key, body: BatchBody, text
             Receipt { id: id.to_string(), execute_at: super::view::Moment(execute_at), existing }
         };
         let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
-        worded(status, &BatchAnswer { jobs: receipts.placed.iter().map(receipt).collect() })
+        let jobs = receipts.placed.iter().map(receipt).collect();
+        worded(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
     accept(api, jobs, once, Arc::new(word), |taken| {
         let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);

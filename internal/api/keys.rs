@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::auth::{Who, digest};
+use super::auth::{Who, digest, is_open};
 use super::body::{Body, NamePath};
 use super::problem::{Code, Problem};
 use super::view::Moment;
@@ -115,7 +115,8 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
 
 /// Make a key
 ///
-/// The answer shows the key, once. From the first key on the API asks for one, also on loopback.
+/// The answer shows the key, once. From the first key on the API asks for one, also on loopback and for `/docs`,
+/// `/openapi.json` and `/metrics`. The first key must be an admin's.
 #[utoipa::path(
     put, path = "/v1/keys/{name}", tag = "keys", operation_id = "make_key", request_body = NewKeyBody,
     params(("name" = String, Path, description = "A name that no key has or had", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
@@ -141,6 +142,12 @@ pub(super) async fn make(
         let here = handlers::Problem::at("/scope", "must be read, enqueue or admin");
         return Err(Problem::new(Code::InvalidRequest, "there is no such scope").at("", vec![here]));
     };
+    if scope != Scope::Admin && is_open(&api, &api.controls.now()) {
+        let detail =
+            "must be admin for the first key: from then on every call needs a key, and only an admin's makes more";
+        let here = handlers::Problem::at("/scope", detail);
+        return Err(Problem::new(Code::InvalidRequest, "the first key would lock its maker out").at("", vec![here]));
+    }
     let token = new_key();
     let made = api.broker.store().make_key(&name, scope, digest(&token), &who).await?;
     let key = match made {

@@ -38,6 +38,7 @@ mod stats;
 mod trace;
 mod verify;
 mod view;
+mod warnings;
 
 pub use auth::Tokens;
 pub use catalogue::markdown as problems_as_markdown;
@@ -45,6 +46,7 @@ pub use keys::new_key;
 pub use metrics::Readings;
 pub use problem::{Code, Problem};
 pub use verify::Verifier;
+pub use warnings::Warnings;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -104,6 +106,8 @@ pub struct ApiParts {
     pub streams: Arc<Semaphore>,
     /// Imports that may still be begun.
     pub imports: Arc<Semaphore>,
+    /// What stands in the way of new jobs.
+    pub warnings: Warnings,
     /// Checks everything in the background.
     pub verifier: Verifier,
     /// True once the process has begun to stop.

@@ -673,7 +673,7 @@ async fn fire(
             if let Some(by) = &mut job.options.schedule {
                 by.tick_at = floor_ms(accepted.created_at);
             }
-            let body = serde_json::to_string(&JobView::accepted(&job, accepted)).unwrap_or_default();
+            let body = serde_json::to_string(&JobView::accepted(&job, accepted, Vec::new())).unwrap_or_default();
             Answer { status: StatusCode::CREATED.as_u16(), body }
         })
     };

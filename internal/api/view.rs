@@ -156,6 +156,10 @@ pub(super) struct JobView {
     /// Of a failed job: its group, and what became of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dead_letter: Option<DeadLetterView>,
+    /// In the answer to an enqueue: what stands in the way of the job as things are. Left out when nothing does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(super) warnings: Vec<String>,
     /// Every attempt in order, the open one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<Vec<AttemptView>>,
@@ -329,7 +333,7 @@ pub(super) enum VerdictWord {
 
 impl JobView {
     /// A job that was accepted a moment ago.
-    pub(super) fn accepted(job: &NewJob, accepted: &Accepted) -> Self {
+    pub(super) fn accepted(job: &NewJob, accepted: &Accepted, warnings: Vec<String>) -> Self {
         Self {
             id: job.id.to_string(),
             kind: job.kind.to_string(),
@@ -355,6 +359,7 @@ impl JobView {
             progress: None,
             replay_of: job.options.replay_of.map(|id| id.to_string()),
             dead_letter: None,
+            warnings,
             attempts: Some(Vec::new()),
         }
     }
@@ -393,6 +398,7 @@ impl JobView {
             progress: job.progress.map(ProgressView::from),
             replay_of: job.options.replay_of.map(|id| id.to_string()),
             dead_letter: job.letter.map(DeadLetterView::from),
+            warnings: Vec::new(),
             attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
         }
     }

@@ -33,7 +33,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Readings, Tokens, Verifier};
+use crate::api::{self, ApiParts, Readings, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
@@ -209,6 +209,7 @@ impl App {
             watches,
             streams: Arc::new(Semaphore::new(config.http_streams)),
             imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
+            warnings: Warnings::default(),
             verifier,
             draining: drains,
         })

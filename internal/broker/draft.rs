@@ -89,9 +89,14 @@ impl Draft {
     pub(super) fn prepare(self, registry: &Registry) -> Result<NewJob, Invalid> {
         let Some(kind) = registry.get(&self.kind) else {
             let known: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
+            let mut known = known.join(", ");
+            // The one that ships and is not always there.
+            if self.kind == "email" {
+                known.push_str("; email is there once [smtp] or outbox_dir is set");
+            }
             let mut asked = self.kind;
             asked.truncate((0..=80).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or(0));
-            return Err(Invalid::UnknownKind { kind: asked, known: known.join(", ") });
+            return Err(Invalid::UnknownKind { kind: asked, known });
         };
         let mut problems = Vec::new();
         let mut wrong = |pointer: &str, detail: String| problems.push(Problem::at(pointer, detail));
@@ -169,7 +174,9 @@ pub fn problem_of_due(due: Due) -> Option<Problem> {
     match due {
         Due::Now => None,
         Due::After(delay) if delay <= limits::MAX_AHEAD => None,
-        Due::After(_) => Some(Problem::at("/delay_ms", format!("must be at most {}", limits::MAX_AHEAD.as_millis()))),
+        Due::After(_) => {
+            Some(Problem::at("/delay_ms", format!("must be at most {} (366 days)", limits::MAX_AHEAD.as_millis())))
+        }
         Due::At(moment) => {
             // A sanity check against this host's clock, with a day to spare; the store's clock decides what is due.
             let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);

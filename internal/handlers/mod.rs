@@ -40,6 +40,7 @@ mod outcome;
 mod registry;
 pub mod report;
 pub mod test_kinds;
+pub mod wording;
 
 pub use context::{Context, ContextParts, ExchangeSlot, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Context, Failure, Handler, Kind, Outcome};
+use super::{Context, Failure, Handler, Kind, Outcome, wording};
 use crate::job::{Name, RetryPolicy};
 
 /// What jobs of a kind get when they ask for nothing else.
@@ -64,7 +64,13 @@ impl Problem {
             pointer.push('/');
             pointer.push_str(&word);
         }
-        Self { pointer, detail: shortened(error.into_inner().to_string()) }
+        let said = error.into_inner().to_string();
+        let detail = shortened(wording::plain(&said, pointer.rsplit('/').next().unwrap_or_default()));
+        if let Some(field) = wording::missing_field(&said) {
+            pointer.push('/');
+            pointer.push_str(field);
+        }
+        Self { pointer, detail }
     }
 }
 

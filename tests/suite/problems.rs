@@ -67,7 +67,7 @@ fn bad_jobs() -> Vec<Case> {
             "invalid_request",
             "",
         ),
-        at("no kind", "{}", "invalid_request", ""),
+        at("no kind", "{}", "invalid_request", "/kind"),
         at("a kind that is no string", r#"{"kind": 7}"#, "invalid_request", "/kind"),
         at("an unknown field", with("colour", "1"), "invalid_request", "/colour"),
         at("a misspelt field", with("max_attempt", "1"), "invalid_request", "/max_attempt"),
@@ -178,7 +178,7 @@ fn bad_jobs() -> Vec<Case> {
         ),
         at("a backoff of no time", with("retry", r#"{"base_ms": 0}"#), "invalid_request", "/retry/base_ms"),
         at("a backoff without field names", with("retry", "[1, 2, 3, 0.1]"), "invalid_request", "/retry"),
-        at("a backoff without base", with("retry", "{}"), "invalid_request", "/retry"),
+        at("a backoff without base", with("retry", "{}"), "invalid_request", "/retry/base_ms"),
         at("an unknown word in the backoff", with("retry", r#"{"base_ms": 1, "x": 1}"#), "invalid_request", "/retry/x"),
     ]);
     cases
@@ -190,7 +190,7 @@ fn bad_batches() -> Vec<Case> {
     vec![
         at("an empty batch", jobs("[]"), "invalid_request", "/jobs"),
         at("1,001 jobs", jobs(&format!("[{many}]")), "invalid_request", "/jobs"),
-        at("no jobs", "{}", "invalid_request", ""),
+        at("no jobs", "{}", "invalid_request", "/jobs"),
         at("jobs that are no list", jobs("{}"), "invalid_request", "/jobs"),
         at("a bare list", r#"[[{"kind": "noop"}]]"#, "invalid_request", ""),
         at(
@@ -449,5 +449,82 @@ async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
     let mut heard = String::new();
     slow.read_to_string(&mut heard).await.unwrap();
     assert!(heard.starts_with("HTTP/1.1 201"), "{heard}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_told_in_words_what_would_be_right() {
+    const MOMENT: &str = "must be a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z";
+    let tickr = TestApp::start().await;
+    let job = |field: &str, value: Value| json!({"kind": "noop", field: value});
+    let cases = [
+        (job("execute_at", json!("2027-01-01 10:00:00")), "/execute_at", MOMENT),
+        (job("execute_at", json!("2027-01-01")), "/execute_at", MOMENT),
+        (job("execute_at", json!("2027-01-01T10:00:00")), "/execute_at", MOMENT),
+        (job("execute_at", json!("tomorrow")), "/execute_at", MOMENT),
+        (job("execute_at", json!("1800000000")), "/execute_at", MOMENT),
+        (job("execute_at", json!(1_800_000_000)), "/execute_at", MOMENT),
+        (job("execute_at", json!("Fri, 01 Jan 2027 10:00:00 GMT")), "/execute_at", MOMENT),
+        (job("delay_ms", json!(-5)), "/delay_ms", "must be a whole number of milliseconds, 0 or more, not -5"),
+        (job("delay_ms", json!(1.5)), "/delay_ms", "must be a whole number of milliseconds, 0 or more, not 1.5"),
+        (job("delay_ms", json!("10s")), "/delay_ms", "must be a whole number of milliseconds, 0 or more, not \"10s\""),
+        (job("priority", json!("high")), "/priority", "must be a whole number, 0 or more, not \"high\""),
+        (job("tags", json!("a")), "/tags", "must be an array, not \"a\""),
+        (job("on_conflict", json!("ignore")), "/on_conflict", "must be one of return, reject, replace, not ignore"),
+        (json!({"payload": {}}), "/kind", "is required"),
+    ];
+    for (body, pointer, detail) in cases {
+        let answer = tickr.post("/v1/jobs", body.clone()).await;
+        let told: Vec<(&str, &str)> = answer.body["errors"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|error| (error["pointer"].as_str().unwrap(), error["detail"].as_str().unwrap()))
+            .collect();
+        assert_eq!((answer.status, told), (422, vec![(pointer, detail)]), "{body}");
+    }
+    // All wrong types at once.
+    let many = json!({"kind": 7, "delay_ms": "soon", "execute_at": "tomorrow", "priority": -1, "surplus": true});
+    let mut pointers = tickr.post("/v1/jobs", many).await;
+    let mut told = pointers.pointers();
+    told.sort_unstable();
+    assert_eq!(told, ["/delay_ms", "/execute_at", "/kind", "/priority", "/surplus"]);
+    pointers = tickr.get("/v1/jobs?limit=abc").await;
+    assert_eq!((pointers.status, pointers.code(), pointers.pointers()), (422, "invalid_request", vec!["limit"]));
+    assert_eq!(pointers.body["errors"][0]["detail"], "must be a whole number, 0 or more");
+    pointers = tickr.get("/v1/jobs?lim=1").await;
+    assert_eq!((pointers.status, pointers.pointers()), (422, vec!["lim"]));
+    // Nothing that a parser says for its programmer reaches a client.
+    for body in ["", "{", "[1,2]", "7", r#"{"kind":"noop"} x"#, r#"{"kind":"noop","delay_ms":1e3}"#] {
+        let answer = send(&tickr, "/v1/jobs", body).await;
+        let said = answer.body.to_string();
+        for word in ["EOF", "u64", "struct", "expected value"] {
+            assert!(!said.contains(word), "{body}: {said}");
+        }
+    }
+    for cron in ["61 * * * *", "* * *", "* 25 * * *", "a b c d e", "* * 0 * *"] {
+        let body = json!({"cron": cron, "zone": "UTC"});
+        let answer = tickr.post("/v1/schedules/preview", body).await;
+        let said = answer.body.to_string();
+        assert!(answer.status == 422 && !said.contains("Component") && !said.contains("years"), "{cron}: {said}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_nothing_would_run_is_accepted_with_a_warning() {
+    let tickr = TestApp::start().await;
+    let plain = tickr.post("/v1/jobs", json!({"kind": "noop"})).await;
+    assert_eq!((plain.status, plain.body.get("warnings")), (201, None));
+    let lost = tickr.post("/v1/jobs", json!({"kind": "noop", "queue": "mails"})).await;
+    let warning = "no living runner serves the queue mails; the job waits for one that does";
+    assert_eq!((lost.status, &lost.body["warnings"]), (201, &json!([warning])));
+    assert_eq!(tickr.post("/v1/queues/default/pause", json!({"reason": "upkeep"})).await.status, 200);
+    let jobs: Vec<Value> = ["default", "mails", "mails"].map(|queue| json!({"kind": "noop", "queue": queue})).into();
+    let batch = tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
+    let warnings = batch.body["warnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].as_str().unwrap().ends_with(": upkeep"), "{warnings:?}");
+    tickr.post("/v1/queues/default/resume", json!({})).await;
     tickr.stop().await;
 }

@@ -40,6 +40,49 @@ pub struct CronExpression {
     hourly: bool,
 }
 
+/// The fields of an expression, with what each takes.
+const FIELDS: [(&str, &str); 6] = [
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day", "1 to 31 or L"),
+    ("month", "1 to 12 or JAN to DEC"),
+    ("weekday", "0 to 7 (0 and 7 are Sunday) or SUN to SAT"),
+];
+
+fn parse_cron(text: &str) -> Result<Cron, ()> {
+    let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
+    parser.parse(text).map_err(drop)
+}
+
+/// Which field of a refused expression is wrong, found by trying each with stars in the others.
+fn what_is_wrong(text: &str) -> String {
+    let given: Vec<&str> = text.split_whitespace().collect();
+    let names = match given.len() {
+        5 => &FIELDS[1..],
+        6 => &FIELDS[..],
+        count => {
+            let fields = if count == 1 { "field" } else { "fields" };
+            return format!(
+                "is not a cron expression: it has {count} {fields}, and takes five (minute hour day month weekday), or six with the second first, \
+                 like 30 4 * * MON-FRI"
+            );
+        }
+    };
+    for (place, field) in given.iter().enumerate() {
+        let mut alone = vec!["*"; given.len()];
+        alone[place] = field;
+        if parse_cron(&alone.join(" ")).is_err() {
+            let (name, takes) = names[place];
+            let shown: String = field.chars().take(40).collect();
+            return format!(
+                "is not a cron expression: {shown} is its {name}, which takes {takes}, * for each, lists 1,2, ranges 1-5 and steps */2"
+            );
+        }
+    }
+    "is not a cron expression: its fields together never come".to_owned()
+}
+
 impl CronExpression {
     /// Longest text.
     pub const MAX_BYTES: usize = 255;
@@ -53,14 +96,7 @@ impl CronExpression {
         if text.len() > Self::MAX_BYTES {
             return Err(format!("must be at most {} bytes", Self::MAX_BYTES));
         }
-        let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
-        let cron = parser.parse(text).map_err(|error| {
-            let why = error.to_string();
-            format!(
-                "is not a cron expression of five fields, or of six with seconds first: {}",
-                why.trim_end_matches('.')
-            )
-        })?;
+        let cron = parse_cron(text).map_err(|()| what_is_wrong(text))?;
         let hourly = cron.pattern.hours.values().len() == 24;
         Ok(Self { text: text.to_owned(), cron: Box::new(cron), hourly })
     }
