@@ -13,7 +13,10 @@ pub(crate) fn command() -> Command {
 
 pub(crate) fn run(matches: &ArgMatches, mut whole: Command) -> Done {
     if let Some(shell) = matches.get_one::<Shell>("shell") {
-        clap_complete::generate(*shell, &mut whole, "tickr", &mut std::io::stdout());
+        // Printed at once: a reader who goes away in the middle ends it as it ends every other command.
+        let mut script = Vec::new();
+        clap_complete::generate(*shell, &mut whole, "tickr", &mut script);
+        print!("{}", String::from_utf8_lossy(&script));
     }
     Ok(())
 }

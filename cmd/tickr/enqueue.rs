@@ -1,11 +1,17 @@
 //! `tickr enqueue KIND PAYLOAD`: enqueue one job through the API.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Context as _;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value};
 
-use crate::Done;
 use crate::client::{self, Client};
+use crate::print::{self, printable};
+use crate::{Done, ending};
+
+/// Longest wait that one call of the API takes.
+const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 pub(crate) fn command() -> Command {
     let text = |name: &'static str, value: &'static str, help: &'static str| {
@@ -13,6 +19,12 @@ pub(crate) fn command() -> Command {
     };
     let command = Command::new("enqueue")
         .about("Enqueue one job through the API")
+        .long_about(
+            "Enqueues one job and prints its id and its state; with --quiet the id alone, for scripts.\n\n\
+             With --wait it waits for the end of the job, prints the result, and the exit code says how it ended: \
+             0 completed, 3 failed, 4 cancelled, 5 not over yet after that time. Without --wait 0 means accepted. \
+             1 it could not be enqueued, 2 wrong usage.",
+        )
         .arg(Arg::new("kind").required(true).value_name("KIND").help("One of the registered kinds"))
         .arg(
             Arg::new("payload")
@@ -21,10 +33,22 @@ pub(crate) fn command() -> Command {
                 .help("The payload; @FILE reads it, - takes standard input"),
         )
         .arg(text("queue", "NAME", "The queue [default: default]"))
-        .arg(text("at", "TIME", "Start at this moment, RFC 3339").conflicts_with("delay-ms"))
-        .arg(text("delay-ms", "MS", "Start this long after now").value_parser(value_parser!(u64)))
+        .arg(
+            text("at", "TIME", "Start at this moment, like 2027-01-01T10:00:00Z")
+                .value_parser(moment)
+                .conflicts_with("delay-ms"),
+        )
+        .arg(
+            text("delay-ms", "MS", "Start this many milliseconds after now")
+                .value_parser(milliseconds)
+                .allow_negative_numbers(true),
+        )
         .arg(text("max-attempts", "N", "Attempts before the job fails").value_parser(value_parser!(u32)))
-        .arg(text("timeout-ms", "MS", "Time limit of one attempt").value_parser(value_parser!(u64)))
+        .arg(
+            text("timeout-ms", "MS", "Time limit of one attempt, in milliseconds")
+                .value_parser(milliseconds)
+                .allow_negative_numbers(true),
+        )
         .arg(text("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
         .arg(text("unique-key", "KEY", "At most one unfinished job per kind and key"))
         .arg(
@@ -33,7 +57,15 @@ pub(crate) fn command() -> Command {
                 .requires("unique-key"),
         )
         .arg(client::idempotency_key())
-        .arg(text("wait", "DURATION", "Wait for the result, such as 30s"))
+        .arg(text("wait", "DURATION", "Wait for the end, such as 30s or 10m").value_parser(duration))
+        .arg(
+            Arg::new("quiet")
+                .long("quiet")
+                .short('q')
+                .action(ArgAction::SetTrue)
+                .conflicts_with("json")
+                .help("Print the id and nothing else"),
+        )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the job as JSON"));
     client::args(command)
 }
@@ -65,17 +97,62 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     crate::runtime()?.block_on(async {
         let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
         let id = job.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
-        if let Some(wait) = text("wait") {
-            client.get(&format!("/v1/jobs/{id}/result?wait={wait}")).await?;
-            job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
+        // Said before the wait: a script that is interrupted knows what it enqueued.
+        if quiet {
+            println!("{id}");
         }
-        if matches.get_flag("json") {
+        // With --json they are in the job.
+        let warnings = job.get("warnings").and_then(Value::as_array).filter(|_| !as_json);
+        for warning in warnings.into_iter().flatten() {
+            eprintln!("tickr: {}", printable(warning.as_str().unwrap_or_default()));
+        }
+        let wait = matches.get_one::<Duration>("wait");
+        if let Some(wait) = wait {
+            job = until_over(&client, &id, *wait).await?;
+        }
+        if as_json {
             println!("{job:#}");
-        } else {
-            println!("{id} {}", job.get("state").and_then(Value::as_str).unwrap_or_default());
+        } else if !quiet {
+            println!("{id} {}", print::text(&job, "state"));
+            if let Some(result) = job.get("result").filter(|result| !result.is_null()) {
+                println!("{result}");
+            }
         }
-        Ok(())
+        if wait.is_some() { ending::of(&job, as_json) } else { Ok(()) }
     })
+}
+
+/// Wait until a job is over, for so long at the most; the job as it is then.
+async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Value> {
+    let end = Instant::now() + wait;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let ms = left.min(LONGEST_CALL).as_millis();
+        client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await?;
+        let job = client.get(&format!("/v1/jobs/{id}")).await?;
+        let over = ["completed", "failed", "cancelled"].contains(&print::text(&job, "state").as_str());
+        if over || left <= LONGEST_CALL {
+            return Ok(job);
+        }
+    }
+}
+
+/// A flag's moment. The API says the same, but only after a call.
+pub(crate) fn moment(text: &str) -> Result<String, String> {
+    match chrono::DateTime::parse_from_rfc3339(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err("write a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z".to_owned()),
+    }
+}
+
+fn milliseconds(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write a whole number of milliseconds, 0 or more, like 30000 for 30 s".to_owned())
+}
+
+/// A flag's length of time.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    tickr::config::parse_duration(text).map_err(|wrong| format!("{wrong}; write it like 250ms, 30s, 15m or 2h"))
 }
 
 /// JSON as it is given: in words, with `@` from a file, with `-` from standard input.

@@ -1,12 +1,15 @@
-//! `tickr jobs list|show|cancel|retry|run-now|watch`: read, steer and follow jobs through the API.
+//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|watch`: read, steer and follow jobs
+//! through the API.
 
-use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 
 use crate::Done;
 use crate::client::{self, Client};
-use crate::print::{encoded, number, printable, table, text};
-use crate::watch;
+use crate::print::{encoded, number, printable, shown, table, text};
+use crate::{enqueue, watch};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -19,10 +22,41 @@ pub(crate) fn command() -> Command {
         .subcommand(client::args(
             Command::new("list").about("List jobs, newest first").args(client::filter()).arg(limit()).arg(json()),
         ))
-        .subcommand(one("show", "Show a job with its attempts"))
+        .subcommand(client::args(
+            Command::new("count").about("Count the jobs of a filter").args(client::filter()).arg(json()),
+        ))
+        .subcommand(one("show", "Show a job with its attempts, and why it waits if it does"))
+        .subcommand(one("explain", "Say why a job does not run, the first reason first"))
         .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
         .subcommand(one("retry", "Give a failed or cancelled job a new life").arg(client::idempotency_key()))
         .subcommand(one("run-now", "Make a waiting job due now").arg(client::idempotency_key()))
+        .subcommand(
+            one("reschedule", "Give a waiting job another due time")
+                .arg(
+                    Arg::new("at")
+                        .long("at")
+                        .value_name("TIME")
+                        .value_parser(enqueue::moment)
+                        .help("Due at this moment, like 2027-01-01T10:00:00Z"),
+                )
+                .arg(
+                    Arg::new("in")
+                        .long("in")
+                        .value_name("DURATION")
+                        .value_parser(enqueue::duration)
+                        .help("Due this long after now, such as 30s, 15m or 2h"),
+                )
+                .group(ArgGroup::new("when").args(["at", "in"]).required(true)),
+        )
+        .subcommand(
+            one("set-priority", "Make a waiting job more or less urgent").arg(
+                Arg::new("priority")
+                    .required(true)
+                    .value_name("0-9")
+                    .value_parser(value_parser!(u8).range(0..=9))
+                    .help("0 runs first, 9 last"),
+            ),
+        )
         .subcommand(watch::command())
 }
 
@@ -37,9 +71,30 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         if verb == "list" {
             return list(&client, matches, as_json).await;
         }
+        if verb == "count" {
+            return count(&client, matches, as_json).await;
+        }
         let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
+        let path = format!("/v1/jobs/{id}");
         let job = match verb {
-            "show" => client.get(&format!("/v1/jobs/{id}")).await?,
+            "explain" => {
+                let explanation = client.get(&format!("{path}/explain")).await?;
+                if as_json {
+                    println!("{explanation:#}");
+                } else {
+                    print_reasons(&explanation);
+                }
+                return Ok(());
+            }
+            "show" => client.get(&path).await?,
+            "reschedule" => {
+                let change = match (matches.get_one::<String>("at"), matches.get_one::<Duration>("in")) {
+                    (Some(at), _) => json!({"execute_at": at}),
+                    (_, delay) => json!({"delay_ms": delay.map(Duration::as_millis)}),
+                };
+                client.patch(&path, &change).await?
+            }
+            "set-priority" => client.patch(&path, &json!({"priority": matches.get_one::<u8>("priority")})).await?,
             verb => {
                 let key = matches.get_one::<String>("idempotency-key");
                 client.post(&format!("/v1/jobs/{id}/{verb}"), &json!({}), key).await?
@@ -49,9 +104,34 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             println!("{job:#}");
         } else {
             show(&job);
+            if verb == "show" && ["waiting", "retrying"].contains(&text(&job, "state").as_str()) {
+                println!("why it waits");
+                print_reasons(&client.get(&format!("{path}/explain")).await?);
+            }
         }
         Ok(())
     })
+}
+
+/// The reasons of an explanation, a line each.
+fn print_reasons(explanation: &Value) {
+    for reason in explanation.get("reasons").and_then(Value::as_array).into_iter().flatten() {
+        println!("  {:<18} {}", text(reason, "code"), printable(&text(reason, "text")));
+    }
+}
+
+async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
+    let given = client::filter_given(matches);
+    let words: Vec<String> = given.iter().map(|(name, value)| format!("{name}={}", encoded(value))).collect();
+    let answer = client.get(&format!("/v1/jobs/count?{}", words.join("&"))).await?;
+    if as_json {
+        println!("{answer:#}");
+        return Ok(());
+    }
+    // A count that stopped early says so.
+    let more = if answer.get("capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
+    println!("{}{more}", number(&answer, "count"));
+    Ok(())
 }
 
 async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
@@ -103,7 +183,7 @@ fn print_table(jobs: &[Value]) {
     let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
     for job in jobs {
         let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
-        let error: String = text(job, "last_error").chars().take(60).collect();
+        let error = shown(&text(job, "last_error"), 60);
         table.add_row([
             text(job, "id"),
             text(job, "kind"),

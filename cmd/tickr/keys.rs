@@ -26,7 +26,12 @@ pub(crate) fn command() -> Command {
         .long("in-store")
         .action(ArgAction::SetTrue)
         .help("Write to MySQL and not through the API: for the first key, and for who locked the door from inside");
-    let create = Command::new("create").about("Make a key and show it, once").arg(name()).arg(scope).arg(json());
+    let yes = Arg::new("yes")
+        .long("yes")
+        .action(ArgAction::SetTrue)
+        .help("Make the first key: from then on every call without a key is refused");
+    let create =
+        Command::new("create").about("Make a key and show it, once").arg(name()).arg(scope).arg(yes).arg(json());
     let create = Flags::args(create.arg(in_store), Subset::Only(&["mysql_url", "log", "log_format"]));
     Command::new("keys")
         .about("List, make and revoke keys of the API")
@@ -73,6 +78,9 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let name = name.unwrap_or_else(|| format!("{scope}-{:08x}", rand::random::<u32>()));
     if !matches.get_flag("in-store") {
         let client = Client::from_matches(matches)?;
+        if !matches.get_flag("yes") {
+            crate::runtime()?.block_on(not_the_first(&client))?;
+        }
         let made = async { client.put(&format!("/v1/keys/{}", encoded(&name)), &json!({"scope": scope})).await };
         return Ok(crate::runtime()?.block_on(made)?);
     }
@@ -93,6 +101,18 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         }
     })?;
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
+}
+
+/// The first key closes an API that was open: that is said before it happens.
+async fn not_the_first(client: &Client) -> anyhow::Result<()> {
+    let whoami = client.get("/v1/whoami").await?;
+    if whoami.get("open").and_then(Value::as_bool) != Some(true) {
+        return Ok(());
+    }
+    bail!(
+        "this is the first key. From then on every call without a key gets 401: of producers, the dashboard, /metrics, \
+         /docs and /openapi.json too. Repeat with --yes, and give the others keys of their own"
+    )
 }
 
 fn list(answer: &Value) {

@@ -7,6 +7,7 @@ mod completions;
 mod config;
 mod dead;
 mod dev;
+mod ending;
 mod enqueue;
 mod events;
 mod jobs;
@@ -29,7 +30,8 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
 
-/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `tickr jobs watch` has its own beside them.
+/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `tickr enqueue --wait` and `tickr jobs watch` have
+/// their own beside them.
 fn main() -> ExitCode {
     end_with_the_reader();
     // One TLS implementation for everything, chosen before anybody asks for one.

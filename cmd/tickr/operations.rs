@@ -115,9 +115,10 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     Ok(())
 }
 
-/// Follow an operation with a progress bar; it is drawn only on a terminal.
+/// Follow an operation: with a progress bar on a terminal, with a line for each change elsewhere.
 async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
     let bar = ProgressBar::new(0);
+    let mut said = String::new();
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg}").unwrap_or(ProgressStyle::default_bar());
     bar.set_style(style);
     loop {
@@ -128,6 +129,11 @@ async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
         let rate = operation.get("measured_rate").and_then(Value::as_f64).unwrap_or_default();
         bar.set_message(format!("{} {rate:.0}/s", text(&operation, "state")));
         let state = text(&operation, "state");
+        let line = format!("{seen}/{} {state} {rate:.0}/s", bar.length().unwrap_or_default());
+        if bar.is_hidden() && !as_json && line != said && state == "running" {
+            println!("{line}");
+            said = line;
+        }
         if state != "running" {
             bar.finish_and_clear();
             print(&operation, as_json);

@@ -1,5 +1,7 @@
 //! What the commands print: tables for people, and words out of JSON.
 
+use std::io::IsTerminal as _;
+
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
@@ -31,6 +33,11 @@ pub(crate) fn number(value: &Value, field: &str) -> u64 {
 /// Without control characters: an error text must not be able to steer the terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// As much of a text as a terminal has room for. A pipe gets all of it.
+pub(crate) fn shown(text: &str, most: usize) -> String {
+    if std::io::stdout().is_terminal() { text.chars().take(most).collect() } else { text.to_owned() }
 }
 
 /// A duration as people say it.

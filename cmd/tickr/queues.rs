@@ -11,6 +11,12 @@ pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let name = || Arg::new("name").required(true).value_name("QUEUE").help("The queue");
     let reason = Arg::new("reason").long("reason").value_name("TEXT").help("For whoever wonders why nothing runs");
+    let create = || {
+        Arg::new("create")
+            .long("create")
+            .action(ArgAction::SetTrue)
+            .help("Also if no job and no runner has ever named the queue")
+    };
     let priority = Arg::new("priority").long("priority").value_name("0-9").value_parser(value_parser!(u8).range(0..=9));
     let limit = Arg::new("concurrency").long("concurrency").value_name("N|none");
     let verb =
@@ -20,12 +26,13 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .subcommand(client::args(Command::new("list").about("List the queues").arg(json())))
         .subcommand(verb("show", "Show a queue"))
-        .subcommand(verb("pause", "Start nothing of a queue any more, within 2 s everywhere").arg(reason))
+        .subcommand(verb("pause", "Start nothing of a queue any more, within 2 s everywhere").arg(reason).arg(create()))
         .subcommand(verb("resume", "Let a paused queue go on"))
         .subcommand(
             verb("set", "Set a queue's priority and limit")
                 .arg(priority.help("0 is served first, 9 last; 5 unless set"))
                 .arg(limit.help("Jobs that may run at the same time, all runners together; `none` for no limit"))
+                .arg(create())
                 .arg_required_else_help(true),
         )
 }
@@ -44,7 +51,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             }
             return Ok(());
         }
-        let path = format!("/v1/queues/{}", encoded(matches.get_one::<String>("name").map_or("", String::as_str)));
+        let name = matches.get_one::<String>("name").map_or("", String::as_str);
+        if ["pause", "set"].contains(&verb) && !matches.get_flag("create") {
+            known(&client, name).await?;
+        }
+        let path = format!("/v1/queues/{}", encoded(name));
         let queue = match verb {
             "show" => client.get(&path).await?,
             "pause" => {
@@ -61,6 +72,21 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         }
         Ok(())
     })
+}
+
+/// A name that no job, no runner and no setting has is most likely a slip of the finger: it would look like a paused queue.
+async fn known(client: &Client, name: &str) -> anyhow::Result<()> {
+    let answer = client.get("/v1/queues").await?;
+    let queues: Vec<String> =
+        answer.get("data").and_then(Value::as_array).into_iter().flatten().map(|queue| text(queue, "name")).collect();
+    if queues.iter().any(|queue| queue == name) {
+        return Ok(());
+    }
+    let few = queues.iter().take(20).map(|queue| printable(queue)).collect::<Vec<_>>().join(", ");
+    anyhow::bail!(
+        "there is no queue {}; there are {few}. To set it before its first job, repeat with --create",
+        printable(name)
+    )
 }
 
 fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {

@@ -10,11 +10,8 @@ use serde_json::Value;
 use crate::client::{self, Client};
 use crate::print::{encoded, number, printable, text};
 use crate::stream::{self, Stream, Told, until_signalled};
-use crate::{Done, Failure};
+use crate::{Done, Failure, ending};
 
-/// Exit codes beside those of all commands.
-const FAILED: u8 = 3;
-const CANCELLED: u8 = 4;
 /// What a shell gives to SIGINT and SIGTERM.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
@@ -65,36 +62,24 @@ async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Scre
     while let Some(told) = stream.next().await? {
         screen.show(&told);
         if told.kind == "end" {
-            let state = text(&told.data, "state");
             screen.bar.finish_and_clear();
-            return ended(client, &path, &state, screen.as_json).await;
+            return ended(client, &path, &told.data, screen.as_json).await;
         }
     }
     // The server says that the end has been told.
     let job = client.get(&path).await?;
-    ended(client, &path, &text(&job, "state"), screen.as_json).await
+    ending::of(&job, screen.as_json)
 }
 
-/// How the job ended, as an exit code and, for people, with the reason.
-async fn ended(client: &Client, path: &str, state: &str, as_json: bool) -> Done {
-    let code = match state {
-        "completed" => return Ok(()),
-        "failed" => FAILED,
-        "cancelled" => CANCELLED,
-        other => {
-            return Err(anyhow::anyhow!("the job ended as {}, which this tickr does not know", printable(other)).into());
-        }
-    };
-    if as_json {
-        return Err(Failure::quiet(code));
+/// How the job ended. The stream tells no errors, so they are read for a person; without them, the state has to do.
+async fn ended(client: &Client, path: &str, told: &Value, as_json: bool) -> Done {
+    if !as_json
+        && text(told, "state") == "failed"
+        && let Ok(job) = client.get(path).await
+    {
+        return ending::of(&job, as_json);
     }
-    // The stream tells no errors. Without one, the state has to do.
-    let error = match client.get(path).await {
-        Ok(job) if code == FAILED => printable(&text(&job, "last_error")),
-        _ => String::new(),
-    };
-    let why = if error.is_empty() { String::new() } else { format!(": {error}") };
-    Err(Failure::new(code, anyhow::anyhow!("the job is {state}{why}")))
+    ending::of(told, as_json)
 }
 
 /// What was told last. A stream that was taken up again tells it again.

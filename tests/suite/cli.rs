@@ -412,12 +412,14 @@ async fn dead_letters_and_operations_are_handled_from_the_command_line() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
     let app = TestApp::start().await;
-    let pipe = format!("{} config --reference | true; echo ${{PIPESTATUS[0]}}", tickr().display());
-    let mut shell = tokio::process::Command::new("bash");
-    shell.args(["-c", &pipe]).current_dir(app.dir.path());
-    let (_, out, err) = outcome(shell).await;
-    // It may be done before the pipe is closed.
-    assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{out}{err}");
+    for said in ["config --reference", "completions bash"] {
+        let pipe = format!("{} {said} | true; echo ${{PIPESTATUS[0]}}", tickr().display());
+        let mut shell = tokio::process::Command::new("bash");
+        shell.args(["-c", &pipe]).current_dir(app.dir.path());
+        let (_, out, err) = outcome(shell).await;
+        // It may be done before the pipe is closed.
+        assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{said}: {out}{err}");
+    }
     app.stop().await;
 }
 
@@ -560,7 +562,7 @@ async fn the_cluster_is_heard_from_the_command_line_by_what_one_wants() {
     let line = lines.says(&format!("settled          job={id}")).await;
     let expected = format!(" kind=sleep queue=default state=completed verdict=succeeded runner={}", app.app.runner());
     assert_eq!(line, expected);
-    ok(client(&app, &["queues", "pause", "mail", "--reason", "canary"])).await;
+    ok(client(&app, &["queues", "pause", "mail", "--create", "--reason", "canary"])).await;
     let line = lines.says("queue_paused     queue=mail").await;
     assert!(line.starts_with(" paused=true version=1") && !line.contains("canary"), "{line}");
     for program in [&mut lines, &mut objects] {
@@ -606,6 +608,111 @@ async fn runners_are_listed_with_what_they_do() {
     let (code, _, err) = outcome(client(&app, &["runners", "drain", &gone])).await;
     assert!(code == 1 && err.contains("runner_stopped"), "{err}");
     app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended() {
+    let app = TestApp::start().await;
+    let (code, out, err) = outcome(client(&app, &["enqueue", "fail", r#"{"permanent": true}"#, "--wait", "30s"])).await;
+    assert!(code == 3 && out.ends_with(" failed\n") && err.contains("the job is failed: "), "{code} {out}{err}");
+    let (code, out, err) = outcome(client(&app, &["enqueue", "noop", "--delay-ms", "600000", "--wait", "100ms"])).await;
+    assert!(code == 5 && out.ends_with(" waiting\n") && err.contains("not over yet"), "{code} {out}{err}");
+    // With --quiet standard output is an id and nothing else, said before the wait.
+    let mut quiet = client(&app, &["enqueue", "noop", "--delay-ms", "600000", "--quiet", "--wait", "60s"]);
+    let mut waits = quiet.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut id = [0; 37];
+    tokio::io::AsyncReadExt::read_exact(waits.stdout.as_mut().unwrap(), &mut id).await.unwrap();
+    let id = std::str::from_utf8(&id).unwrap().trim();
+    let cancelled = answer(http().post(app.url(&format!("/v1/jobs/{id}/cancel")))).await;
+    assert_eq!(cancelled.status, 200);
+    let waited = waits.wait_with_output().await.unwrap();
+    let err = String::from_utf8_lossy(&waited.stderr).into_owned();
+    assert!(waited.status.code() == Some(4) && waited.stdout.is_empty() && err.contains("cancelled"), "{err}");
+    // What was typed wrong is said with an example of what is right, before anything is sent.
+    for (flags, right) in [
+        (&["--at", "tomorrow"], "2027-01-01T10:00:00Z"),
+        (&["--delay-ms", "-5"], "whole number of milliseconds, 0 or more"),
+        (&["--timeout-ms", "10s"], "whole number of milliseconds"),
+        (&["--wait", "30"], "30s"),
+    ] {
+        let (code, out, err) = outcome(client(&app, &[&["enqueue", "noop"][..], flags].concat())).await;
+        assert!(
+            code == 2 && out.is_empty() && err.contains(right) && !err.contains("-- -5"),
+            "{flags:?}: {code} {err}"
+        );
+    }
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_is_explained_counted_and_moved_from_the_command_line() {
+    let app = TestApp::start().await;
+    let id = ok(client(&app, &["enqueue", "noop", "--delay-ms", "600000", "--quiet"])).await.trim().to_owned();
+    let explained = ok(client(&app, &["jobs", "explain", &id])).await;
+    assert!(explained.contains("not_due") && explained.contains("it is due in"), "{explained}");
+    let json: Value = serde_json::from_str(&ok(client(&app, &["jobs", "explain", &id, "--json"])).await).unwrap();
+    assert_eq!(json["reasons"][0]["code"], "not_due");
+    let shown = ok(client(&app, &["jobs", "show", &id])).await;
+    assert!(shown.contains("why it waits") && shown.contains("not_due"), "{shown}");
+    assert_eq!(ok(client(&app, &["jobs", "count", "--state", "waiting"])).await, "1\n");
+    assert_eq!(ok(client(&app, &["jobs", "count", "-q", "state:failed"])).await, "0\n");
+    ok(client(&app, &["jobs", "set-priority", &id, "1"])).await;
+    let moved = ok(client(&app, &["jobs", "reschedule", &id, "--at", "2020-01-01T00:00:00Z", "--json"])).await;
+    assert_eq!(serde_json::from_str::<Value>(&moved).unwrap()["priority"], 1);
+    let id: tickr::job::JobId = id.parse().unwrap();
+    let done = app.until(id, State::Completed).await;
+    assert_eq!(done["priority"], 1);
+    let (code, _, err) = outcome(client(&app, &["jobs", "reschedule", &id.to_string()])).await;
+    assert!(code == 2 && err.contains("--in"), "{err}");
+    let (code, _, err) = outcome(client(&app, &["jobs", "reschedule", &id.to_string(), "--in", "2h"])).await;
+    assert!(code == 1 && err.contains("wrong_state"), "{err}");
+    // A shell that asks for an unknown queue learns of it from the enqueue itself.
+    let (code, out, err) = outcome(client(&app, &["enqueue", "noop", "--queue", "mails"])).await;
+    assert!(
+        code == 0 && out.ends_with(" waiting\n") && err.contains("no living runner serves the queue mails"),
+        "{err}"
+    );
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_that_was_never_used_is_not_paused_by_a_slip_of_the_finger() {
+    let app = TestApp::start().await;
+    for verb in [&["pause", "defualt"][..], &["set", "defualt", "--concurrency", "1"]] {
+        let (code, out, err) = outcome(client(&app, &[&["queues"][..], verb].concat())).await;
+        assert!(code == 1 && out.is_empty() && err.contains("--create") && err.contains("default"), "{out}{err}");
+    }
+    assert_eq!(app.count("SELECT COUNT(*) FROM queues").await, 0);
+    ok(client(&app, &["queues", "pause", "default"])).await;
+    ok(client(&app, &["queues", "pause", "later", "--create"])).await;
+    // Set once, it is known.
+    ok(client(&app, &["queues", "set", "later", "--priority", "1"])).await;
+    assert_eq!(app.count("SELECT COUNT(*) FROM queues").await, 2);
+    app.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_first_key_asks_before_it_locks_the_others_out() {
+    let app = TestApp::start().await;
+    let (code, out, err) = outcome(client(&app, &["keys", "create", "ops", "--scope", "admin"])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("--yes") && err.contains("401"), "{err}");
+    let (code, out, err) = outcome(client(&app, &["keys", "create", "shop", "--scope", "enqueue", "--yes"])).await;
+    assert!(code == 1 && out.is_empty() && err.contains("admin"), "{err}");
+    assert_eq!(app.count("SELECT COUNT(*) FROM api_keys").await, 0);
+    let refused = answer(http().put(app.url("/v1/keys/shop")).json(&json!({"scope": "read"}))).await;
+    assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_request", vec!["/scope"]));
+    let key = ok_out(client(&app, &["keys", "create", "ops", "--scope", "admin", "--yes"])).await;
+    let mut second = client(&app, &["keys", "create", "shop", "--scope", "enqueue"]);
+    second.env("TICKR_TOKEN", key.trim());
+    ok_out(second).await;
+    app.stop().await;
+}
+
+/// What a command prints that may say something on standard error as well.
+async fn ok_out(command: Command) -> String {
+    let (code, out, err) = outcome(command).await;
+    assert_eq!(code, 0, "{out}{err}");
+    out
 }
 
 #[tokio::test(flavor = "multi_thread")]

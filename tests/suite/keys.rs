@@ -38,7 +38,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
     // Open until there is a key, and closed from then on.
     assert_eq!(
         call(&here, Method::GET, "/v1/whoami", "", None).await.body,
-        json!({"actor": "anyone", "scope": "admin"})
+        json!({"actor": "anyone", "scope": "admin", "open": true})
     );
     let admin = make(&here, "", "ops", "admin").await;
     assert_eq!(call(&here, Method::GET, "/v1/stats", "", None).await.code(), "unauthorized");
@@ -69,7 +69,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
     }
     assert_eq!(
         call(&here, Method::GET, "/v1/whoami", &reads, None).await.body,
-        json!({"actor": "key:board", "scope": "read"})
+        json!({"actor": "key:board", "scope": "read", "open": false})
     );
 
     // Names are used once, and said well.

@@ -1,0 +1,33 @@
+//! How a job ended, as an exit code for scripts: the same of `tickr enqueue --wait` and of `tickr jobs watch`.
+
+use serde_json::Value;
+
+use crate::print::{printable, text};
+use crate::{Done, Failure};
+
+/// Exit codes beside those of all commands.
+const FAILED: u8 = 3;
+const CANCELLED: u8 = 4;
+/// The job is not over yet.
+const NOT_OVER: u8 = 5;
+
+/// What a job's state means for the exit code. The reason goes to standard error, unless `quiet`.
+pub(crate) fn of(job: &Value, quiet: bool) -> Done {
+    let state = text(job, "state");
+    let code = match state.as_str() {
+        "completed" => return Ok(()),
+        "failed" => FAILED,
+        "cancelled" => CANCELLED,
+        "waiting" | "executing" | "retrying" => NOT_OVER,
+        other => {
+            return Err(anyhow::anyhow!("the job is {}, which this tickr does not know", printable(other)).into());
+        }
+    };
+    if quiet {
+        return Err(Failure::quiet(code));
+    }
+    let error = printable(&text(job, "last_error"));
+    let why = if error.is_empty() || code == CANCELLED { String::new() } else { format!(": {error}") };
+    let yet = if code == NOT_OVER { ", not over yet" } else { "" };
+    Err(Failure::new(code, anyhow::anyhow!("the job is {state}{yet}{why}")))
+}
