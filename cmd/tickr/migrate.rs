@@ -1,21 +1,36 @@
 //! `tickr migrate`: bring the tables to the shape this binary needs. `serve` does it as well.
 
-use clap::{ArgMatches, Command};
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command};
 use tickr::app::connect_store;
-use tickr::config::{Flags, Subset};
+use tickr::config::{Flags, Subset, parse_duration};
+use tickr::store::{MIGRATION_PATIENCE, MigrateSettings};
 
 use crate::Done;
 
 pub(crate) fn command() -> Command {
-    let command = Command::new("migrate").about("Create or upgrade the tables");
+    let command = Command::new("migrate")
+        .about("Create or upgrade the tables")
+        .long_about(
+            "Creates the tables, or adds what this binary needs to those of an older one. One process migrates a database \
+             at a time, others wait for it. Killed at any moment, it goes on where it was when it is run again. Needs the \
+             rights CREATE and ALTER, and checks them before it changes anything.",
+        )
+        .arg(Arg::new("patience").long("patience").value_name("DURATION").value_parser(parse_duration).help(
+            "How long to try when other transactions hold a table, such as 30s or 1h; 10m when left out. Their work goes \
+             on meanwhile",
+        ));
     Flags::args(command, Subset::Only(&["mysql_url", "log", "log_format"]))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
     let loaded = crate::load(matches, &["mysql_url"])?;
+    let patience: Option<Duration> = matches.get_one("patience").copied();
     crate::runtime()?.block_on(async {
         let store = connect_store(&loaded.config).await?;
-        let migrated = store.migrate().await;
+        let patience = patience.unwrap_or(MIGRATION_PATIENCE);
+        let migrated = store.migrate_with(&MigrateSettings { patience, ..MigrateSettings::default() }).await;
         store.close().await;
         migrated?;
         println!("the tables are up to date");

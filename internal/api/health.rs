@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
 use serde::Serialize;
+use tokio::sync::watch;
 use utoipa::ToSchema;
 
-use super::{Api, json};
+use super::{Api, Code, Problem, json};
 
 /// Is the process alive?
 #[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
@@ -19,7 +22,7 @@ pub(super) async fn livez() -> &'static str {
 /// Whether this runner should get traffic, and why.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ReadyAnswer {
-    /// `ready`, `draining` or `store_unavailable`.
+    /// `ready`, `draining`, `store_unavailable`, or `migrating` while the start brings the tables to the shape it needs.
     status: &'static str,
     /// Does MySQL answer, and take writes?
     mysql: bool,
@@ -36,16 +39,40 @@ pub(super) struct ReadyAnswer {
     /// What makes Redis forget more than it must, such as an eviction policy. As far as Redis tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     index_weakness: Option<String>,
+    /// What the migration is doing, while the status is `migrating`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    migration: Option<String>,
+}
+
+/// What is answered while the start migrates the tables: alive, not ready, and everything else later.
+pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
+    let ready = async move || {
+        let answer = ReadyAnswer {
+            status: "migrating",
+            mysql: true,
+            index: "degraded",
+            durable: None,
+            weaknesses: Vec::new(),
+            takes_jobs: false,
+            index_weakness: None,
+            migration: Some(stage.borrow().clone()),
+        };
+        json(StatusCode::SERVICE_UNAVAILABLE, answer)
+    };
+    let later = async || {
+        Problem::new(Code::StoreUnavailable, "the tables are being migrated; /readyz says how far").into_response()
+    };
+    Router::new().route("/livez", get(livez)).route("/readyz", get(ready)).fallback(later)
 }
 
 /// Should this runner get traffic?
 ///
-/// Red only when MySQL does not answer, takes no writes, or the runner is stopping.
+/// Red only when MySQL does not answer, takes no writes, its tables are being migrated, or the runner is stopping.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = ReadyAnswer),
-        (status = 503, description = "Draining, or MySQL does not answer or takes no writes", body = ReadyAnswer),
+        (status = 503, description = "Draining, migrating, or MySQL does not answer or takes no writes", body = ReadyAnswer),
     )
 )]
 pub(super) async fn readyz(State(api): State<Api>) -> Response {
@@ -67,6 +94,7 @@ pub(super) async fn readyz(State(api): State<Api>) -> Response {
         weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
         takes_jobs: !draining && !api.controls.now().drained,
         index_weakness: api.index.weakness(),
+        migration: None,
     };
     let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(code, answer)

@@ -42,6 +42,7 @@ mod warnings;
 
 pub use auth::Tokens;
 pub use catalogue::markdown as problems_as_markdown;
+pub(crate) use health::while_migrating;
 pub use keys::new_key;
 pub use metrics::Readings;
 pub use problem::{Code, Problem};

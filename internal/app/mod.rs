@@ -1,6 +1,6 @@
 //! A whole tickr process: the composition root, with the ordered start and stop.
 //!
-//! Start: store, migrations, index (which may be out), broker, engine, API. Stop, on the first SIGTERM or SIGINT:
+//! Start: store, address, migrations (while the probes are answered), index (which may be out), broker, engine, API. Stop, on the first SIGTERM or SIGINT:
 //! 1. readiness turns red, so that a load balancer looks elsewhere; answers ask clients to close their connections
 //! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP goes on
 //! 3. what still runs is told to stop and given back without burning its attempt
@@ -13,6 +13,7 @@ mod check;
 mod connection;
 mod door;
 mod kinds;
+mod migrating;
 mod run;
 mod schedules;
 mod server;
@@ -149,13 +150,13 @@ impl App {
             tracing::warn!(weaknesses, "the MySQL server may lose acknowledged commits in a power cut");
         }
         tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
-        store.migrate().await.map_err(|e| of_the_store(e, config))?;
 
         let index = index_of(config)?;
         let registry = Arc::new(kinds::register_all(config, own)?);
         let listener = TcpListener::bind(config.http_addr).await;
         let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
         let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
+        migrating::migrate(&store, &listener, http_limits(config)).await.map_err(|e| of_the_store(e, config))?;
 
         let tasks = TaskTracker::new();
         // Ends with the guard, also when the start fails further down.
@@ -215,15 +216,7 @@ impl App {
         })
         .merge(dashboard::router());
         let stop_http = CancellationToken::new();
-        let limits = HttpLimits {
-            connections: config.http_connections,
-            patience: Patience {
-                head: config.http_header_timeout,
-                write: config.http_write_timeout,
-                idle: config.http_idle_timeout,
-            },
-        };
-        let http = tokio::spawn(server::serve(listener, router, limits, stop_http.clone()));
+        let http = tokio::spawn(server::serve(listener, router, http_limits(config), stop_http.clone()));
         tracing::info!(%addr, "listening");
         let (grace, notice) = (config.shutdown_grace, config.shutdown_notice);
         Ok(Self {
@@ -348,6 +341,17 @@ impl App {
         };
         tokio::join!(store.close(), exported);
         stopped
+    }
+}
+
+fn http_limits(config: &Config) -> HttpLimits {
+    HttpLimits {
+        connections: config.http_connections,
+        patience: Patience {
+            head: config.http_header_timeout,
+            write: config.http_write_timeout,
+            idle: config.http_idle_timeout,
+        },
     }
 }
 

@@ -18,7 +18,7 @@
 //! - `samples.rs`: what happened in slots of time, for charts
 //! - `evidence.rs`, `verifications.rs`: what the checker reads, and what it found
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
-//! - `migrated.rs`: have the tables the shape of this binary? · `pools.rs`: which connections are for whom · `link.rs`: the
+//! - `migrate/`: brings the tables to the shape of this binary · `pools.rs`: which connections are for what · `link.rs`: the
 //!   rules that every statement runs under
 
 mod alert;
@@ -45,7 +45,7 @@ mod keyed;
 mod keys;
 mod lease;
 mod link;
-mod migrated;
+mod migrate;
 mod once;
 mod operate;
 mod operation;
@@ -90,6 +90,7 @@ pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
 pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow};
 #[doc(hidden)]
 pub use link::rolled_back_on_release;
+pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
 pub use once::{Answer, Digest, Once, Outcome, Wording};
 pub use operate::{Moved, Steer, Steered};
 pub use operation::{Batched, OperationCancelled, OperationLease};
@@ -275,22 +276,6 @@ impl Store {
         }
         let conn = link::open(&options.database("")).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))
-    }
-
-    /// Bring the tables to the shape this binary needs. Many processes may do it at once.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached, or a migration was changed or fails.
-    pub async fn migrate(&self) -> Result<(), StoreError> {
-        let attempted = "migrate the tables";
-        // Nothing bounds a migration: it takes as long as the tables are large. So it begins only when there is one.
-        if migrated::is_current(&self.shared.pools.loops).await? {
-            return Ok(());
-        }
-        let pool = self.shared.pools.loops.clone();
-        let task = tokio::spawn(async move { migrated::MIGRATIONS.run(&pool).await });
-        let refused = |cause: String| StoreError::Refused { attempted, cause };
-        task.await.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))
     }
 
     /// The database's clock, estimated.

@@ -34,6 +34,7 @@ mod leases;
 mod limits;
 mod logs;
 mod metrics;
+mod migrations;
 mod mysql_faults;
 mod openapi;
 mod operations;

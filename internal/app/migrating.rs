@@ -1,0 +1,65 @@
+//! The migration of a start. It may take long, and a supervisor that hears nothing would kill the process: so `/livez`
+//! and `/readyz` are answered meanwhile, on the address that the API gets afterwards.
+
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::connection;
+use super::server::HttpLimits;
+use crate::api;
+use crate::store::{MigrateSettings, Store, StoreError};
+use hyper_util::service::TowerToHyperService;
+
+/// Clients that are answered at the same time while the tables are migrated: probes, and few others.
+const MOST_GUESTS: usize = 64;
+/// How long answers that are under way may take once the tables are there.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Bring the tables to the shape of this binary, if they have not got it; answer probes until they have.
+pub(super) async fn migrate(store: &Store, listener: &TcpListener, limits: HttpLimits) -> Result<(), StoreError> {
+    if store.is_migrated().await? {
+        return Ok(());
+    }
+    let settings = MigrateSettings::default();
+    let stage = settings.stage.subscribe();
+    let done = CancellationToken::new();
+    let migrated = async {
+        let outcome = store.migrate_with(&settings).await;
+        done.cancel();
+        outcome
+    };
+    let (migrated, ()) = tokio::join!(migrated, answer_probes(listener, stage, limits, &done));
+    migrated
+}
+
+async fn answer_probes(
+    listener: &TcpListener,
+    stage: watch::Receiver<String>,
+    limits: HttpLimits,
+    done: &CancellationToken,
+) {
+    let service = TowerToHyperService::new(api::while_migrating(stage));
+    let leaving = CancellationToken::new();
+    // Dropped with this future, as by a signal, it ends every connection.
+    let mut guests = JoinSet::new();
+    loop {
+        let room = guests.len() < MOST_GUESTS;
+        tokio::select! {
+            () = done.cancelled() => break,
+            Some(_) = guests.join_next() => {}
+            accepted = listener.accept(), if room => match accepted {
+                Ok((stream, _)) => {
+                    guests.spawn(connection::serve(stream, service.clone(), limits.patience, leaving.clone()));
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+            },
+        }
+    }
+    leaving.cancel();
+    let gone = async { while guests.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(LAST_ANSWERS, gone).await;
+}

@@ -1,0 +1,64 @@
+//! One process migrates a database at a time: a named lock of the server, held by the connection that does the work.
+//!
+//! The driver's own lock waits without an end (`GET_LOCK(…, -1)`) and does not read the answer; MariaDB answers NULL to
+//! that and locks nothing. This one waits a few seconds at a time and reads what comes. The lock ends with its
+//! connection, so a process that dies leaves none behind; a statement that the server still works on for a dead process
+//! keeps it until that statement is over, which is right.
+//!
+//! A cluster such as Galera has such locks for each node only, and may refuse them. Then processes on two nodes run the
+//! same statements at once. That is harmless, because every statement may run again, so a refusal is no reason to stop.
+
+use std::time::{Duration, Instant};
+
+use sha2::{Digest as _, Sha256};
+use sqlx::MySqlConnection;
+
+use super::super::error::{Fault, fault};
+use super::super::link::within;
+use super::Stage;
+
+/// How long the server waits for the lock before it answers.
+const TURN: Duration = Duration::from_secs(5);
+/// How often a process says that it still waits.
+const REMINDER: Duration = Duration::from_secs(30);
+
+/// Wait for the lock of this database, for as long as another process migrates it.
+pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Stage<'_>) -> Result<(), sqlx::Error> {
+    let name = name(database);
+    let mut said: Option<Instant> = None;
+    loop {
+        // The first answer comes at once, so that a wait is told at once.
+        let turn = if said.is_some() { TURN } else { Duration::ZERO };
+        let asked = sqlx::query_scalar("SELECT CAST(GET_LOCK(?, ?) AS SIGNED)")
+            .bind(&name)
+            .bind(turn.as_secs())
+            .fetch_one(&mut *conn);
+        match within(TURN + Duration::from_secs(10), asked).await {
+            Ok(Some(1_i64)) => return Ok(()),
+            Ok(Some(_)) => {}
+            Ok(None) => {
+                tracing::warn!("mysql gives no lock for the migration; going on without, which is safe");
+                return Ok(());
+            }
+            Err(error) if fault(&error) == Fault::Final => {
+                tracing::warn!(%error, "mysql refuses locks for the migration; going on without, which is safe");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
+        if said.is_none_or(|said| said.elapsed() > REMINDER) {
+            let holder = sqlx::query_scalar::<_, Option<i64>>("SELECT CAST(IS_USED_LOCK(?) AS SIGNED)").bind(&name);
+            let connection = within(TURN, holder.fetch_one(&mut *conn)).await?;
+            tracing::info!(connection, "another process migrates the tables; waiting for it");
+            stage.tell("waiting for another process that migrates the tables");
+            said = Some(Instant::now());
+        }
+    }
+}
+
+/// A lock's name has at most 64 characters, and a database's may have as many by itself.
+fn name(database: &str) -> String {
+    let digest = Sha256::digest(database.as_bytes());
+    let short: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("tickr migrate {short}")
+}

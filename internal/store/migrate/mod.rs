@@ -1,0 +1,358 @@
+//! Brings the tables to the shape that this binary needs, and cannot leave a database behind that needs repair by hand.
+//!
+//! MySQL has no transactions for changes of tables. So a migration may end anywhere: a process is killed, a connection
+//! breaks, a right is missing. Five rules make that harmless:
+//! - one process at a time, by a lock of the server (`lock.rs`)
+//! - rights are asked for before the first statement (`rights.rs`), and so is a table of the same name that is not tickr's
+//! - one statement at a time, each of which may run again (`statement.rs`); what is there already is no error
+//! - a migration counts as applied when all of it has run (`ledger.rs`)
+//! - a statement waits for other transactions in short turns, because everything else on the table waits behind it; who
+//!   is in the way is told (`blockers.rs`), and after some minutes the migration gives up, to be run again later
+
+mod blockers;
+mod ledger;
+mod lock;
+mod rights;
+mod statement;
+
+use std::time::{Duration, Instant};
+
+use rand::Rng as _;
+use sqlx::migrate::Migration;
+use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
+use tokio::sync::watch;
+
+use super::error::{Fault, fault, waited_for_lock};
+use super::link::{self, within};
+use super::{Store, StoreError};
+use ledger::{Ledger, number};
+use statement::{Form, Statement, Verb, statements};
+
+/// How long a migration tries to get at tables that other transactions hold, unless it is told otherwise.
+pub const MIGRATION_PATIENCE: Duration = Duration::from_secs(600);
+/// Settings of the one connection that changes tables. `wait_timeout` frees the lock of a host that vanished without a
+/// word: between two statements the connection rests for seconds at most.
+const SESSION: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', autocommit = 1, \
+                       innodb_lock_wait_timeout = 3, wait_timeout = 60";
+/// MariaDB's limit for any statement; MySQL does not know it, and refuses to set it.
+const NO_LIMIT: &str = "SET SESSION max_statement_time = 0";
+/// Runs over a broken connection before the migration gives up.
+const MOST_RUNS: u32 = 5;
+/// How often a statement that takes long is looked after, from another connection.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Something of that name is there: a table, a column, a key, a CHECK (MariaDB's number and MySQL's).
+const ALREADY_THERE: [u16; 5] = [1050, 1060, 1061, 1826, 3822];
+/// Nothing of that name is there: a table, a column or key, a constraint.
+const ALREADY_GONE: [u16; 3] = [1051, 1091, 3940];
+/// The server cannot change this table in the way that was asked for.
+const NOT_IN_THIS_WAY: [u16; 3] = [1800, 1845, 1846];
+
+/// How a migration is to be done.
+#[derive(Debug)]
+pub struct MigrateSettings {
+    /// How long it tries to get at tables that other transactions hold.
+    pub patience: Duration,
+    /// Where it tells what it is doing, in words for people.
+    pub stage: watch::Sender<String>,
+    /// Take the lock that lets one process migrate at a time. Without it the steps must hold by themselves, as they do on
+    /// a cluster that has no such lock.
+    #[doc(hidden)]
+    pub lock: bool,
+}
+
+impl Default for MigrateSettings {
+    fn default() -> Self {
+        Self { patience: MIGRATION_PATIENCE, stage: watch::Sender::default(), lock: true }
+    }
+}
+
+/// Whose a table is.
+enum Owner {
+    Nobody,
+    /// It has every column of the statement that makes it, and perhaps those of later ones.
+    Tickr,
+    Another {
+        /// The first column that tickr's would have.
+        lacks: String,
+    },
+}
+
+/// Where a migration tells what it is doing.
+struct Stage<'a>(&'a watch::Sender<String>);
+
+impl Stage<'_> {
+    fn tell(&self, words: impl Into<String>) {
+        self.0.send_replace(words.into());
+    }
+}
+
+/// Why a migration stopped.
+enum Halt {
+    /// What the driver says; a broken connection may be tried again.
+    Driver(sqlx::Error),
+    /// What the operator has to do something about.
+    Refused(String),
+}
+
+impl From<sqlx::Error> for Halt {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl Store {
+    /// Have the tables the shape that this binary needs? Those of a newer binary have.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn is_migrated(&self) -> Result<bool, StoreError> {
+        ledger::is_current(&self.shared.pool).await
+    }
+
+    /// Bring the tables to the shape this binary needs. Many processes may do it at once; one does it, the others wait.
+    /// Killed anywhere, it is completed by the next call.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached, the account may not, other transactions hold a table for ten minutes, or a
+    /// migration was changed after it had been applied.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        self.migrate_with(&MigrateSettings::default()).await
+    }
+
+    /// As [`migrate`](Self::migrate), with settings.
+    ///
+    /// # Errors
+    /// As [`migrate`](Self::migrate).
+    pub async fn migrate_with(&self, settings: &MigrateSettings) -> Result<(), StoreError> {
+        let attempted = "migrate the tables";
+        // No lock and no other statement when there is nothing to do, which is every start but a few.
+        if self.is_migrated().await? {
+            return Ok(());
+        }
+        let mut runs = 0;
+        loop {
+            runs += 1;
+            let mut run = Run { store: self, settings, stage: Stage(&settings.stage), blocked_since: None };
+            match run.go().await {
+                Ok(()) => return Ok(()),
+                Err(Halt::Refused(cause)) => return Err(StoreError::Refused { attempted, cause }),
+                Err(Halt::Driver(e)) if fault(&e) == Fault::Final || runs >= MOST_RUNS => {
+                    return Err(StoreError::from_driver(attempted, &e));
+                }
+                Err(Halt::Driver(error)) => {
+                    tracing::warn!(%error, "the migration begins again over a new connection");
+                    tokio::time::sleep(Duration::from_millis(500) * runs).await;
+                }
+            }
+        }
+    }
+}
+
+/// One run over one connection. Dropping it closes the connection; the server then ends what it is doing for it and
+/// gives the lock back, and the next run goes on from there.
+struct Run<'a> {
+    store: &'a Store,
+    settings: &'a MigrateSettings,
+    stage: Stage<'a>,
+    /// Since when other transactions have been in the way.
+    blocked_since: Option<Instant>,
+}
+
+impl Run<'_> {
+    async fn go(&mut self) -> Result<(), Halt> {
+        let mut conn = link::open(&self.store.shared.options).await?;
+        sqlx::raw_sql(SESSION).execute(&mut conn).await?;
+        let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut conn).await;
+        let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut conn).await?;
+        let database = database.unwrap_or_default();
+        if self.settings.lock {
+            lock::take(&mut conn, &database, &self.stage).await?;
+        }
+        // Another process may have done it while this one waited.
+        let ledger = Ledger::read(&mut conn).await?;
+        if let Some(version) = ledger.changed() {
+            return Err(Halt::Refused(format!(
+                "migration {version} was applied with another text than this binary has; use the binary of a release"
+            )));
+        }
+        let steps: Vec<(&Migration, Vec<Statement>)> =
+            ledger.missing().into_iter().map(|migration| (migration, statements(migration.sql.as_str()))).collect();
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let all: Vec<Statement> = steps.iter().flat_map(|(_, statements)| statements.clone()).collect();
+        let lacking = rights::lacking(&mut conn, &all).await?;
+        if !lacking.is_empty() {
+            return Err(Halt::Refused(rights::complaint(&mut conn, &database, &lacking).await?));
+        }
+        for statement in all.iter().filter(|statement| statement.verb == Verb::CreateTable) {
+            if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {
+                return Err(Halt::Refused(format!(
+                    "the database {database} has a table {} that is not tickr's (it has no column {lacks}); nothing was \
+                     changed. Give tickr a database of its own, such as mysql://user@host/tickr",
+                    statement.table
+                )));
+            }
+        }
+        let (from, to) = (ledger.newest(), steps.last().map_or(0, |(migration, _)| migration.version));
+        tracing::info!(from, to, steps = steps.len(), "migrating the tables");
+        for (migration, statements) in &steps {
+            let began = Instant::now();
+            self.stage.tell(format!("migration {} of {to}: {}", migration.version, migration.description));
+            for statement in statements {
+                self.apply(&mut conn, migration.version, statement).await?;
+            }
+            ledger::note(&mut conn, migration, began.elapsed()).await?;
+            let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+            tracing::info!(version = migration.version, step = %migration.description, took_ms, "migrated");
+        }
+        let _ = tokio::time::timeout(Duration::from_secs(1), conn.close()).await;
+        Ok(())
+    }
+
+    /// Whose is the table that a CREATE TABLE would make? `jobs` is a name that other programs use as well.
+    async fn owner(conn: &mut MySqlConnection, statement: &Statement) -> Result<Owner, sqlx::Error> {
+        let sql = "SELECT CAST(column_name AS CHAR) FROM information_schema.columns \
+                   WHERE table_schema = DATABASE() AND table_name = ?";
+        let found: Vec<String> = sqlx::query_scalar(sql).bind(&statement.table).fetch_all(conn).await?;
+        Ok(match statement.columns().into_iter().find(|column| !found.contains(column)) {
+            _ if found.is_empty() => Owner::Nobody,
+            None => Owner::Tickr,
+            Some(lacks) => Owner::Another { lacks },
+        })
+    }
+
+    /// Run one statement in the form that disturbs others least. One that has run before is fine.
+    async fn apply(&mut self, conn: &mut MySqlConnection, version: i64, statement: &Statement) -> Result<(), Halt> {
+        let mut forms = statement.forms();
+        // The last form is the plain one, whose answer counts.
+        let plain = forms.pop();
+        for (_, sql) in forms {
+            match self.insist(conn, version, statement, sql).await {
+                Err(Halt::Driver(e)) if number(&e).is_some_and(|number| NOT_IN_THIS_WAY.contains(&number)) => {}
+                outcome => return self.accept(conn, version, statement, outcome).await,
+            }
+        }
+        let Some((form, sql)) = plain else { return Ok(()) };
+        if form == Form::Plain && statement.verb == Verb::AlterTable {
+            tracing::debug!(
+                version,
+                table = statement.table,
+                "the server copies this table; writes to it wait meanwhile"
+            );
+        }
+        let outcome = self.insist(conn, version, statement, sql).await;
+        self.accept(conn, version, statement, outcome).await
+    }
+
+    /// What a statement's answer means when it may have run before, as a whole or in part.
+    async fn accept(
+        &mut self,
+        conn: &mut MySqlConnection,
+        version: i64,
+        statement: &Statement,
+        outcome: Result<(), Halt>,
+    ) -> Result<(), Halt> {
+        let error = match outcome {
+            Err(Halt::Driver(error)) => error,
+            outcome => return outcome,
+        };
+        let known = number(&error).is_some_and(|n| ALREADY_THERE.contains(&n) || ALREADY_GONE.contains(&n));
+        if !known {
+            return Err(Halt::Driver(error));
+        }
+        tracing::debug!(version, table = statement.table, %error, "this step was done before");
+        if statement.verb == Verb::CreateTable {
+            // A table of this name, and not only a constraint of it in another table.
+            return match Self::owner(conn, statement).await? {
+                Owner::Tickr => Ok(()),
+                Owner::Nobody | Owner::Another { .. } => Err(Halt::Driver(error)),
+            };
+        }
+        // One clause of an ALTER was there, so the server has done none of the others now. Each by itself tells.
+        for clause in statement.by_clause() {
+            Box::pin(self.apply(conn, version, &clause)).await?;
+        }
+        Ok(())
+    }
+
+    /// Run a statement in short turns until it gets the table, or patience ends.
+    async fn insist(
+        &mut self,
+        conn: &mut MySqlConnection,
+        version: i64,
+        statement: &Statement,
+        sql: String,
+    ) -> Result<(), Halt> {
+        let mut turns = 0_u32;
+        loop {
+            // Everything else on this table waits behind this statement while it waits itself.
+            let turn = (1 + u64::from(turns) / 4).min(3);
+            let limit = format!("SET SESSION lock_wait_timeout = {turn}");
+            sqlx::raw_sql(AssertSqlSafe(limit)).execute(&mut *conn).await?;
+            let error = match self.watched(conn, version, statement, sql.clone()).await {
+                Ok(()) => {
+                    self.blocked_since = None;
+                    return Ok(());
+                }
+                Err(error) if fault(&error) == Fault::Again => error,
+                Err(error) => return Err(error.into()),
+            };
+            turns += 1;
+            let since = *self.blocked_since.get_or_insert_with(Instant::now);
+            let table = &statement.table;
+            let by = if waited_for_lock(&error) { blockers::of(conn, table).await } else { error.to_string() };
+            let waited_s = since.elapsed().as_secs();
+            if since.elapsed() >= self.settings.patience {
+                return Err(Halt::Refused(format!(
+                    "migration {version} has waited {waited_s} s for the table {table}: {by}. What was done so far stays, \
+                     and nothing is half done; run `tickr migrate` again when they have ended"
+                )));
+            }
+            tracing::warn!(version, table, waited_s, "the migration waits for a table: {by}");
+            self.stage.tell(format!("migration {version} waits for the table {table}: {by}"));
+            // The others have the table to themselves meanwhile.
+            let pause = Duration::from_millis((1_000 << turns.min(4)).min(15_000)).min(self.settings.patience);
+            tokio::time::sleep(pause.mul_f64(rand::rng().random_range(0.75..1.25))).await;
+        }
+    }
+
+    /// Run a statement that may take hours. Nothing limits it, so another connection looks now and then whether the
+    /// server still works on it: a network that forgot this connection would be waited for without an end.
+    async fn watched(
+        &self,
+        conn: &mut MySqlConnection,
+        version: i64,
+        statement: &Statement,
+        sql: String,
+    ) -> Result<(), sqlx::Error> {
+        let id =
+            within(LOOK, sqlx::query_scalar::<_, i64>("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut *conn))
+                .await?;
+        let began = Instant::now();
+        let work = sqlx::raw_sql(AssertSqlSafe(sql)).execute(conn);
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                outcome = &mut work => return outcome.map(|_| ()),
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let running_s = began.elapsed().as_secs();
+            tracing::info!(version, table = statement.table, running_s, "a step of the migration is under way");
+            if !self.lives(id).await {
+                let gone = std::io::Error::new(std::io::ErrorKind::TimedOut, "mysql knows this connection no more");
+                return Err(sqlx::Error::Io(gone));
+            }
+        }
+    }
+
+    /// Does the server know this connection? One that does not answer is no proof that it does not.
+    async fn lives(&self, id: i64) -> bool {
+        let asked = link::on_pool(&self.store.shared.pool, "look after the migration", move |conn, _| {
+            let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
+            Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })
+        });
+        !matches!(asked.await, Ok(0))
+    }
+}

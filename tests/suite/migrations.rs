@@ -1,0 +1,457 @@
+//! Migrations: any number of processes at once, killed anywhere, refused for a right, held up by others.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rand::Rng as _;
+use serde_json::json;
+use sqlx::migrate::Migrator;
+use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection};
+use tickr::store::{MigrateSettings, Store, StoreSettings};
+use tokio::process::Command;
+
+use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::{answer, connect, database, drop_database, eventually, http, servers};
+
+/// The last migration of the binaries that left the migrating to their driver.
+const LAST_OF_THE_DRIVER: i64 = 23;
+
+/// An empty database of the test's own.
+struct Empty {
+    name: String,
+    url: String,
+    dir: tempfile::TempDir,
+}
+
+impl Empty {
+    async fn new() -> Self {
+        let (name, url) = database().await;
+        Self { name, url, dir: tempfile::tempdir().unwrap() }
+    }
+
+    async fn sql(&self, sql: impl Into<String>) {
+        let sql = sql.into();
+        let mut conn = connect(&self.url).await;
+        conn.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
+    }
+
+    async fn list(&self, sql: &'static str) -> Vec<String> {
+        sqlx::query_scalar(sql).fetch_all(&mut connect(&self.url).await).await.unwrap()
+    }
+
+    async fn tables(&self) -> Vec<String> {
+        self.list(
+            "SELECT CAST(table_name AS CHAR) FROM information_schema.tables WHERE table_schema = DATABASE() ORDER BY 1",
+        )
+        .await
+    }
+
+    /// Every table as the server describes it, and every migration as it stands in the ledger.
+    async fn shape(&self) -> Vec<String> {
+        let mut shape = Vec::new();
+        let mut conn = connect(&self.url).await;
+        for table in self.tables().await {
+            let sql = format!("SHOW CREATE TABLE {table}");
+            let (_, text): (String, String) = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&mut conn).await.unwrap();
+            shape.push(text);
+        }
+        let ledger = "SELECT CONCAT(version, ' ', description, ' ', success, ' ', HEX(checksum)) FROM _sqlx_migrations ORDER BY version";
+        shape.extend(self.list(ledger).await);
+        shape
+    }
+
+    /// As the binaries before this one did it, up to a version.
+    async fn migrated_by_the_driver_to(&self, version: i64) {
+        let mut conn = connect(&self.url).await;
+        driver().await.run_to(version, &mut conn).await.unwrap();
+    }
+
+    async fn store(&self) -> Store {
+        let settings = StoreSettings { url: self.url.clone(), connections: 2, flushers: 1 };
+        Store::connect(&settings, Duration::from_secs(10)).await.unwrap()
+    }
+
+    async fn migrate_with(&self, settings: &MigrateSettings) -> Result<(), tickr::store::StoreError> {
+        let store = self.store().await;
+        let migrated = store.migrate_with(settings).await;
+        store.close().await;
+        migrated
+    }
+
+    /// `tickr …` on this database.
+    fn tickr(&self, args: &[&str]) -> Command {
+        let mut command = command(&tickr(), self.dir.path(), args);
+        command
+            .env("TICKR_MYSQL_URL", &self.url)
+            .env("TICKR_REDIS_URL", servers().redis_url())
+            .env("TICKR_REDIS_PREFIX", &self.name)
+            .env("TICKR_LOG_FORMAT", "json")
+            .env("TICKR_TEST_KINDS", "1");
+        command
+    }
+
+    /// The same, as another account that connects without a password.
+    fn tickr_as(&self, user: &str, args: &[&str]) -> Command {
+        let mut command = self.tickr(args);
+        command.env("TICKR_MYSQL_URL", as_user(&self.url, user, ""));
+        command
+    }
+
+    fn serve(&self) -> Program {
+        Program::spawn(self.tickr(&["serve", "--http-addr", "127.0.0.1:0"]))
+    }
+
+    async fn drop(self) {
+        drop_database(&self.url, &self.name).await;
+    }
+}
+
+/// The same place for another account.
+fn as_user(url: &str, user: &str, password: &str) -> String {
+    let (_, place) = url.split_once('@').unwrap();
+    format!("mysql://{user}:{password}@{place}").replace(":@", "@")
+}
+
+async fn driver() -> Migrator {
+    let mut migrator = Migrator::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations")).await.unwrap();
+    migrator.set_ignore_missing(true);
+    migrator
+}
+
+/// What an undisturbed migration makes.
+async fn undisturbed() -> Vec<String> {
+    let database = Empty::new().await;
+    database.migrate_with(&MigrateSettings::default()).await.unwrap();
+    let shape = database.shape().await;
+    assert!(shape.len() > 40, "{shape:#?}");
+    database.drop().await;
+    shape
+}
+
+async fn serves_a_job(program: &mut Program) {
+    let addr = program.says("\"addr\":\"").await;
+    let url = format!("http://{}", addr.split('"').next().unwrap());
+    let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&json!({"kind": "noop"}))).await;
+    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+    let job = format!("{url}/v1/jobs/{}", accepted.body["id"].as_str().unwrap());
+    eventually("the job completes", async || {
+        (answer(http().get(&job)).await.body["state"] == "completed").then_some(())
+    })
+    .await;
+}
+
+async fn ends_well(mut program: Program) {
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn four_first_starts_at_once_on_an_empty_database_all_start() {
+    let wanted = undisturbed().await;
+    let within = Empty::new().await;
+    let stores = futures_util::future::join_all((0..4).map(|_| within.store())).await;
+    let migrated = futures_util::future::join_all(stores.iter().map(Store::migrate)).await;
+    assert!(migrated.iter().all(Result::is_ok), "{migrated:#?}");
+    assert_eq!(within.shape().await, wanted);
+    for store in stores {
+        store.close().await;
+    }
+    within.drop().await;
+
+    let between = Empty::new().await;
+    let mut runners: Vec<Program> = (0..4).map(|_| between.serve()).collect();
+    for runner in &mut runners {
+        serves_a_job(runner).await;
+    }
+    assert_eq!(between.shape().await, wanted);
+    futures_util::future::join_all(runners.into_iter().map(ends_well)).await;
+    between.drop().await;
+}
+
+/// What a cluster gives: a lock for each of its nodes, so none between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock() {
+    let wanted = undisturbed().await;
+    let unlocked = MigrateSettings { lock: false, ..MigrateSettings::default() };
+    for _ in 0..3 {
+        let database = Empty::new().await;
+        let at_once = (0..4).map(|_| database.migrate_with(&unlocked));
+        let migrated = futures_util::future::join_all(at_once).await;
+        assert!(migrated.iter().all(Result::is_ok), "{migrated:#?}");
+        assert_eq!(database.shape().await, wanted);
+        database.drop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
+    const LINES: usize = 3;
+    const KILLS: usize = 200;
+    /// Kills of one database before it is left alone.
+    const KILLS_OF_ONE: usize = 5;
+    let wanted = undisturbed().await;
+    let measured = Empty::new().await;
+    let began = Instant::now();
+    let (code, _, said) = outcome(measured.tickr(&["migrate"])).await;
+    assert_eq!(code, 0, "{said}");
+    let usual = began.elapsed();
+    measured.drop().await;
+
+    let line = async || {
+        let (mut kills, mut half_done) = (0, 0);
+        while kills < KILLS.div_ceil(LINES) {
+            let database = Empty::new().await;
+            for _ in 0..KILLS_OF_ONE {
+                let mut child = database.tickr(&["migrate"]).stdout(std::process::Stdio::null()).spawn().unwrap();
+                // Three run at once, so each takes longer than the one that was measured.
+                let moment = usual.mul_f64(rand::rng().random_range(0.0..1.5));
+                if tokio::time::timeout(moment, child.wait()).await.is_ok() {
+                    break;
+                }
+                child.kill().await.unwrap();
+                kills += 1;
+            }
+            let tables = database.tables().await.len();
+            half_done += usize::from(tables > 1 && database.shape().await != wanted);
+            let (code, said, log) = outcome(database.tickr(&["migrate"])).await;
+            assert_eq!((code, said.as_str()), (0, "the tables are up to date\n"), "{log}");
+            assert_eq!(database.shape().await, wanted);
+            database.drop().await;
+        }
+        (kills, half_done)
+    };
+    let lines = futures_util::future::join_all((0..LINES).map(|_| line())).await;
+    let (kills, half_done) = lines.into_iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1));
+    assert!(kills >= KILLS, "{kills}");
+    // Otherwise they were killed before they did anything, or after.
+    assert!(half_done >= 10, "only {half_done} databases were half done");
+}
+
+/// As a binary leaves it that was killed, or refused, in the middle of a version: its statements up to a point, and a row
+/// that says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_an_older_binary_left_half_done_is_completed() {
+    let wanted = undisturbed().await;
+    let migrations = driver().await;
+    let points =
+        [(1, 0), (1, 1), (3, 1), (7, 0), (7, 1), (7, 2), (7, 3), (20, 0), (20, 1), (22, 0), (22, 1), (22, 2), (23, 1)];
+    let half_done = points.map(async |(version, statements)| {
+        let database = Empty::new().await;
+        database.migrated_by_the_driver_to(version - 1).await;
+        let migration = migrations.iter().find(|migration| migration.version == version).unwrap();
+        let mut conn = connect(&database.url).await;
+        let dirty = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES (?, ?, FALSE, ?, -1)";
+        let dirty = sqlx::query(dirty).bind(version).bind(&*migration.description).bind(&*migration.checksum);
+        dirty.execute(&mut conn).await.unwrap();
+        let text = migration.sql.as_str().lines().map(|line| line.split("--").next().unwrap()).collect::<Vec<_>>().join("\n");
+        for statement in text.split(';').filter(|statement| !statement.trim().is_empty()).take(statements) {
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(statement.to_owned()))).await.unwrap();
+        }
+        assert!(driver().await.run(&mut conn).await.is_err(), "{version}: the driver goes on by itself");
+        let migrated = database.migrate_with(&MigrateSettings::default()).await;
+        assert!(migrated.is_ok(), "{version} after {statements} statements: {migrated:?}");
+        assert_eq!(database.shape().await, wanted, "{version} after {statements} statements");
+        database.drop().await;
+    });
+    futures_util::future::join_all(half_done).await;
+
+    // One that says so of everything, and one whose operator added a column of seven and took the row away by hand.
+    let all = Empty::new().await;
+    all.migrated_by_the_driver_to(LAST_OF_THE_DRIVER).await;
+    all.sql("UPDATE _sqlx_migrations SET success = FALSE").await;
+    all.migrate_with(&MigrateSettings::default()).await.unwrap();
+    assert_eq!(all.shape().await, wanted);
+    all.drop().await;
+    let by_hand = Empty::new().await;
+    by_hand.migrated_by_the_driver_to(21).await;
+    by_hand.sql("ALTER TABLE runners ADD COLUMN pid INT UNSIGNED NULL").await;
+    by_hand.migrate_with(&MigrateSettings::default()).await.unwrap();
+    let columns = "SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'runners'";
+    let columns = by_hand.list(columns).await;
+    assert!(
+        ["host", "pid", "drain_reason"].iter().all(|column| columns.contains(&(*column).to_owned())),
+        "{columns:?}"
+    );
+    by_hand.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_of_the_first_binaries_stay_as_they_are_and_get_what_is_new() {
+    let wanted = undisturbed().await;
+    let database = Empty::new().await;
+    database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER).await;
+    let before: Vec<String> = database
+        .list("SELECT CONCAT(version, ' ', installed_on, ' ', execution_time) FROM _sqlx_migrations ORDER BY version")
+        .await;
+    database.migrate_with(&MigrateSettings::default()).await.unwrap();
+    assert_eq!(database.shape().await, wanted);
+    let after = database
+        .list("SELECT CONCAT(version, ' ', installed_on, ' ', execution_time) FROM _sqlx_migrations ORDER BY version")
+        .await;
+    assert_eq!(before[..], after[..before.len()]);
+    database.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_of_another_program_is_named_and_not_touched() {
+    // The usual table of a popular framework, and a name that a late migration uses.
+    let tables = [
+        ("jobs", "CREATE TABLE jobs (id BIGINT PRIMARY KEY, queue VARCHAR(255), payload LONGTEXT, attempts TINYINT)"),
+        ("verifications", "CREATE TABLE verifications (id BIGINT PRIMARY KEY, mail VARCHAR(255))"),
+    ];
+    for (name, sql) in tables {
+        let database = Empty::new().await;
+        database.sql(sql).await;
+        let before = database
+            .list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE()")
+            .await;
+        let (code, _, said) = outcome(database.tickr(&["migrate"])).await;
+        assert_eq!(code, 1, "{said}");
+        assert!(
+            said.contains(&format!("a table {name} that is not tickr's")) && said.contains("database of its own"),
+            "{said}"
+        );
+        let tables: Vec<String> =
+            database.tables().await.into_iter().filter(|table| table != "_sqlx_migrations").collect();
+        assert_eq!(tables, [name]);
+        let after = database.list("SELECT CAST(column_name AS CHAR) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name <> '_sqlx_migrations'").await;
+        assert_eq!(before, after);
+        database.drop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() {
+    for (given, lacks) in [
+        ("SELECT, INSERT, UPDATE, DELETE", "CREATE, ALTER"),
+        ("SELECT, INSERT, UPDATE, DELETE, CREATE", "ALTER"),
+        ("CREATE, ALTER", "SELECT, INSERT, UPDATE"),
+    ] {
+        let database = Empty::new().await;
+        let user = &database.name;
+        database.sql(format!("CREATE USER '{user}'@'%'; GRANT {given} ON {user}.* TO '{user}'@'%'")).await;
+        let (code, _, said) = outcome(database.tickr_as(user, &["migrate"])).await;
+        assert_eq!(code, 1, "{said}");
+        let named: Vec<&str> = said
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("GRANT ")?.strip_suffix(';'))
+            .unwrap_or_else(|| panic!("{said}"))
+            .split(" ON ")
+            .collect();
+        let rights = |text: &str| {
+            let mut words: Vec<String> = text.split(", ").map(str::to_owned).collect();
+            words.sort();
+            words
+        };
+        assert_eq!(rights(named[0]), rights(lacks), "{said}");
+        assert!(
+            database.tables().await.iter().all(|table| table == "_sqlx_migrations"),
+            "{:?}",
+            database.tables().await
+        );
+        // A start is refused in the same words.
+        let (code, _, serve) = outcome(database.tickr_as(user, &["serve", "--http-addr", "127.0.0.1:0"])).await;
+        assert!(code == 1 && serve.contains(named[1]), "{serve}");
+        // The statement is right as it is.
+        database.sql(format!("GRANT {}", named.join(" ON "))).await;
+        let (code, _, said) = outcome(database.tickr_as(user, &["migrate"])).await;
+        assert_eq!(code, 0, "{said}");
+        database.sql(format!("DROP USER '{user}'@'%'")).await;
+        database.drop().await;
+    }
+}
+
+/// As a backup, a report or `tickr verify` holds it.
+async fn snapshot_of_attempts(database: &Empty) -> (MySqlConnection, i64) {
+    let mut reader = connect(&database.url).await;
+    reader.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    reader.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT").await.unwrap();
+    reader.execute("SELECT COUNT(*) FROM attempts").await.unwrap();
+    let id: i64 = sqlx::query_scalar("SELECT CAST(CONNECTION_ID() AS SIGNED)").fetch_one(&mut reader).await.unwrap();
+    (reader, id)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is_in_the_way() {
+    let database = Empty::new().await;
+    database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
+    let (mut reader, id) = snapshot_of_attempts(&database).await;
+
+    // First with patience that ends: told, bounded, and nothing half done.
+    let mut program = Program::spawn(database.tickr(&["migrate", "--patience", "3s"]));
+    // What a settle writes, again and again.
+    let mut writer = connect(&database.url).await;
+    writer.execute("SET SESSION innodb_lock_wait_timeout = 50, lock_wait_timeout = 60").await.unwrap();
+    let settle = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
+                  VALUES (UNHEX(REPLACE(UUID(), '-', '')), 1, 1, 'r', NOW(3), NOW(6), NOW(6), 'succeeded', 'completed')";
+    let (mut slowest, mut settled) = (Duration::ZERO, 0);
+    let ended = loop {
+        let began = Instant::now();
+        writer.execute(settle).await.unwrap();
+        slowest = slowest.max(began.elapsed());
+        settled += 1;
+        if let Ok(ended) = tokio::time::timeout(Duration::from_millis(20), program.ends()).await {
+            break ended;
+        }
+    };
+    let said = program.said();
+    assert_eq!(ended.code(), Some(1), "{said}");
+    for part in [format!("connection {id} "), "the table attempts".to_owned(), "run `tickr migrate` again".to_owned()] {
+        assert!(said.contains(&part), "{part} is not in:\n{said}");
+    }
+    assert!(settled > 20 && slowest < Duration::from_secs(5), "{settled} settled, the slowest took {slowest:?}");
+
+    // Then with a snapshot that ends.
+    let mut program = Program::spawn(database.tickr(&["migrate"]));
+    program.says("waits for a table").await;
+    reader.execute("COMMIT").await.unwrap();
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    assert!(database.shape().await.iter().any(|table| table.contains("`exchange`")));
+    database.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done() {
+    let database = Empty::new().await;
+    database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
+    let (mut reader, id) = snapshot_of_attempts(&database).await;
+    let port = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let addresses = [port(), port()];
+    let serve = |at: usize| Program::spawn(database.tickr(&["serve", "--http-addr", &addresses[at].to_string()]));
+    let until_it_says = async |at: usize, words: &str| {
+        eventually(&format!("/readyz says {words:?}"), async || {
+            let asked = http().get(format!("http://{}/readyz", addresses[at])).send().await.ok()?;
+            let (status, body) = (asked.status().as_u16(), asked.json::<serde_json::Value>().await.ok()?);
+            assert_eq!((status, &body["status"]), (503, &json!("migrating")), "{body:#}");
+            body["migration"].as_str().unwrap().contains(words).then_some(())
+        })
+        .await;
+        let url = |path: &str| format!("http://{}{path}", addresses[at]);
+        assert_eq!(http().get(url("/livez")).send().await.unwrap().status(), 200);
+        let early = answer(http().post(url("/v1/jobs")).json(&json!({"kind": "noop"}))).await;
+        assert_eq!((early.status, early.code()), (503, "store_unavailable"), "{:#}", early.body);
+    };
+    let mut first = serve(0);
+    until_it_says(0, &format!("connection {id} ")).await;
+    let mut second = serve(1);
+    until_it_says(1, "another process").await;
+    // A startup probe loses its patience.
+    first.signal("KILL").await;
+    first.ends().await;
+    until_it_says(1, &format!("connection {id} ")).await;
+    reader.execute("COMMIT").await.unwrap();
+    serves_a_job(&mut second).await;
+    let ready = answer(http().get(format!("http://{}/readyz", addresses[1]))).await;
+    assert_eq!((ready.status, &ready.body["status"]), (200, &json!("ready")));
+    // With nothing missing, a start waits for nothing and asks for no right beyond those of every day.
+    let user = &database.name;
+    database
+        .sql(format!("CREATE USER '{user}'@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON {user}.* TO '{user}'@'%'"))
+        .await;
+    let mut third = Program::spawn(database.tickr_as(user, &["serve", "--http-addr", "127.0.0.1:0"]));
+    serves_a_job(&mut third).await;
+    ends_well(third).await;
+    ends_well(second).await;
+    database.sql(format!("DROP USER '{user}'@'%'")).await;
+    database.drop().await;
+}
