@@ -277,6 +277,8 @@ impl Problem {
                 Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), problems)
             }
             Invalid::Job { problems } => Self::new(Code::InvalidRequest, detail).at(prefix, problems),
+            // A defect of the kind. What the panic said may be about other data than the caller's, and stays here.
+            Invalid::Panicked(_) => Self::new(Code::Internal, detail),
         }
     }
 }

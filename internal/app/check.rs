@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::kinds::register_all;
 use super::{StartError, connect_store, of_the_store};
 use crate::config::Config;
-use crate::handlers::{Problem, Registry};
+use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::Name;
 use crate::store::{Scheduled, UnreadableSchedule};
 
@@ -127,7 +127,7 @@ pub async fn check_pending(
             let Some(registered) = registry.get(job.kind.as_str()) else { continue };
             kind.known = true;
             let problems = match &job.payload {
-                Some(payload) => registered.check(payload),
+                Some(payload) => registered.check(payload).unwrap_or_else(panicked),
                 None => vec![Problem::at("", "what is stored is not JSON")],
             };
             if let Some(first) = problems.into_iter().next() {
@@ -152,6 +152,11 @@ pub async fn check_pending(
     Ok(found)
 }
 
+/// A panic over a payload, as something that is wrong with it.
+fn panicked(panicked: Panicked) -> Vec<Problem> {
+    vec![Problem::at("", format!("{panicked}: {}", panicked.message))]
+}
+
 impl ScheduleCheck {
     fn look_at(&mut self, row: &Result<Scheduled, UnreadableSchedule>, registry: &Registry) {
         self.checked += 1;
@@ -169,7 +174,8 @@ impl ScheduleCheck {
                 format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);
             return self.add(row.name.as_str(), Some(&template.kind), None, detail);
         };
-        if let Some(Problem { pointer, detail }) = kind.check(&template.payload).into_iter().next() {
+        let problems = kind.check(&template.payload).unwrap_or_else(panicked);
+        if let Some(Problem { pointer, detail }) = problems.into_iter().next() {
             self.failing += 1;
             self.add(row.name.as_str(), Some(&template.kind), Some(pointer), detail);
         }

@@ -40,6 +40,10 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
                 let right = format!("write what the kind {kind} takes, as GET /v1/kinds shows it");
                 says("payload", format!("does not fit the kind at {}", places.join(", ")), &right);
             }
+            // Without the message, which may quote the payload.
+            Invalid::Panicked(panicked) => {
+                says("payload", panicked.to_string(), "mend the kind, or write another payload");
+            }
             Invalid::Job { problems } => {
                 for problem in problems {
                     let key = problem.pointer.trim_start_matches('/');

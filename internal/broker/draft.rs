@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::value::RawValue;
 
-use crate::handlers::{Problem, Registry};
+use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
 
 /// What a caller asks for. Everything but kind and payload may be left open.
@@ -82,6 +82,24 @@ pub enum Invalid {
         /// What is wrong.
         problems: Vec<Problem>,
     },
+    /// The code of the kind panicked over the payload: a defect in it, which this payload brings to light.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
+}
+
+impl Invalid {
+    /// All of it in one line, for people: with every problem, and with what a panic said.
+    #[must_use]
+    pub fn in_full(&self) -> String {
+        let said: Vec<String> = match self {
+            Self::UnknownKind { .. } => Vec::new(),
+            Self::Payload { problems, .. } | Self::Job { problems } => {
+                problems.iter().map(|problem| format!("{} {}", problem.pointer, problem.detail)).collect()
+            }
+            Self::Panicked(panicked) => vec![panicked.message.clone()],
+        };
+        if said.is_empty() { self.to_string() } else { format!("{self}: {}", said.join("; ")) }
+    }
 }
 
 impl Draft {
@@ -142,7 +160,7 @@ impl Draft {
             return Err(Invalid::Job { problems });
         };
 
-        let problems = kind.check(&self.payload);
+        let problems = kind.check(&self.payload)?;
         if !problems.is_empty() {
             return Err(Invalid::Payload { kind: kind.name().clone(), problems });
         }

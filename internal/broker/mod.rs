@@ -261,6 +261,7 @@ impl Broker {
                 let first = match &invalid {
                     Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems.first(),
                     Invalid::UnknownKind { .. } => None,
+                    Invalid::Panicked(panicked) => return format!("{invalid}: {}", panicked.message),
                 };
                 first.map_or(invalid.to_string(), |first| format!("{invalid}: {} {}", first.pointer, first.detail))
             })

@@ -236,7 +236,7 @@ impl Broker {
                         job = Some(made);
                     }
                     Err(wrong) => {
-                        let why = in_words(&wrong);
+                        let why = wrong.in_full();
                         // The ledger says why. The log would quote the payload.
                         tracing::error!(schedule = %row.name, error = %wrong, "a schedule asks for what its kind does not take");
                         invalid = Some(why);
@@ -320,14 +320,4 @@ fn why_not(row: &Scheduled, planned: &Planned, cause: SkipCause, now: Timestamp)
         count if planned.counts_no_further() => format!("{why}; this line stands for {count} ticks or more"),
         count => format!("{why}; this line stands for {count} ticks"),
     }
-}
-
-fn in_words(invalid: &Invalid) -> String {
-    let problems = match invalid {
-        Invalid::UnknownKind { .. } => &[][..],
-        Invalid::Payload { problems, .. } | Invalid::Job { problems } => problems,
-    };
-    let problems: Vec<String> =
-        problems.iter().map(|problem| format!("{} {}", problem.pointer, problem.detail)).collect();
-    if problems.is_empty() { invalid.to_string() } else { format!("{invalid}: {}", problems.join("; ")) }
 }

@@ -5,15 +5,20 @@
 
 use std::time::Duration;
 
-use tokio::task::{JoinError, JoinHandle};
+use serde_json::value::RawValue;
+use tokio::task::JoinError;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Shared;
 use super::live::{Stop, StopReason};
 use super::trace::AttemptTrace;
-use crate::broker::Draft;
+use super::unread::{self, Answer, GivenBack, Part, Riddle};
+use crate::broker::{Draft, Invalid};
 use crate::event::Event;
-use crate::handlers::{Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot};
+use crate::handlers::{
+    Context, ContextParts, ExchangeSlot, Failure, FollowUp, KindDefaults, Outcome, ProgressSlot, Ran, panic_message,
+};
 use crate::job::{NewJob, TraceContext, Verdict, limits};
 use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
 use crate::telemetry::{LogScope, in_log_scope};
@@ -29,6 +34,8 @@ const PROCESS_END: Duration = Duration::from_secs(15);
 enum Ended {
     /// It returned.
     Returned(Outcome),
+    /// It was not started: this binary cannot read the payload, for this reason.
+    Unread(String),
     /// It panicked, with this message.
     Panicked(String),
     /// It did not stop when told to and was dropped.
@@ -37,26 +44,43 @@ enum Ended {
     Blocking,
 }
 
-/// End an attempt whose job cannot be read: it would fail in any runner of this version.
+/// End an attempt whose job cannot be read: it would fail in any runner of this version, so it is given back while there
+/// is one of another.
 pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
-    tracing::error!(job = %unreadable.id, error = unreadable.error, "cannot read a job");
-    let queue = unreadable.queue;
+    let Unreadable { id, token, number, kind, queue, error } = unreadable;
+    tracing::error!(job = %id, error, "cannot read a job");
+    let answer = match (&kind, &queue) {
+        (Some(kind), Some(queue)) => {
+            unread::answer(shared, Riddle { id, kind, queue, number, part: Part::Options, why: &error }).await
+        }
+        _ => Answer { failure: Failure::reject(format!("read the stored job: {error}")), given_back: None },
+    };
+    let (verdict, error, again) = match answer.failure {
+        Failure::Snooze { delay, reason } => (Verdict::Snoozed, reason, Again::After(delay)),
+        Failure::Retry { error } | Failure::Reject { error } => (Verdict::Rejected, error, Again::Now),
+    };
     let settlement = Settlement {
-        id: unreadable.id,
-        token: unreadable.token,
-        number: unreadable.number,
+        id,
+        token,
+        number,
         opened: None,
-        verdict: Verdict::Rejected,
-        error: Some(limits::cut(format!("read the stored job: {}", unreadable.error))),
+        verdict,
+        error: Some(limits::cut(error)),
         exchange: None,
         result: None,
         follow_ups: Vec::new(),
-        again: Again::Now,
+        again,
     };
-    if let Some(Settled::Done { state, .. }) = settle(shared, settlement).await {
-        let verdict = Verdict::Rejected;
+    let settled = settle(shared, settlement).await;
+    if let Some(given_back) = answer.given_back {
+        shared.unread.remember(id, given_back, settled.as_ref());
+    }
+    if let Some(Settled::Done { state, execute_at, line, .. }) = settled {
+        if let (Some(execute_at), Some((queue, priority))) = (execute_at, line) {
+            shared.broker.hint(id, &queue, priority, execute_at);
+        }
         shared.broker.meters().settled(queue.as_ref(), verdict, state);
-        shared.broker.events().emit(Event::Settled { id: unreadable.id, verdict, state });
+        shared.broker.events().emit(Event::Settled { id, verdict, state });
     }
 }
 
@@ -72,7 +96,7 @@ pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time:
     in_log_scope(scope.clone(), attempt(shared, claimed, asked, scope)).await;
 }
 
-async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
+async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instant, scope: LogScope) {
     let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
     shared.gauges.started(&claimed, lateness);
     shared.broker.meters().started(&claimed.queue, lateness);
@@ -80,16 +104,18 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
 
     let stop = Stop::default();
     let progress = ProgressSlot::default();
-    shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
+    let seat = shared.live.insert(claimed.id, claimed.token, asked, stop.clone(), progress.clone());
     let defaults =
         shared.registry.get(claimed.kind.as_str()).map_or_else(KindDefaults::default, |kind| *kind.defaults());
     let trace = AttemptTrace::begin(&shared.settings.tracer, &claimed);
     let began = Instant::now();
     let exchange = ExchangeSlot::default();
     let slots = (progress, exchange.clone());
-    let ended = run(shared, &claimed, &stop, slots, &defaults, &trace, scope).await;
+    let payload = std::mem::replace(&mut claimed.payload, RawValue::NULL.to_owned());
+    let ended = run(shared, &claimed, payload, &stop, slots, &defaults, &trace, scope).await;
     let ran = began.elapsed();
     shared.gauges.ran(&claimed.kind, ran);
+    let (ended, given_back) = solve(shared, &claimed, ended).await;
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
     let verdict = settlement.verdict;
     if verdict != Verdict::Succeeded {
@@ -99,7 +125,10 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
     let began = Instant::now();
     let settled = settle(shared, settlement).await;
     shared.gauges.settled(began.elapsed());
-    shared.live.remove(claimed.id, claimed.token);
+    drop(seat);
+    if let Some(given_back) = given_back {
+        shared.unread.remember(claimed.id, given_back, settled.as_ref());
+    }
 
     trace.end(&shared.settings.tracer, shared.runner.as_str(), &claimed, verdict);
     shared.gauges.ended(&claimed.kind, verdict);
@@ -112,10 +141,21 @@ async fn attempt(shared: &Shared, claimed: Claimed, asked: std::time::Instant, s
     tell(shared, &claimed, verdict, settled);
 }
 
+/// What becomes of an attempt whose payload this binary cannot read.
+async fn solve(shared: &Shared, claimed: &Claimed, ended: Ended) -> (Ended, Option<GivenBack>) {
+    let Ended::Unread(why) = ended else { return (ended, None) };
+    let Claimed { id, kind, queue, number, .. } = claimed;
+    let riddle = Riddle { id: *id, kind, queue, number: *number, part: Part::Payload, why: &why };
+    let Answer { failure, given_back } = unread::answer(shared, riddle).await;
+    (Ended::Returned(Err(failure)), given_back)
+}
+
 /// Run the handler until it returns, panics, or has to be dropped.
+#[expect(clippy::too_many_arguments, reason = "an attempt and what was made for it")]
 async fn run(
     shared: &Shared,
     claimed: &Claimed,
+    payload: Box<RawValue>,
     stop: &Stop,
     (progress, exchange): (ProgressSlot, ExchangeSlot),
     defaults: &KindDefaults,
@@ -141,8 +181,8 @@ async fn run(
         trace: trace.carried().cloned(),
         exchange,
     });
-    // A task of its own: it takes along what its lines should say.
-    let mut handler = tokio::spawn(in_log_scope(scope, kind.run(&claimed.payload, context)));
+    // A task of its own: it takes along what its lines should say. It ends with this one, should this one panic.
+    let mut handler = AbortOnDropHandle::new(tokio::spawn(in_log_scope(scope, kind.run(payload, context))));
     let returned = tokio::select! {
         returned = &mut handler => Some(returned),
         () = stop.token().cancelled() => None,
@@ -157,8 +197,9 @@ async fn run(
         None => tokio::time::timeout(STOP_GRACE, &mut handler).await.ok(),
     };
     match returned {
-        Some(Ok(outcome)) => Ended::Returned(outcome),
-        Some(Err(error)) => Ended::Panicked(panic_message(error)),
+        Some(Ok(Ran::Returned(outcome))) => Ended::Returned(outcome),
+        Some(Ok(Ran::Unread(why))) => Ended::Unread(why),
+        Some(Err(error)) => Ended::Panicked(why_it_ended(error)),
         None => drop_handler(shared, claimed, handler).await,
     }
 }
@@ -166,7 +207,7 @@ async fn run(
 /// Drop a handler that did not stop when told to, and see it end, so that the job's next attempt does not overlap it. What
 /// it returns does not count any more. A handler that blocks its thread is waited for at most a lease (which is renewed
 /// meanwhile): it may block for ever. Then its slot is free again, but its thread is not.
-async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: JoinHandle<Outcome>) -> Ended {
+async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: AbortOnDropHandle<Ran>) -> Ended {
     // Takes effect at the handler's next await.
     handler.abort();
     let last = async {
@@ -234,7 +275,7 @@ fn judge(
             }
             match follow_ups.into_iter().map(|job| prepare(shared, job, trace)).collect() {
                 Ok(jobs) => settlement.follow_ups = jobs,
-                Err(error) => return failed(settlement, Verdict::Rejected, error),
+                Err((verdict, error)) => return failed(settlement, verdict, error),
             }
             settlement.result = result;
             settlement
@@ -259,23 +300,23 @@ fn judge(
             settlement.again = Again::After(delay.min(limits::MAX_AHEAD));
             failed(settlement, Verdict::Snoozed, reason)
         }
+        (Ended::Unread(why), None) => failed(settlement, Verdict::Rejected, why),
         (Ended::Dropped | Ended::Blocking, None) => {
             failed(settlement, Verdict::Failed, "the handler was dropped".into())
         }
     }
 }
 
-fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -> Result<NewJob, String> {
+/// The job of a follow-up, or the verdict on the attempt that asks for what is not possible.
+fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -> Result<NewJob, (Verdict, String)> {
     let kind = follow_up.kind;
     let draft = Draft { trace: trace.cloned(), ..Draft::new(kind, follow_up.payload) };
     shared.broker.prepare(draft).map_err(|invalid| {
-        let detail = match &invalid {
-            crate::broker::Invalid::Payload { problems, .. } | crate::broker::Invalid::Job { problems } => {
-                problems.iter().map(|p| format!("{} {}", p.pointer, p.detail)).collect::<Vec<_>>().join("; ")
-            }
-            crate::broker::Invalid::UnknownKind { .. } => String::new(),
+        let verdict = match &invalid {
+            Invalid::Panicked(_) => Verdict::Panicked,
+            Invalid::UnknownKind { .. } | Invalid::Payload { .. } | Invalid::Job { .. } => Verdict::Rejected,
         };
-        format!("the follow-up {kind} job cannot be enqueued: {invalid} {detail}")
+        (verdict, format!("the follow-up {kind} job cannot be enqueued: {}", invalid.in_full()))
     })
 }
 
@@ -325,8 +366,6 @@ fn tell(shared: &Shared, claimed: &Claimed, verdict: Verdict, settled: Option<Se
     }
 }
 
-fn panic_message(error: JoinError) -> String {
-    let Ok(payload) = error.try_into_panic() else { return "the task was cancelled".into() };
-    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+fn why_it_ended(error: JoinError) -> String {
+    error.try_into_panic().map_or_else(|_| "the task was cancelled".into(), panic_message)
 }

@@ -73,6 +73,21 @@ struct Running {
     settling: bool,
 }
 
+/// The place of an attempt among those that run here. Held by the code that runs it, and given up however that ends, a
+/// panic included: the lease of an attempt that nothing runs must not be renewed.
+#[must_use]
+pub(super) struct Seat<'a> {
+    live: &'a Live,
+    id: JobId,
+    token: AttemptToken,
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.live.remove(self.id, self.token);
+    }
+}
+
 /// All running attempts. A plain mutex: it is held for moments, also by the heartbeat's own thread.
 pub(super) struct Live {
     attempts: Mutex<HashMap<JobId, Running>>,
@@ -96,8 +111,16 @@ impl Live {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Take in an attempt. One whose claim was under way when the grace ended is told to stop at once.
-    pub(super) fn insert(&self, id: JobId, token: AttemptToken, leased: Instant, stop: Stop, progress: ProgressSlot) {
+    /// Take in an attempt, for as long as its seat is held. One whose claim was under way when the grace ended is told to
+    /// stop at once.
+    pub(super) fn insert(
+        &self,
+        id: JobId,
+        token: AttemptToken,
+        leased: Instant,
+        stop: Stop,
+        progress: ProgressSlot,
+    ) -> Seat<'_> {
         let mut attempts = self.lock();
         if self.closed.load(Ordering::Relaxed) {
             stop.now(StopReason::Shutdown);
@@ -105,6 +128,7 @@ impl Live {
         if attempts.insert(id, Running { token, stop, progress, leased, since: leased, settling: false }).is_none() {
             self.busy.increment(1.0);
         }
+        Seat { live: self, id, token }
     }
 
     /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
@@ -116,7 +140,7 @@ impl Live {
     }
 
     /// Forget an attempt, unless a newer one of the same job has taken its place.
-    pub(super) fn remove(&self, id: JobId, token: AttemptToken) {
+    fn remove(&self, id: JobId, token: AttemptToken) {
         let mut attempts = self.lock();
         if attempts.get(&id).is_some_and(|running| running.token == token) {
             attempts.remove(&id);

@@ -9,6 +9,7 @@
 //! ticker: fires the ticks of schedules
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
 //! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock ·
+//! unread: jobs that this binary cannot read and another may ·
 //! operator: what is done to many jobs at once · alerts: too many dead letters · gauges: figures of attempts
 //! recorder: the history that charts show; it stops by itself, after the last request
 //! ```
@@ -33,6 +34,7 @@ mod scheduler;
 mod service;
 mod ticker;
 mod trace;
+mod unread;
 mod ward;
 mod worker;
 
@@ -66,6 +68,7 @@ use heartbeat::Heartbeat;
 use live::Live;
 use permits::Permits;
 use rhythm::Rhythm;
+use unread::Unread;
 use ward::Ward;
 
 /// How this runner works.
@@ -107,6 +110,7 @@ struct Shared {
     live: Arc<Live>,
     rhythm: Arc<Rhythm>,
     ward: Ward,
+    unread: Unread,
     permits: Arc<Permits>,
     gauges: Gauges,
     /// A claim failed: the fetcher asks the store before it takes more.
@@ -174,6 +178,7 @@ impl Engine {
             id: runner.clone(),
             version: env!("CARGO_PKG_VERSION"),
             kinds: registry.names(),
+            editions: registry.editions(),
             queues: settings.queues.clone(),
             slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
             lease: settings.lease,
@@ -199,6 +204,7 @@ impl Engine {
             live,
             rhythm,
             ward,
+            unread: Unread::default(),
             permits,
             gauges,
             store_trouble: AtomicBool::new(false),

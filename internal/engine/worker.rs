@@ -1,9 +1,11 @@
 //! A worker: one of the runner's fixed slots. Takes a due id, claims it, has it executed, takes the next.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
+use futures_util::FutureExt;
 use tokio::sync::{Mutex, mpsc};
 
 use super::fetcher::Ticket;
@@ -28,13 +30,27 @@ pub(super) async fn work_until_closed(
         // The guard is dropped at the end of the statement: one worker waits on the channel, the others on the lock.
         let ticket = queue.lock().await.recv().await;
         let Some(Ticket { id, slot, permit }) = ticket else { return };
-        // The lease runs from some moment after this one.
-        let asked = Instant::now();
-        let claim = claimant.claim(id).await;
-        shared.gauges.claimed(asked.elapsed());
-        take_up(&shared, id, claim, asked).await;
+        // Code of kinds cannot panic here; ours should not. If it does, it costs this job an attempt, and not the runner a
+        // worker: the lease of an attempt without its code ends, and is searched for.
+        if AssertUnwindSafe(work(&shared, &claimant, id)).catch_unwind().await.is_err() {
+            tracing::error!(job = %id, "a worker panicked and goes on with the next job");
+            metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
+            shared.claim_failed();
+        }
         drop((slot, permit));
     }
+}
+
+/// Claim a job that was popped, and do what the answer says.
+async fn work(shared: &Shared, claimant: &Claimant, id: JobId) {
+    if shared.unread.puts_off(shared, id).await {
+        return;
+    }
+    // The lease runs from some moment after this one.
+    let asked = Instant::now();
+    let claim = claimant.claim(id).await;
+    shared.gauges.claimed(asked.elapsed());
+    take_up(shared, id, claim, asked).await;
 }
 
 /// Do what the answer to a claim, asked for after the moment `asked`, says.

@@ -37,6 +37,7 @@ pub mod http;
 
 mod context;
 mod outcome;
+mod panicked;
 mod registry;
 pub mod report;
 pub mod test_kinds;
@@ -44,7 +45,8 @@ pub mod wording;
 
 pub use context::{Context, ContextParts, ExchangeSlot, ProgressSlot};
 pub use outcome::{Failure, FollowUp, Outcome, Output};
-pub use registry::{KindDefaults, Problem, Registered, Registry};
+pub use panicked::{Panicked, panic_message};
+pub use registry::{KindDefaults, Problem, Ran, Registered, Registry};
 
 use std::future::Future;
 
@@ -67,7 +69,8 @@ pub trait Handler: Send + Sync + 'static {
     /// The input.
     type Payload: Kind;
 
-    /// What the schema cannot say: called at enqueue, after the payload fits the schema. Must not do I/O.
+    /// What the schema cannot say: called at enqueue, after the payload fits the schema. Must not do I/O. A panic refuses
+    /// the job, and harms nothing else.
     fn check(&self, payload: &Self::Payload) -> Vec<Problem> {
         let _ = payload;
         Vec::new()

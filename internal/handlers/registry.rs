@@ -12,8 +12,9 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::{Context, Failure, Handler, Kind, Outcome, wording};
-use crate::job::{Name, RetryPolicy};
+use super::panicked::caught;
+use super::{Context, Handler, Kind, Outcome, Panicked, wording};
+use crate::job::{Edition, Editions, Name, RetryPolicy};
 
 /// What jobs of a kind get when they ask for nothing else.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,12 +75,22 @@ impl Problem {
     }
 }
 
-type RunFuture = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+/// How the code of a kind came back.
+#[derive(Debug)]
+pub enum Ran {
+    /// The handler returned.
+    Returned(Outcome),
+    /// The payload is not what the kind's type takes, for this reason, so the handler was not started. A binary with
+    /// another version of the type may be able to read it.
+    Unread(String),
+}
+
+type RunFuture = Pin<Box<dyn Future<Output = Ran> + Send>>;
 
 /// The typed handler behind a type that the registry can hold.
 trait ErasedHandler: Send + Sync {
     fn check(&self, payload: &RawValue) -> Vec<Problem>;
-    fn run(self: Arc<Self>, payload: &RawValue, ctx: Context) -> RunFuture;
+    fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture;
 }
 
 struct Erased<H>(H);
@@ -95,13 +106,14 @@ impl<H: Handler> ErasedHandler for Erased<H> {
         }
     }
 
-    fn run(self: Arc<Self>, payload: &RawValue, ctx: Context) -> RunFuture {
-        let typed = serde_json::from_str::<H::Payload>(payload.get());
+    fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture {
+        // Within the future, which runs in a task of its own: the payload type is code of the kind, and may panic as well.
         Box::pin(async move {
+            let typed = serde_json::from_str::<H::Payload>(payload.get());
+            drop(payload);
             match typed {
-                Ok(typed) => self.0.run(typed, ctx).await,
-                // Accepted by an older binary whose type was wider: no retry by this one can help.
-                Err(e) => Err(Failure::reject(format!("read the payload as {}: {e}", H::Payload::NAME))),
+                Ok(typed) => Ran::Returned(self.0.run(typed, ctx).await),
+                Err(error) => Ran::Unread(shortened(error.to_string())),
             }
         })
     }
@@ -130,6 +142,7 @@ where
 pub struct Registered {
     name: Name,
     schema: Value,
+    edition: Edition,
     validator: jsonschema::Validator,
     defaults: KindDefaults,
     handler: Arc<dyn ErasedHandler>,
@@ -154,6 +167,12 @@ impl Registered {
         &self.schema
     }
 
+    /// Which version of the kind's type this binary has.
+    #[must_use]
+    pub fn edition(&self) -> Edition {
+        self.edition
+    }
+
     /// What its jobs get when they ask for nothing else.
     #[must_use]
     pub fn defaults(&self) -> &KindDefaults {
@@ -162,8 +181,18 @@ impl Registered {
 
     /// Everything that is wrong with `payload`, at most 20 problems: against the schema first, then what only the
     /// type and the handler know.
-    #[must_use]
-    pub fn check(&self, payload: &RawValue) -> Vec<Problem> {
+    ///
+    /// # Errors
+    /// [`Panicked`] when the type or the handler panics over it.
+    pub fn check(&self, payload: &RawValue) -> Result<Vec<Problem>, Panicked> {
+        caught(|| self.problems(payload)).map_err(|message| {
+            // Without the message, which may quote the payload.
+            tracing::error!(kind = %self.name, "the code of a kind panicked while it checked a payload");
+            Panicked { kind: self.name.clone(), message }
+        })
+    }
+
+    fn problems(&self, payload: &RawValue) -> Vec<Problem> {
         let mut reader = serde_json::Deserializer::from_str(payload.get());
         let value: Value = match serde_path_to_error::deserialize(&mut reader) {
             Ok(value) => value,
@@ -178,9 +207,9 @@ impl Registered {
         if problems.is_empty() { self.handler.check(payload) } else { problems }
     }
 
-    /// Start the handler on `payload`.
+    /// Read `payload` and start the handler on it, both when the future is polled. A panic of either comes out of the future.
     #[must_use]
-    pub fn run(&self, payload: &RawValue, ctx: Context) -> RunFuture {
+    pub fn run(&self, payload: Box<RawValue>, ctx: Context) -> RunFuture {
         Arc::clone(&self.handler).run(payload, ctx)
     }
 }
@@ -232,7 +261,8 @@ impl Registry {
         let validator = jsonschema::validator_for(&schema).expect("a derived schema is a valid schema");
         let defaults = handler.defaults();
         let handler = Arc::new(Erased(handler));
-        let entry = Registered { name: name.clone(), schema, validator, defaults, handler };
+        let edition = Edition::of_schema(&schema);
+        let entry = Registered { name: name.clone(), schema, edition, validator, defaults, handler };
         assert!(self.kinds.insert(name, entry).is_none(), "kind {} is registered twice", H::Payload::NAME);
         self
     }
@@ -251,6 +281,13 @@ impl Registry {
     /// Every kind, by name.
     pub fn iter(&self) -> impl Iterator<Item = &Registered> {
         self.kinds.values()
+    }
+
+    /// Which versions of its kinds and of a job's options this binary reads.
+    #[must_use]
+    pub fn editions(&self) -> Editions {
+        let kinds = self.kinds.iter().map(|(name, kind)| (name.clone(), kind.edition)).collect();
+        Editions { options: Edition::of_options(), kinds }
     }
 
     /// The names of all kinds, in order.
@@ -310,7 +347,7 @@ mod tests {
     }
 
     fn pointers(payload: &Value) -> Vec<String> {
-        registry().get("parcel").unwrap().check(&raw(payload)).into_iter().map(|p| p.pointer).collect()
+        registry().get("parcel").unwrap().check(&raw(payload)).unwrap().into_iter().map(|p| p.pointer).collect()
     }
 
     #[test]
@@ -327,23 +364,23 @@ mod tests {
     #[test]
     fn a_field_given_twice_is_found_before_the_runner_stumbles_over_it() {
         let twice = RawValue::from_string(r#"{"to": {"street": "Elm", "street": "Oak"}, "grams": 5}"#.into()).unwrap();
-        let problems = registry().get("parcel").unwrap().check(&twice);
+        let problems = registry().get("parcel").unwrap().check(&twice).unwrap();
         assert_eq!(problems[0].pointer, "/to");
         assert!(problems[0].detail.contains("duplicate field"), "{problems:?}");
     }
 
     #[test]
     fn a_huge_value_is_not_quoted_back() {
-        let problems = registry().get("parcel").unwrap().check(&raw(&Value::String("x".repeat(1 << 20))));
+        let problems = registry().get("parcel").unwrap().check(&raw(&Value::String("x".repeat(1 << 20)))).unwrap();
         assert!(problems[0].detail.len() < 400);
     }
 
     #[tokio::test]
-    async fn a_payload_that_no_longer_fits_is_rejected_not_retried() {
+    async fn a_payload_of_another_version_does_not_reach_the_handler() {
         let registry = registry();
         let raw = RawValue::from_string(r#"{"old":true}"#.into()).unwrap();
-        let outcome = registry.get("parcel").unwrap().run(&raw, Context::detached("parcel")).await;
-        assert!(matches!(outcome, Err(Failure::Reject { .. })));
+        let ran = registry.get("parcel").unwrap().run(raw, Context::detached("parcel")).await;
+        assert!(matches!(ran, Ran::Unread(why) if why.contains("unknown field `old`")));
     }
 
     #[test]

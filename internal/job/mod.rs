@@ -6,6 +6,7 @@
 //! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
 //! - [`RetryPolicy`]: when a failed job runs again
+//! - [`Edition`]: which version of a payload type a binary has
 //! - [`Schedule`], [`plan`]: jobs that come by the clock
 //! - [`TraceContext`]: the trace that a job continues
 //! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
@@ -16,6 +17,7 @@
 
 mod actor;
 mod alert;
+mod edition;
 mod exchange;
 mod filter;
 mod fingerprint;
@@ -41,6 +43,7 @@ mod verdict;
 
 pub use actor::Actor;
 pub use alert::{AlertRule, Measured, Told};
+pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
 pub use fingerprint::{Fingerprint, InvalidFingerprint, normalise};

@@ -88,6 +88,8 @@ pub struct Unreadable {
     pub token: AttemptToken,
     /// Number of this execution.
     pub number: u32,
+    /// Its kind, unless that cannot be read.
+    pub kind: Option<Name>,
     /// Its queue, unless that cannot be read.
     pub queue: Option<Name>,
     /// What cannot be read.
@@ -200,8 +202,9 @@ impl Claims {
                 let claim = match self.claimed(row, token) {
                     Ok(claimed) => Claim::Won(Box::new(claimed)),
                     Err(e) => {
-                        let queue = row.try_get::<&str, _>(2).ok().and_then(|queue| queue.parse().ok());
-                        Claim::Unreadable(Box::new(Unreadable { id, token, number, queue, error: e.to_string() }))
+                        let name = |column: usize| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
+                        let (kind, queue) = (name(1), name(2));
+                        Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
                     }
                 };
                 Ok((id, claim))

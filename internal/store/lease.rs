@@ -14,7 +14,7 @@ use super::runners::slot_jobs;
 use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Link, Store, StoreError};
-use crate::job::{AttemptToken, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Verdict};
+use crate::job::{AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Verdict};
 
 /// One live attempt of this runner, as the heartbeat tells it to the store.
 #[derive(Clone, Debug)]
@@ -45,6 +45,8 @@ pub struct RunnerRow {
     pub version: &'static str,
     /// Kinds it can run.
     pub kinds: Vec<Name>,
+    /// Which versions of their types it has.
+    pub editions: Editions,
     /// Queues it serves.
     pub queues: Vec<Name>,
     /// Its worker slots.
@@ -278,19 +280,21 @@ impl Pulse {
     pub async fn register(&mut self, runner: &RunnerRow) -> Result<(), StoreError> {
         let names = |names: &[Name]| serde_json::to_string(names).unwrap_or_default();
         let (kinds, queues) = (names(&runner.kinds), names(&runner.queues));
+        let editions = serde_json::to_string(&runner.editions).ok();
         let runner = runner.clone();
         self.link
             .run("register the runner", |conn, _| {
-                let (runner, kinds, queues) = (runner.clone(), kinds.clone(), queues.clone());
+                let (runner, kinds, queues, editions) = (runner.clone(), kinds.clone(), queues.clone(), editions.clone());
                 Box::pin(async move {
                     sqlx::query(
-                        "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, host, pid, started_at, heartbeat_at) \
-                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, started_at, heartbeat_at) \
+                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
                          ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
                     )
                     .bind(runner.id.as_str())
                     .bind(runner.version)
                     .bind(kinds)
+                    .bind(editions)
                     .bind(queues)
                     .bind(runner.slots)
                     .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))

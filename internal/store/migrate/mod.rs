@@ -107,7 +107,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn is_migrated(&self) -> Result<bool, StoreError> {
-        ledger::is_current(&self.shared.pool).await
+        ledger::is_current(&self.shared.pools.loops).await
     }
 
     /// Bring the tables to the shape this binary needs. Many processes may do it at once; one does it, the others wait.
@@ -349,7 +349,7 @@ impl Run<'_> {
 
     /// Does the server know this connection? One that does not answer is no proof that it does not.
     async fn lives(&self, id: i64) -> bool {
-        let asked = link::on_pool(&self.store.shared.pool, "look after the migration", move |conn, _| {
+        let asked = link::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
             let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
             Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })
         });

@@ -1,0 +1,303 @@
+//! Jobs that this binary cannot read: given back while another living runner may be able to, and left alone afterwards.
+//!
+//! During a deploy two versions of a payload type are at work. What the newer API accepts, an older runner may claim, and
+//! the other way round for a field that the newer type has dropped. Such an attempt ends as *snoozed*: it burns nothing. Its
+//! error names the edition of the type that could not read the job, so each edition tries a job once: when every edition
+//! that lives has tried, the job fails, and its error says so.
+//!
+//! What was given back once is not claimed again by this runner, as long as another edition lives: its id goes back to the
+//! index, with a pause that grows, until another runner pops it.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+
+use super::Shared;
+use crate::handlers::Failure;
+use crate::job::{Edition, JobId, Name, Priority};
+use crate::store::{Reader, Settled, UNREAD};
+
+/// How long a job rests that was given back for the first time; the pause doubles with every eighth time.
+const FIRST_PAUSE: Duration = Duration::from_millis(300);
+/// Its longest rest in the store, where no runner starts it meanwhile. A job that snoozes too often fails: with these pauses
+/// that takes three quarters of an hour at the least.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+/// The longest that its id stays out of the way of this runner, which is in the way of the others for as long.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Most jobs that are left alone; others are claimed and given back again.
+const MOST_KNOWN: usize = 16_384;
+/// How long it may go unnoticed which runners live: when a job is put off, and when it fails for want of a reader.
+const STALE: Duration = Duration::from_secs(2);
+const STALE_FOR_A_FAILURE: Duration = Duration::from_millis(200);
+/// How often it is asked whether a job that is left alone waits at all.
+const LOOK_AGAIN: Duration = Duration::from_secs(30);
+
+/// What of a job cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Its payload: another version of its kind's type may.
+    Payload,
+    /// What stands beside it: another version of tickr may.
+    Options,
+}
+
+/// A claimed job that this binary cannot read.
+pub(super) struct Riddle<'a> {
+    pub(super) id: JobId,
+    pub(super) kind: &'a Name,
+    pub(super) queue: &'a Name,
+    /// The number of this execution.
+    pub(super) number: u32,
+    pub(super) part: Part,
+    /// What the parser said.
+    pub(super) why: &'a str,
+}
+
+/// What becomes of its attempt.
+pub(super) struct Answer {
+    pub(super) failure: Failure,
+    /// To be remembered once the attempt is settled, if it was given back.
+    pub(super) given_back: Option<GivenBack>,
+}
+
+/// A job that was given back, as far as this runner needs to know it when it pops again.
+pub(super) struct GivenBack {
+    kind: Name,
+    part: Part,
+    /// The editions that could not read it.
+    refused: BTreeSet<Edition>,
+}
+
+struct Left {
+    job: GivenBack,
+    queue: Name,
+    priority: Priority,
+    skipped: u32,
+    looked: Instant,
+    rests_until: Instant,
+}
+
+/// One time that a job is put off.
+struct Skip {
+    /// Is it time to ask whether it waits at all?
+    look: bool,
+    pause: Duration,
+    queue: Name,
+    priority: Priority,
+}
+
+/// The living runners, and since when that was so.
+type Readers = Option<(Instant, Arc<Vec<Reader>>)>;
+
+/// The jobs that this runner leaves to others.
+#[derive(Default)]
+pub(super) struct Unread {
+    left: Mutex<HashMap<JobId, Left>>,
+    /// How many they are: for the ordinary claim there is nothing to lock.
+    count: AtomicUsize,
+    readers: tokio::sync::Mutex<Readers>,
+}
+
+impl Unread {
+    fn lock(&self) -> MutexGuard<'_, HashMap<JobId, Left>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leave a job alone from now on. It waits in this line.
+    pub(super) fn remember(&self, id: JobId, job: GivenBack, settled: Option<&Settled>) {
+        let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled else { return };
+        let mut left = self.lock();
+        if left.len() < MOST_KNOWN || left.contains_key(&id) {
+            let now = Instant::now();
+            let (queue, priority) = (queue.clone(), *priority);
+            left.insert(id, Left { job, queue, priority, skipped: 0, looked: now, rests_until: now + FIRST_PAUSE });
+            self.count.store(left.len(), Ordering::Relaxed);
+        }
+    }
+
+    /// Was this job put off a moment ago? Then there is no point in taking it.
+    pub(super) fn rests(&self, id: JobId) -> bool {
+        self.count.load(Ordering::Relaxed) > 0
+            && self.lock().get(&id).is_some_and(|known| Instant::now() < known.rests_until)
+    }
+
+    /// Put off a job that popped here and that another runner may be able to read. False when it should be claimed: it is
+    /// not known, or only this binary is left to say that it cannot be read.
+    pub(super) async fn puts_off(&self, shared: &Shared, id: JobId) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 || !self.lock().contains_key(&id) {
+            return false;
+        }
+        let readers = self.readers(shared, STALE).await;
+        let Some(skip) = self.skip(id, readers.as_ref().map(|readers| readers.as_slice())) else { return false };
+        // It may have ended long ago, and pop here only because it was put off again and again.
+        if skip.look && shared.store.still_waiting(vec![id]).await.is_ok_and(|waiting| !waiting.contains(&id)) {
+            self.forget(id);
+        } else {
+            let due = shared.store.clock().now() + TimeDelta::from_std(skip.pause).unwrap_or_default();
+            shared.broker.hint(id, &skip.queue, skip.priority, due);
+        }
+        true
+    }
+
+    /// How a job is put off; none when no reader may be able to read it, and then it is forgotten.
+    fn skip(&self, id: JobId, readers: Option<&[Reader]>) -> Option<Skip> {
+        let mut left = self.lock();
+        let known = left.get_mut(&id)?;
+        let Left { job, queue, priority, .. } = &known;
+        let (queue, priority) = (queue.clone(), *priority);
+        let may = |reader: &Reader| may_read(reader, job.part, &job.kind, &queue, &job.refused);
+        if !readers.is_none_or(|readers| readers.iter().any(may)) {
+            left.remove(&id);
+            self.count.store(left.len(), Ordering::Relaxed);
+            return None;
+        }
+        known.skipped = known.skipped.saturating_add(1);
+        let look = known.looked.elapsed() >= LOOK_AGAIN;
+        if look {
+            known.looked = Instant::now();
+        }
+        let pause = growing(known.skipped).min(LONGEST_PAUSE);
+        known.rests_until = Instant::now() + pause;
+        Some(Skip { look, pause, queue, priority })
+    }
+
+    fn forget(&self, id: JobId) {
+        let mut left = self.lock();
+        left.remove(&id);
+        self.count.store(left.len(), Ordering::Relaxed);
+    }
+
+    /// The living runners, as of a moment ago at most. None when the store does not say.
+    async fn readers(&self, shared: &Shared, stale: Duration) -> Option<Arc<Vec<Reader>>> {
+        let mut known = self.readers.lock().await;
+        if let Some((_, readers)) = known.as_ref().filter(|(since, _)| since.elapsed() < stale) {
+            return Some(Arc::clone(readers));
+        }
+        let mut readers = match shared.store.readers().await {
+            Ok(readers) => readers,
+            Err(error) => {
+                tracing::warn!(%error, "cannot see which runners live");
+                return None;
+            }
+        };
+        readers.retain(|reader| reader.id != shared.runner);
+        let readers = Arc::new(readers);
+        *known = Some((Instant::now(), Arc::clone(&readers)));
+        Some(readers)
+    }
+}
+
+/// Give the job back, or let it fail. Without the store's word it is given back: nothing is final on a guess.
+pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
+    let Riddle { id, kind, queue, number, part, why } = riddle;
+    let own = match part {
+        Part::Payload => shared.registry.get(kind.as_str()).map(|kind| kind.edition()),
+        Part::Options => Some(Edition::of_options()),
+    };
+    let mut refused: BTreeSet<Edition> = own.into_iter().collect();
+    if number > 1 {
+        match shared.store.given_back_unread(id).await {
+            Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),
+            Err(error) => tracing::warn!(job = %id, %error, "cannot see who could not read a job"),
+        }
+    }
+    let may = |readers: Option<Arc<Vec<Reader>>>| {
+        readers.is_none_or(|readers| readers.iter().any(|reader| may_read(reader, part, kind, queue, &refused)))
+    };
+    let what = match part {
+        Part::Payload => format!("{UNREAD}payload as {kind}: {why}"),
+        Part::Options => format!("{UNREAD}stored job: {why}"),
+    };
+    let may_be_read = may(shared.unread.readers(shared, STALE).await)
+        || may(shared.unread.readers(shared, STALE_FOR_A_FAILURE).await);
+    if !may_be_read {
+        tracing::error!(job = %id, %kind, "cannot read a job, and no living runner of another version might");
+        let error = format!(
+            "{what}; no living runner of another version is left that might: run one that can read it and retry the job"
+        );
+        return Answer { failure: Failure::reject(error), given_back: None };
+    }
+    tracing::info!(job = %id, %kind, "cannot read a job, given back for a runner of another version");
+    let own = own.map(|own| own.to_string()).unwrap_or_default();
+    let reason = format!("{what}; given back, as a living runner of another version may be able to [edition {own}]");
+    let pause = growing(number.saturating_sub(1)).min(LONGEST_REST);
+    let given_back = GivenBack { kind: kind.clone(), part, refused };
+    Answer { failure: Failure::snooze(pause, reason), given_back: Some(given_back) }
+}
+
+fn may_read(reader: &Reader, part: Part, kind: &Name, queue: &Name, refused: &BTreeSet<Edition>) -> bool {
+    let untried = reader.editions.as_ref().is_none_or(|editions| match part {
+        Part::Payload => editions.kinds.get(kind).is_none_or(|edition| !refused.contains(edition)),
+        Part::Options => !refused.contains(&editions.options),
+    });
+    untried && reader.kinds.contains(kind) && reader.queues.contains(queue)
+}
+
+/// The edition that could not read a job, as its error names it.
+fn edition_in(error: &str) -> Option<Edition> {
+    error.rsplit_once("[edition ")?.1.strip_suffix(']')?.parse().ok()
+}
+
+/// A pause that doubles with every eighth time, give or take a half.
+fn growing(times: u32) -> Duration {
+    (FIRST_PAUSE * (1 << (times / 8).min(8))).mul_f64(0.5 + rand::random::<f64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::job::{Editions, RunnerId};
+
+    fn edition(text: &str) -> Edition {
+        Edition::of_schema(&json!(text))
+    }
+
+    fn reader(payload: Option<&str>, options: &str) -> Reader {
+        let kind: Name = "mail".parse().unwrap();
+        let kinds = BTreeMap::from_iter(payload.map(|text| (kind.clone(), edition(text))));
+        Reader {
+            id: RunnerId::from_stored("r".into()),
+            kinds: [kind].into(),
+            queues: ["default".parse().unwrap()].into(),
+            editions: Some(Editions { options: edition(options), kinds }),
+        }
+    }
+
+    #[test]
+    fn only_an_edition_that_has_not_tried_may_be_able_to_read_a_job() {
+        let (kind, queue): (Name, Name) = ("mail".parse().unwrap(), "default".parse().unwrap());
+        let refused = BTreeSet::from([edition("one")]);
+        let may = |reader: &Reader, part| may_read(reader, part, &kind, &queue, &refused);
+        assert!(!may(&reader(Some("one"), "x"), Part::Payload));
+        assert!(may(&reader(Some("two"), "one"), Part::Payload));
+        assert!(may(&reader(Some("one"), "x"), Part::Options));
+        assert!(!may(&reader(Some("two"), "one"), Part::Options));
+        // Of older binaries it is not known.
+        assert!(may(&Reader { editions: None, ..reader(None, "x") }, Part::Payload));
+        // What it does not run and does not serve, it does not read.
+        assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
+        assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
+    }
+
+    #[test]
+    fn an_error_names_the_edition_that_could_not_read() {
+        let one = edition("one");
+        assert_eq!(edition_in(&format!("read the payload as mail: [edition x] [edition {one}]")), Some(one));
+        for other in ["", "[edition ]", "[edition 12]", &format!("[edition {one}] and more")] {
+            assert_eq!(edition_in(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_within_bounds() {
+        assert!(growing(0) >= FIRST_PAUSE / 2 && growing(7) <= FIRST_PAUSE * 3 / 2);
+        assert!(growing(64) >= LONGEST_REST / 2 && growing(u32::MAX) < Duration::from_secs(120));
+    }
+}

@@ -1,0 +1,113 @@
+//! Which version of a type a binary has: what it enqueues, binaries with the same edition can read.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{JobOptions, Name, RetryPolicy};
+
+/// A digest of a type's JSON Schema and of the version of tickr, shown as 16 hex digits. Two binaries with the same edition
+/// have the same type; with different ones they may still read the same payloads, because a changed comment changes it too.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Edition(u64);
+
+/// Why a text is no [`Edition`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an edition is 16 hex digits in lower case")]
+pub struct InvalidEdition;
+
+impl Edition {
+    /// The edition of a payload type with this JSON Schema.
+    #[must_use]
+    pub fn of_schema(schema: &Value) -> Self {
+        Self::of(&schema.to_string())
+    }
+
+    /// The edition of the options that a job may have beside its payload.
+    #[must_use]
+    pub fn of_options() -> Self {
+        let every = JobOptions { timeout_ms: Some(1), retry: Some(RetryPolicy::default()), ..JobOptions::default() };
+        Self::of(&serde_json::to_string(&every).unwrap_or_default())
+    }
+
+    fn of(text: &str) -> Self {
+        let digest = Sha256::digest(format!("{}\n{text}", env!("CARGO_PKG_VERSION")).as_bytes());
+        Self(u64::from_be_bytes(std::array::from_fn(|at| digest[at])))
+    }
+}
+
+impl fmt::Display for Edition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Edition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Edition {
+    type Err = InvalidEdition;
+
+    fn from_str(text: &str) -> Result<Self, InvalidEdition> {
+        let digits = text.len() == 16 && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        u64::from_str_radix(text, 16).ok().filter(|_| digits).map(Self).ok_or(InvalidEdition)
+    }
+}
+
+impl TryFrom<String> for Edition {
+    type Error = InvalidEdition;
+
+    fn try_from(text: String) -> Result<Self, InvalidEdition> {
+        text.parse()
+    }
+}
+
+impl From<Edition> for String {
+    fn from(edition: Edition) -> Self {
+        edition.to_string()
+    }
+}
+
+/// The editions of one binary, as its runner's row tells them to others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Editions {
+    /// Of a job's options.
+    pub options: Edition,
+    /// Of the payload types, by kind.
+    pub kinds: BTreeMap<Name, Edition>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn another_field_is_another_edition() {
+        let (one, two) = (json!({"properties": {"a": {}}}), json!({"properties": {"a": {}, "b": {}}}));
+        assert_eq!(Edition::of_schema(&one), Edition::of_schema(&one.clone()));
+        assert_ne!(Edition::of_schema(&one), Edition::of_schema(&two));
+        assert_ne!(Edition::of_options(), Edition::of_schema(&one));
+    }
+
+    #[test]
+    fn editions_travel_as_hex_digits() {
+        let edition = Edition::of_schema(&json!({}));
+        assert_eq!(edition.to_string().parse(), Ok(edition));
+        for bad in ["", "x", "0123456789ABCDEF", "+123456789abcdef", "0123456789abcde"] {
+            assert_eq!(bad.parse::<Edition>(), Err(InvalidEdition), "{bad}");
+        }
+        let editions = Editions { options: edition, kinds: BTreeMap::from([("mail".parse().unwrap(), edition)]) };
+        let text = serde_json::to_string(&editions).unwrap();
+        assert_eq!(serde_json::from_str::<Editions>(&text).unwrap(), editions);
+    }
+}
