@@ -40,9 +40,17 @@ pub(super) fn register_all(config: &Config, own: Registry) -> Result<Registry, S
 }
 
 fn http(config: &Config) -> Result<HttpHandler, StartError> {
-    let secrets = config.callback_secret.iter().map(|secret| SigningSecret::new(secret.expose())).collect();
-    HttpHandler::new(CallbackSettings { secrets, allow_private: config.callback_allow_private })
-        .map_err(|e| StartError::Kind { kind: "http", cause: e.to_string() })
+    HttpHandler::new(callbacks(config)).map_err(|e| StartError::Kind { kind: "http", cause: e.to_string() })
+}
+
+/// What the configuration says about callbacks.
+pub(super) fn callbacks(config: &Config) -> CallbackSettings {
+    CallbackSettings {
+        secrets: config.callback_secret.iter().map(|secret| SigningSecret::new(secret.expose())).collect(),
+        allow_private: config.callback_allow_private,
+        allow: config.callback_allow.clone(),
+        idle: config.workers,
+    }
 }
 
 /// The email kind, if there is somewhere to deliver to. An outbox wins over a server, so that a development machine

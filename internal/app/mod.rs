@@ -95,6 +95,9 @@ pub enum StartError {
         /// Why.
         cause: String,
     },
+    /// Alerts would never arrive.
+    #[error("the url of [alerts] cannot be called: {0}")]
+    Alerts(String),
     /// The configuration speaks of a kind that is not registered.
     #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
     UnknownKind(String, String),
@@ -153,6 +156,11 @@ impl App {
 
         let index = index_of(config)?;
         let registry = Arc::new(kinds::register_all(config, own)?);
+        if let Some(alerts) = &config.alerts
+            && let Some(problem) = kinds::callbacks(config).problem_of(&alerts.url).await
+        {
+            return Err(StartError::Alerts(problem));
+        }
         let listener = TcpListener::bind(config.http_addr).await;
         let listener = listener.map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;
         let addr = listener.local_addr().map_err(|cause| StartError::Listen { addr: config.http_addr, cause })?;

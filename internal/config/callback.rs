@@ -1,4 +1,8 @@
-//! The secrets that sign callbacks, in the form Standard Webhooks gives them.
+//! Callbacks: the secrets that sign them, in the form Standard Webhooks gives them, and where else than to the public
+//! internet they may go.
+
+use std::fmt;
+use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -6,6 +10,9 @@ use secrecy::{ExposeSecret, SecretSlice};
 
 use super::error::Wrong;
 use super::parse;
+
+/// The secret of the examples in the specification of Standard Webhooks, which the whole world knows.
+const PUBLISHED: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
 /// A signing key, decoded from `whsec_…` base64.
 #[derive(Debug, Clone)]
@@ -33,6 +40,10 @@ pub(super) fn secrets(text: &str) -> Result<Vec<CallbackSecret>, Wrong> {
 fn secret(text: &str) -> Result<CallbackSecret, Wrong> {
     let right = "write whsec_ and the base64 of 24 to 64 random bytes";
     let encoded = text.strip_prefix("whsec_").ok_or_else(|| Wrong::new("does not begin with whsec_", right))?;
+    if encoded == PUBLISHED {
+        let right = "make your own: echo whsec_$(openssl rand -base64 32)";
+        return Err(Wrong::new("the secret of the published examples, which anyone can look up", right));
+    }
     // The decoder's own error names the offending byte, which is a piece of the secret.
     let key = STANDARD.decode(encoded).map_err(|_| Wrong::new("not base64", right))?;
     if !(24..=64).contains(&key.len()) {
@@ -41,9 +52,172 @@ fn secret(text: &str) -> Result<CallbackSecret, Wrong> {
     Ok(CallbackSecret(SecretSlice::from(key)))
 }
 
+/// A target beside the public internet that callbacks may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Allowed {
+    /// A name, whatever it resolves to.
+    Host(String),
+    /// Every name below this one.
+    Below(String),
+    /// The addresses that agree with this one in so many leading bits.
+    Network(IpAddr, u8),
+}
+
+impl Allowed {
+    /// Is the address in this network?
+    #[must_use]
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        let (same, total) = match (self, address) {
+            (Self::Network(IpAddr::V4(net), bits), IpAddr::V4(v4)) => {
+                ((net.to_bits() ^ v4.to_bits()).leading_zeros(), u32::from(*bits))
+            }
+            (Self::Network(IpAddr::V6(net), bits), IpAddr::V6(v6)) => {
+                ((net.to_bits() ^ v6.to_bits()).leading_zeros(), u32::from(*bits))
+            }
+            (Self::Host(_) | Self::Below(_) | Self::Network(..), _) => return false,
+        };
+        same >= total
+    }
+
+    /// Is it this very address and no network around it?
+    #[must_use]
+    pub fn is_address(&self, address: IpAddr) -> bool {
+        matches!(self, Self::Network(net, bits) if *net == address && *bits == most_bits(address))
+    }
+
+    /// Is it the name of this host? The name is in lower case, without a dot at its end.
+    #[must_use]
+    pub fn has_host(&self, host: &str) -> bool {
+        match self {
+            Self::Host(name) => name == host,
+            Self::Below(name) => host.strip_suffix(name.as_str()).is_some_and(|rest| rest.ends_with('.')),
+            Self::Network(..) => false,
+        }
+    }
+}
+
+impl fmt::Display for Allowed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(name) => f.write_str(name),
+            Self::Below(name) => write!(f, "*.{name}"),
+            Self::Network(address, bits) if *bits == most_bits(*address) => write!(f, "{address}"),
+            Self::Network(address, bits) => write!(f, "{address}/{bits}"),
+        }
+    }
+}
+
+fn most_bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// Hosts and networks, comma separated.
+pub(super) fn allowed(text: &str) -> Result<Vec<Allowed>, Wrong> {
+    parse::list(text, one_allowed)
+}
+
+fn one_allowed(text: &str) -> Result<Allowed, Wrong> {
+    let right = "write networks like 10.20.0.0/16, addresses like 10.20.0.7 or fd00::7, names like shop.internal, \
+                 or *.shop.internal for every name below it";
+    let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+    let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address);
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        let most = most_bits(address);
+        let bits = match bits {
+            None => most,
+            Some(bits) => match bits.parse::<u8>() {
+                Ok(bits) if bits <= most => bits,
+                Ok(_) | Err(_) => return Err(Wrong::new(format!("its prefix is not 0 to {most}"), right)),
+            },
+        };
+        let network = Allowed::Network(network_of(address, bits), bits);
+        // A network by an address within it is as likely a mistake as a short cut.
+        if network != Allowed::Network(address, bits) {
+            return Err(Wrong::new("the address has bits beyond its prefix", format!("write {network}")));
+        }
+        return Ok(network);
+    }
+    if bits.is_some() {
+        return Err(Wrong::new("not a network", right));
+    }
+    // Ports belong to no name, and a pattern in the middle means nothing here.
+    let name =
+        parse::host_name(text.strip_prefix("*.").unwrap_or(text)).map_err(|wrong| Wrong::new(wrong.wrong, right))?;
+    let name = name.trim_end_matches('.').to_owned();
+    // What looks like an address and is none would never match the name of a host.
+    if name.is_empty() || name.starts_with('.') || name.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        return Err(Wrong::new("neither a network nor the name of a host", right));
+    }
+    Ok(if text.starts_with("*.") { Allowed::Below(name) } else { Allowed::Host(name) })
+}
+
+/// The first address of the network.
+fn network_of(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into()),
+        IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn networks_addresses_and_names_are_told_apart() {
+        let all = "10.20.0.0/16, 192.168.7.9, fd00:1::/32, [fd00::7], Shop.Internal, *.pods.internal, 0.0.0.0/0";
+        let shown: Vec<String> = allowed(all).unwrap().iter().map(ToString::to_string).collect();
+        let expected =
+            ["10.20.0.0/16", "192.168.7.9", "fd00:1::/32", "fd00::7", "shop.internal", "*.pods.internal", "0.0.0.0/0"];
+        assert_eq!(shown, expected);
+        assert!(allowed("").unwrap().is_empty());
+        for bad in [
+            "10.20.0.0/33",
+            "10.20.0.1/16",
+            "fd00::/129",
+            "10.20",
+            "10.20.0.0/",
+            "shop.internal/8",
+            "shop.internal:80",
+            "http://shop.internal",
+            "a b",
+            "*",
+            "*.",
+            "*.*.internal",
+            "shop.*",
+            "10.20.0.256",
+            "a,,b",
+            ".internal",
+        ] {
+            let wrong = allowed(bad).unwrap_err();
+            assert!(
+                wrong.right.contains("10.20.0.0/16") || wrong.right.contains("write 10.20.0.0"),
+                "{bad}: {wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_entry_covers_its_network_or_its_name_and_nothing_else() {
+        let one = |text: &str| allowed(text).unwrap().remove(0);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let net = one("10.20.0.0/16");
+        assert!(
+            net.has_address(ip("10.20.255.255")) && !net.has_address(ip("10.21.0.0")) && !net.has_address(ip("::1"))
+        );
+        assert!(one("0.0.0.0/0").has_address(ip("255.1.2.3")) && one("::/0").has_address(ip("fe80::1")));
+        assert!(one("10.0.0.7").is_address(ip("10.0.0.7")) && !one("10.0.0.0/8").is_address(ip("10.0.0.0")));
+        assert!(one("shop.internal").has_host("shop.internal") && !one("shop.internal").has_host("a.shop.internal"));
+        let below = one("*.shop.internal");
+        assert!(below.has_host("a.shop.internal") && below.has_host("a.b.shop.internal"));
+        assert!(!below.has_host("shop.internal") && !below.has_host("myshop.internal"));
+    }
+
+    #[test]
+    fn the_secret_of_the_published_examples_is_refused() {
+        let wrong = secrets(&format!("whsec_{PUBLISHED}")).unwrap_err();
+        assert!(wrong.wrong.contains("published") && !format!("{wrong:?}").contains(PUBLISHED), "{wrong:?}");
+    }
 
     fn encoded(length: usize) -> String {
         format!("whsec_{}", STANDARD.encode(vec![7; length]))

@@ -57,7 +57,7 @@ use secrecy::SecretString;
 use crate::job::{Hours, Name, suggest};
 
 pub use alerts::{Alerts, Threshold};
-pub use callback::CallbackSecret;
+pub use callback::{Allowed, CallbackSecret};
 pub use duration::parse as parse_duration;
 pub use error::{ConfigError, ConfigErrors, ConfigWarning};
 pub use flags::{Flags, Subset};
@@ -159,6 +159,8 @@ pub struct Config {
     pub callback_secret: Vec<CallbackSecret>,
     /// Let callbacks reach loopback and private addresses.
     pub callback_allow_private: bool,
+    /// Hosts and networks beside the public internet that callbacks may reach.
+    pub callback_allow: Vec<Allowed>,
     /// Register the kinds for tests and benches.
     pub test_kinds: bool,
     /// The mail server, if there is one.
@@ -240,6 +242,7 @@ impl Config {
             shutdown_notice: Duration::ZERO,
             mysql_connections: 8,
             callback_allow_private: true,
+            callback_allow: Vec::new(),
             test_kinds: true,
             ..Config::defaults()
         }
@@ -299,6 +302,7 @@ impl Config {
             reports_dir: PathBuf::new(),
             callback_secret: Vec::new(),
             callback_allow_private: false,
+            callback_allow: Vec::new(),
             test_kinds: false,
             smtp: None,
             kinds: BTreeMap::new(),

@@ -209,9 +209,19 @@ pub static SETTINGS: &[Setting<Config>] = &[
     )
     .secrecy(Secrecy::Secret)
     .list(),
-    Row::new("callback_allow_private", "BOOL", "Let callbacks reach loopback and private addresses", |c, t| {
-        parse::put(&mut c.callback_allow_private, parse::switch(t))
-    })
+    Row::new(
+        "callback_allow",
+        "HOSTS",
+        "Hosts and networks of your own that callbacks may reach, like 10.20.0.0/16,shop.internal",
+        |c, t| parse::put(&mut c.callback_allow, callback::allowed(t)),
+    )
+    .list(),
+    Row::new(
+        "callback_allow_private",
+        "BOOL",
+        "Let callbacks reach every loopback and private address but cloud metadata",
+        |c, t| parse::put(&mut c.callback_allow_private, parse::switch(t)),
+    )
     .switch(),
     Row::new(
         "test_kinds",

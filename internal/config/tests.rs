@@ -70,6 +70,7 @@ fn samples(name: &str) -> [&'static str; 3] {
         "otlp_service" => ["sa", "sb", "sc"],
         "api_tokens" => ["ta", "ta,tb", "ta,tb,tc"],
         "callback_secret" => [KEY_A, KEY_B, KEY_C],
+        "callback_allow" => ["10.0.0.0/8", "10.0.0.0/8,a.internal", "*.b"],
         "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
         other => panic!("add samples for {other}"),
     }
@@ -126,6 +127,7 @@ fn typed(config: &Config, name: &str) -> String {
             config.callback_secret.iter().map(|key| format!("whsec_{}", encode(key))).collect::<Vec<_>>().join(",")
         }
         "strict_durability" => config.strict_durability.to_string(),
+        "callback_allow" => config.callback_allow.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         "callback_allow_private" => config.callback_allow_private.to_string(),
         "test_kinds" => config.test_kinds.to_string(),
         other => panic!("add {other}"),

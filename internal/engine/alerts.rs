@@ -62,9 +62,13 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
             message(shared, alerts, rule, measured, Told::Fired),
             message(shared, alerts, rule, measured, Told::Resolved),
         );
-        let (Ok(fired), Ok(resolved)) = messages else {
-            tracing::warn!(url = alerts.url, "the url of [alerts] cannot be called");
-            continue;
+        let (fired, resolved) = match messages {
+            (Ok(fired), Ok(resolved)) => (fired, resolved),
+            (Err(problem), _) | (_, Err(problem)) => {
+                // The start has looked at the url, so this is one that changed its mind since.
+                tracing::warn!(problem, "the url of [alerts] cannot be called");
+                continue;
+            }
         };
         let either = Arc::new(move |told| match told {
             Told::Fired => fired.clone(),
@@ -111,5 +115,5 @@ fn message(
     let payload = json!({"method": "POST", "url": alerts.url, "body": body}).to_string();
     let payload = RawValue::from_string(payload).map_err(|e| e.to_string())?;
     let draft = Draft { queue: Some(alerts.queue.clone()), priority: Some(0), ..Draft::new("http", payload) };
-    shared.broker.prepare(draft).map_err(|invalid| invalid.to_string())
+    shared.broker.prepare(draft).map_err(|invalid| invalid.in_full())
 }

@@ -235,7 +235,9 @@ impl Fetcher {
     /// May this runner run it now? Then its rank, the place of its queue, and its id.
     fn may_run(&self, job: &DueJob) -> Option<(usize, usize, JobId)> {
         let queue = self.service.place_of(&job.queue)?;
-        let may = self.serves(job) && self.shared.permits.room(queue) != Some(0) && !self.shared.ward.keeps(job.id)
+        let may = self.serves(job)
+            && self.shared.permits.room(queue) != Some(0)
+            && !self.shared.ward.keeps(job.id)
             && !self.shared.unread.rests(job.id);
         may.then(|| (self.service.rank(queue, job.priority), queue, job.id))
     }

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::Kind;
+use crate::job::limits;
 
 /// What a handler returns.
 pub type Outcome = Result<Output, Failure>;
@@ -29,9 +30,16 @@ impl Output {
 
     /// Also enqueue a job of another kind, in the same transaction as this success: both happen or neither does.
     ///
+    /// At most a thousand jobs may follow one. All of them are checked before the first is written.
+    ///
     /// # Errors
-    /// [`Failure::Reject`] when the payload cannot be written as JSON.
+    /// [`Failure::Reject`] when the payload cannot be written as JSON, or when there are too many.
     pub fn then<P: Kind>(mut self, payload: &P) -> Outcome {
+        let most = limits::MAX_FOLLOW_UPS;
+        if self.follow_ups.len() >= most {
+            let help = "let a follow-up job enqueue the rest";
+            return Err(Failure::reject(format!("a job may be followed by {most} jobs at most; {help}")));
+        }
         let payload = to_raw_value(payload)
             .map_err(|e| Failure::reject(format!("write the payload of the follow-up {} job: {e}", P::NAME)))?;
         self.follow_ups.push(FollowUp { kind: P::NAME, payload });

@@ -151,7 +151,8 @@ fn plain(word: &str, before: &[String]) -> String {
     }
     if let Some((scheme, rest)) = word.split_once("://") {
         let rest = rest.split(['?', '#']).next().unwrap_or(rest);
-        return format!("{scheme}://{}", path(rest));
+        let (authority, behind) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+        return format!("{scheme}://{}{}", place(authority), path(behind));
     }
     if word.contains('@') && !word.starts_with('@') {
         return "<address>".to_owned();
@@ -171,6 +172,18 @@ fn plain(word: &str, before: &[String]) -> String {
         return if telling { word.to_owned() } else { "#".to_owned() };
     }
     digits(word)
+}
+
+/// The host of a URL with its port, which say where a failure is: an address as it is, a name without its numbers, because
+/// those of a pool are one.
+fn place(authority: &str) -> String {
+    if is_number(authority) {
+        return authority.to_owned();
+    }
+    let (name, port) = authority.rsplit_once(':').map_or((authority, None), |(name, port)| (name, Some(port)));
+    let name = name.split('.').map(|part| if is_id(part) { "#".to_owned() } else { digits(part) }).collect::<Vec<_>>();
+    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+    format!("{}{port}", name.join("."))
 }
 
 /// A path: parts that hold digits vary, but for short ones such as `v1`.
@@ -283,6 +296,11 @@ mod tests {
             "GET https://api.example.com/v1/users/42 timed out",
             "GET https://api.example.com/v1/orders/42 timed out",
             "GET https://mail.example.com/v1/users/42 timed out",
+            "POST http://10.0.0.7:8080/in answered 404",
+            "POST http://10.0.0.8:8080/in answered 404",
+            "POST http://10.0.0.8:8080/out answered 404",
+            "POST http://shop.internal:8080/out answered 404",
+            "POST http://shop.internal:8081/out answered 404",
             "don't know how",
             "don't care how",
             "",
@@ -304,6 +322,11 @@ mod tests {
                 "GET https://api.example.com/v1/users/42?x=1: status 503",
                 "get https://api.example.com/v1/users/#: status 503",
             ),
+            (
+                "POST http://127.0.0.1:9999/hooks/42 answered 404 Not Found",
+                "post http://127.0.0.1:9999/hooks/# answered 404 not found",
+            ),
+            ("POST http://shop-7.internal:8080/v1/in timed out", "post http://shop-#.internal:8080/v1/in timed out"),
             ("attempt 3\n  failed.", "attempt # failed."),
             ("connect 10.0.0.7:3306 refused", "connect # refused"),
         ] {

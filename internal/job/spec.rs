@@ -25,6 +25,8 @@ pub mod limits {
     pub const MAX_REASON: usize = 500;
     /// Most tags of one job.
     pub const MAX_TAGS: usize = 10;
+    /// Most jobs that may follow one.
+    pub const MAX_FOLLOW_UPS: usize = 1_000;
     /// Longest error text kept with an attempt, in bytes.
     pub const MAX_ERROR_BYTES: usize = 2_000;
     /// Largest result kept with a job, in bytes.
@@ -121,6 +123,18 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
+    /// Stored options for people to read, as far as this binary can: another version of tickr may have written wishes that
+    /// are unknown here. Nothing is run by them.
+    #[must_use]
+    pub fn as_far_as_readable(text: &str) -> Self {
+        let without_retry = || {
+            let mut value: serde_json::Value = serde_json::from_str(text).ok()?;
+            value.as_object_mut()?.remove("retry");
+            serde_json::from_value(value).ok()
+        };
+        serde_json::from_str(text).ok().or_else(without_retry).unwrap_or_default()
+    }
+
     /// Nothing asked for beyond the kind's defaults?
     #[must_use]
     pub fn is_default(&self) -> bool {

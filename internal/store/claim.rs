@@ -202,7 +202,8 @@ impl Claims {
                 let claim = match self.claimed(row, token) {
                     Ok(claimed) => Claim::Won(Box::new(claimed)),
                     Err(e) => {
-                        let name = |column: usize| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
+                        let name =
+                            |column: usize| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
                         let (kind, queue) = (name(1), name(2));
                         Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
                     }

@@ -192,7 +192,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         max_attempts: row.try_get(4)?,
         unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
         options: match options {
-            Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
+            Some(text) => JobOptions::as_far_as_readable(&text),
             None => JobOptions::default(),
         },
         created_at: row.try_get(8)?,

@@ -136,7 +136,8 @@ impl Batch for Settles {
     const FULL: usize = 256;
 
     fn weight(item: &Settlement) -> usize {
-        1 + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
+        let follow_ups = item.follow_ups.iter().map(|job| 1 + job.payload.get().len() / BYTES_PER_ROW).sum::<usize>();
+        1 + follow_ups + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
     }
 
     fn mark(&self) -> u8 {

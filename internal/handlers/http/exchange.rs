@@ -29,6 +29,8 @@ const SHOWN_HEADERS: [&str; 11] = [
 const HEADER_BYTES: usize = 120;
 /// Longest URL that is kept, in bytes.
 const URL_BYTES: usize = 500;
+/// Longest endpoint in an error, in bytes.
+const ENDPOINT_BYTES: usize = 200;
 /// Segments of a path from this length on, with letters and digits in them, may be tokens.
 const TOKEN_CHARS: usize = 16;
 /// What stands for something that is not shown.
@@ -56,11 +58,7 @@ pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
 /// The URL without what may be a secret: values of the query, and what looks like a token in the path. Names of parameters
 /// stay, for they tell what is called.
 fn shown(url: &Url) -> String {
-    let mut text = url.origin().ascii_serialization();
-    for segment in url.path_segments().into_iter().flatten() {
-        text.push('/');
-        text.push_str(if is_token(segment) { HIDDEN } else { segment });
-    }
+    let mut text = place(url);
     for (at, (name, _)) in url.query_pairs().enumerate() {
         text.push(if at == 0 { '?' } else { '&' });
         text.push_str(if is_token(&name) { HIDDEN } else { &name });
@@ -68,6 +66,21 @@ fn shown(url: &Url) -> String {
         text.push_str(HIDDEN);
     }
     text
+}
+
+/// Scheme, host, port and path, without what looks like a token in the path.
+fn place(url: &Url) -> String {
+    let mut text = url.origin().ascii_serialization();
+    for segment in url.path_segments().into_iter().flatten() {
+        text.push('/');
+        text.push_str(if is_token(segment) { HIDDEN } else { segment });
+    }
+    text
+}
+
+/// Which of a receiver's endpoints a URL calls, for the errors of a callback: nothing of its query, user or fragment.
+pub(super) fn endpoint(url: &Url) -> String {
+    printable(place(url).as_bytes(), ENDPOINT_BYTES)
 }
 
 fn is_token(text: &str) -> bool {
@@ -117,6 +130,13 @@ mod tests {
             ("https://user:secret@a.example/", "https://a.example/"),
         ] {
             assert_eq!(shown(&Url::parse(url).unwrap()), expected, "{url}");
+        }
+        for (url, expected) in [
+            ("https://user:secret@a.example:8443/orders/42?token=abc#frag", "https://a.example:8443/orders/42"),
+            ("http://a.example/services/T0001/xk2j9fq0s8dk3lq9x/", "http://a.example/services/T0001/***/"),
+            ("https://a.example", "https://a.example/"),
+        ] {
+            assert_eq!(endpoint(&Url::parse(url).unwrap()), expected, "{url}");
         }
     }
 

@@ -1,10 +1,10 @@
-//! Where a callback may go: an address of the public internet, unless the operator allows private ones.
+//! Where a callback may go: to an address of the public internet, and to what the operator allows beside it.
 //!
 //! A payload comes from a client, the request leaves from inside the network: without a guard every client could read
 //! cloud metadata and reach unprotected neighbours. Names are judged by what they resolve to at the moment of the
 //! connection ([`Guard`] is the HTTP client's only resolver, so it connects to judged addresses and to nothing else,
-//! whatever DNS answers the next time). Addresses written in the URL never reach a resolver and are judged apart, by
-//! [`check_host`].
+//! whatever DNS answers the next time; a connection that is used again goes where it went). Addresses written in the URL
+//! never reach a resolver and are judged apart, by [`check_host`].
 
 use std::fmt;
 use std::io;
@@ -15,18 +15,101 @@ use std::sync::Arc;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// A target that callbacks may not reach. Kept inside the client's error, where the handler finds it again.
+use crate::config::Allowed;
+
+/// A target that callbacks may not reach, and what an operator would set to allow it. Kept inside the client's error, where
+/// the handler finds it again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
-    #[error("{0} addresses are not allowed")]
-    Address(&'static str),
-    // The addresses themselves stay out of the text: it would map the internal network for whoever may enqueue.
-    #[error("the name resolves to {0} addresses only, which are not allowed")]
-    Name(&'static str),
+    #[error("{class} addresses are not allowed; {}", how_to_allow(.class, .address))]
+    Address { class: &'static str, address: String },
+    // The addresses themselves stay out of the text: it would map the internal network for every client that may enqueue.
+    #[error("the name resolves to {class} addresses only, which are not allowed; {}", how_to_allow(.class, .host))]
+    Name { class: &'static str, host: String },
+}
+
+fn how_to_allow(class: &str, target: &str) -> String {
+    if class == METADATA_CLASS {
+        return "an operator can allow one by naming the very address in callback_allow".to_owned();
+    }
+    // One that is no host name cannot be written into the setting either.
+    let shown: String = target.chars().filter(|c| c.is_ascii_graphic() && !"\"'\\".contains(*c)).take(100).collect();
+    format!("an operator can allow it with callback_allow = [\"{shown}\"]")
 }
 
 /// What decides about one address: `Err` names the class of a refused one.
-pub(super) type Rule = fn(IpAddr) -> Result<(), &'static str>;
+type Judge = fn(IpAddr) -> Result<(), &'static str>;
+
+/// Where callbacks may go.
+#[derive(Clone)]
+pub(super) struct Rule {
+    pub(super) judge: Judge,
+    /// Everywhere but to cloud metadata.
+    pub(super) wide: bool,
+    pub(super) allowed: Arc<[Allowed]>,
+}
+
+impl Rule {
+    /// The public internet, and what the operator allows beside it.
+    pub(super) fn new(wide: bool, allowed: Vec<Allowed>) -> Self {
+        Self { judge: public_only, wide, allowed: allowed.into() }
+    }
+
+    /// May a callback connect to this address, which stands in the URL or which the name `host` resolves to? `Err` names its
+    /// class.
+    fn judge(&self, host: Option<&str>, address: IpAddr) -> Result<(), &'static str> {
+        // The kernel connects ::ffff:a.b.c.d by IPv4.
+        let address = address.to_canonical();
+        let any = |fits: &dyn Fn(&Allowed) -> bool| self.allowed.iter().any(fits);
+        // Neither a network around it nor a name that points to it is enough: whoever may change a zone in DNS would be given
+        // the credentials of the machine.
+        if is_metadata(address) {
+            return if any(&|entry| entry.is_address(address)) { Ok(()) } else { Err(METADATA_CLASS) };
+        }
+        let named = || host.is_some_and(|host| any(&|entry| entry.has_host(host)));
+        (self.judge)(address).or_else(|class| {
+            let may = self.wide || any(&|entry| entry.has_address(address)) || named();
+            if may { Ok(()) } else { Err(class) }
+        })
+    }
+}
+
+const METADATA_CLASS: &str = "cloud metadata";
+
+/// Where the clouds answer every process of a machine that asks, with credentials among other things: AWS, Azure and Google by
+/// 169.254.169.254, tasks of AWS by its neighbour, Azure's host by a public number, Alibaba and Oracle by numbers of their own.
+const METADATA: &[IpAddr] = &[
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+];
+
+fn is_metadata(address: IpAddr) -> bool {
+    let inner = match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(v6) => carried_v4(v6).map(IpAddr::V4),
+    };
+    METADATA.contains(&address) || inner.is_some_and(|inner| METADATA.contains(&inner))
+}
+
+/// The IPv4 address that a gateway would connect to in place of this one: of NAT64, of 6to4 and of the forms that are no longer
+/// in use.
+fn carried_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let pair = |at: usize| {
+        let [high, low] = [address.segments()[at], address.segments()[at + 1]];
+        Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))
+    };
+    match address.segments() {
+        [0x64, 0xff9b, ..] => Some(pair(6)),
+        [0x2002, ..] => Some(pair(1)),
+        [0, 0, 0, 0, _, _, _, _] => Some(pair(6)),
+        _ => None,
+    }
+}
 
 /// Only addresses of the public internet.
 pub(super) fn public_only(address: IpAddr) -> Result<(), &'static str> {
@@ -36,24 +119,26 @@ pub(super) fn public_only(address: IpAddr) -> Result<(), &'static str> {
     }
 }
 
-/// Every address: for operators who call services in their own network.
-pub(super) fn anywhere(_: IpAddr) -> Result<(), &'static str> {
-    Ok(())
-}
-
-/// The nets of IPv4 that are not the public internet (IANA's special-purpose registry).
+/// The nets of IPv4 that are not the public internet: IANA's special-purpose registry, and a number that looks public and is
+/// answered by the host of the machine.
 const SPECIAL_V4: &[(Ipv4Addr, u32, &str)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8, "unspecified"),
     (Ipv4Addr::new(10, 0, 0, 0), 8, "private"),
     (Ipv4Addr::new(100, 64, 0, 0), 10, "private"),
     (Ipv4Addr::new(127, 0, 0, 0), 8, "loopback"),
+    // Azure's WireServer.
+    (Ipv4Addr::new(168, 63, 129, 16), 32, METADATA_CLASS),
     // Home of the metadata services of the clouds.
     (Ipv4Addr::new(169, 254, 0, 0), 16, "link-local"),
     (Ipv4Addr::new(172, 16, 0, 0), 12, "private"),
     (Ipv4Addr::new(192, 0, 0, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 0, 2, 0), 24, "documentation"),
+    // AS112, which answers for private names, and AMT: both are answered by the nearest router that wants to.
+    (Ipv4Addr::new(192, 31, 196, 0), 24, "reserved"),
+    (Ipv4Addr::new(192, 52, 193, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 88, 99, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 168, 0, 0), 16, "private"),
+    (Ipv4Addr::new(192, 175, 48, 0), 24, "reserved"),
     (Ipv4Addr::new(198, 18, 0, 0), 15, "benchmarking"),
     (Ipv4Addr::new(198, 51, 100, 0), 24, "documentation"),
     (Ipv4Addr::new(203, 0, 113, 0), 24, "documentation"),
@@ -76,6 +161,10 @@ const SPECIAL_V6: &[(Ipv6Addr, u32, &str)] = &[
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32, "documentation"),
     // 6to4.
     (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16, "reserved"),
+    // AS112, as above.
+    (Ipv6Addr::new(0x2620, 0x4f, 0x8000, 0, 0, 0, 0, 0), 48, "reserved"),
+    // The 6bone, which is no more.
+    (Ipv6Addr::new(0x3ffe, 0, 0, 0, 0, 0, 0, 0), 16, "reserved"),
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20, "documentation"),
 ];
 
@@ -110,17 +199,47 @@ fn public_v6(address: Ipv6Addr) -> Result<(), &'static str> {
 
 /// Judges what can be judged without DNS: an address written as the host, and the names of this machine. The URL
 /// parser has already turned octal, hexadecimal, one-number and full-width forms into plain addresses.
-pub(super) fn check_host(url: &Url, rule: Rule) -> Result<(), Refused> {
+pub(super) fn check_host(url: &Url, rule: &Rule) -> Result<(), Refused> {
     let host = url.host_str().unwrap_or_default();
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(address) = literal.parse::<IpAddr>() {
-        return rule(address).map_err(Refused::Address);
+        let address = address.to_canonical();
+        return rule.judge(None, address).map_err(|class| Refused::Address { class, address: address.to_string() });
     }
-    let name = host.trim_end_matches('.');
-    if name.eq_ignore_ascii_case("localhost") || name.to_ascii_lowercase().ends_with(".localhost") {
-        return rule(IpAddr::V4(Ipv4Addr::LOCALHOST)).map_err(Refused::Name);
+    let name = plain_name(host);
+    if name == "localhost" || name.ends_with(".localhost") {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        return rule.judge(Some(&name), loopback).map_err(|class| Refused::Name { class, host: name });
     }
     Ok(())
+}
+
+/// A name as the entries of the operator write it.
+fn plain_name(host: &str) -> String {
+    host.trim_end_matches('.').to_ascii_lowercase()
+}
+
+/// Those of these addresses that the rule allows, and the class of one that it does not.
+fn sift(rule: &Rule, host: &str, addresses: Vec<SocketAddr>) -> (Vec<SocketAddr>, Option<&'static str>) {
+    let (mut may, mut refused) = (Vec::new(), None);
+    for address in addresses {
+        match rule.judge(Some(host), address.ip()) {
+            Ok(()) => may.push(address),
+            Err(class) => refused = Some(class),
+        }
+    }
+    (may, refused)
+}
+
+/// As [`check_host`], for a host whose name is looked up now. A name that cannot be looked up now may be there later.
+pub(super) async fn check_name(url: &Url, rule: &Rule, lookup: &dyn Lookup) -> Result<(), Refused> {
+    check_host(url, rule)?;
+    let Some(host) = url.domain().map(plain_name) else { return Ok(()) };
+    let Ok(found) = lookup.lookup(host.clone()).await else { return Ok(()) };
+    match sift(rule, &host, found) {
+        (may, Some(class)) if may.is_empty() => Err(Refused::Name { class, host }),
+        _ => Ok(()),
+    }
 }
 
 type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
@@ -153,19 +272,12 @@ impl fmt::Debug for Guard {
 
 impl Resolve for Guard {
     fn resolve(&self, name: Name) -> Resolving {
-        let (rule, looking) = (self.rule, self.lookup.lookup(name.as_str().to_owned()));
+        let (rule, host) = (self.rule.clone(), plain_name(name.as_str()));
+        let looking = self.lookup.lookup(name.as_str().to_owned());
         Box::pin(async move {
-            let mut refused = None;
-            let mut allowed = Vec::new();
-            for address in looking.await? {
-                match rule(address.ip()) {
-                    Ok(()) => allowed.push(address),
-                    Err(class) => refused = Some(class),
-                }
-            }
-            match refused {
-                Some(class) if allowed.is_empty() => Err(Refused::Name(class).into()),
-                _ => Ok(Box::new(allowed.into_iter()) as Addrs),
+            match sift(&rule, &host, looking.await?) {
+                (may, Some(class)) if may.is_empty() => Err(Refused::Name { class, host }.into()),
+                (may, _) => Ok(Box::new(may.into_iter()) as Addrs),
             }
         })
     }
@@ -174,6 +286,13 @@ impl Resolve for Guard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn rule(wide: bool, allowed: &str) -> Rule {
+        use crate::config::{Config, Flags};
+        let flags = Flags::default().with("callback_allow", allowed);
+        let config = Config::load(&flags, std::iter::empty(), None).unwrap().config;
+        Rule::new(wide, config.callback_allow)
+    }
 
     /// URLs and whether they pass the check that needs no DNS. `None`: not a URL at all.
     const HOSTS: &[(&str, Option<bool>)] = &[
@@ -212,6 +331,17 @@ mod tests {
         ("http://100.64.0.1/", Some(false)),
         ("http://100.127.255.255/", Some(false)),
         ("http://169.254.169.254/latest/meta-data/", Some(false)),
+        ("http://168.63.129.16/machine/?comp=goalstate", Some(false)),
+        ("http://0xa83f8110/", Some(false)),
+        ("http://2822734096/", Some(false)),
+        ("http://[::ffff:168.63.129.16]/", Some(false)),
+        ("http://[64:ff9b::a83f:8110]/", Some(false)),
+        ("http://192.31.196.0/", Some(false)),
+        ("http://192.31.196.255/", Some(false)),
+        ("http://192.52.193.0/", Some(false)),
+        ("http://192.52.193.255/", Some(false)),
+        ("http://192.175.48.0/", Some(false)),
+        ("http://192.175.48.255/", Some(false)),
         ("http://0xa9fea9fe/", Some(false)),
         ("http://2852039166/", Some(false)),
         ("http://0251.0376.0251.0376/", Some(false)),
@@ -257,6 +387,10 @@ mod tests {
         ("http://[2001:db8::1]/", Some(false)),
         ("http://[2002:7f00:1::]/", Some(false)),
         ("http://[2002:a9fe:a9fe::1]/", Some(false)),
+        ("http://[2620:4f:8000::1]/", Some(false)),
+        ("http://[2620:4f:8000:ffff::1]/", Some(false)),
+        ("http://[3ffe::1]/", Some(false)),
+        ("http://[3ffe:ffff::1]/", Some(false)),
         ("http://[3fff::1]/", Some(false)),
         ("http://[5f00::1]/", Some(false)),
         // Zones and other forms that are no URL.
@@ -283,7 +417,18 @@ mod tests {
         ("https://169.253.255.255/", Some(true)),
         ("https://172.15.255.255/", Some(true)),
         ("https://172.32.0.0/", Some(true)),
+        ("https://168.63.129.15/", Some(true)),
+        ("https://168.63.129.17/", Some(true)),
         ("https://192.0.1.0/", Some(true)),
+        ("https://192.31.195.255/", Some(true)),
+        ("https://192.31.197.0/", Some(true)),
+        ("https://192.52.192.255/", Some(true)),
+        ("https://192.52.194.0/", Some(true)),
+        ("https://192.175.47.255/", Some(true)),
+        ("https://192.175.49.0/", Some(true)),
+        ("https://[2620:4f:7fff::1]/", Some(true)),
+        ("https://[2620:4f:8001::1]/", Some(true)),
+        ("https://[3ffd:ffff::1]/", Some(true)),
         ("https://198.17.255.255/", Some(true)),
         ("https://198.20.0.0/", Some(true)),
         ("https://223.255.255.255/", Some(true)),
@@ -298,16 +443,109 @@ mod tests {
     #[test]
     fn no_spelling_of_a_private_address_passes_and_public_ones_do() {
         for (text, expected) in HOSTS {
-            let verdict = Url::parse(text).ok().map(|url| check_host(&url, public_only).is_ok());
+            let verdict = Url::parse(text).ok().map(|url| check_host(&url, &rule(false, "")).is_ok());
             assert_eq!(verdict, *expected, "{text}");
         }
     }
 
+    /// Spellings of addresses that hand out credentials.
+    const SECRETS: &[&str] = &[
+        "http://169.254.169.254/latest/meta-data/",
+        "http://0xa9fea9fe/",
+        "http://2852039166/",
+        "http://0251.0376.0251.0376/",
+        "http://[0:0:0:0:0:ffff:a9fe:a9fe]/",
+        "http://[::a9fe:a9fe]/",
+        "http://[::ffff:0:169.254.169.254]/",
+        "http://[2002:a9fe:a9fe::1]/",
+        "http://[64:ff9b::a9fe:a9fe]/",
+        "http://[64:ff9b:1::a9fe:a9fe]/",
+        "http://169.254.170.2/v2/credentials/",
+        "http://168.63.129.16/machine/?comp=goalstate",
+        "http://0xa83f8110/",
+        "http://2822734096/",
+        "http://[::ffff:168.63.129.16]/",
+        "http://[64:ff9b::a83f:8110]/",
+        "http://100.100.100.200/",
+        "http://192.0.0.192/",
+        "http://[fd00:ec2::254]/",
+        "http://[fd20:ce::254]/",
+    ];
+
     #[test]
-    fn operators_may_allow_private_addresses() {
+    fn the_wide_switch_allows_private_addresses_but_cloud_metadata() {
         for (text, expected) in HOSTS {
-            let verdict = Url::parse(text).ok().map(|url| check_host(&url, anywhere).is_ok());
-            assert_eq!(verdict, expected.map(|_| true), "{text}");
+            let verdict = Url::parse(text).ok().map(|url| check_host(&url, &rule(true, "")).is_ok());
+            assert_eq!(verdict, expected.map(|_| !SECRETS.contains(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn cloud_metadata_is_reached_only_by_naming_the_very_address() {
+        let around = rule(true, "0.0.0.0/0,::/0,169.254.0.0/16,168.63.129.0/24,100.64.0.0/10,192.0.0.0/24");
+        for text in SECRETS {
+            for rule in [&rule(false, ""), &rule(true, ""), &around] {
+                let refused = check_host(&Url::parse(text).unwrap(), rule).unwrap_err().to_string();
+                let class = refused.contains("cloud metadata addresses are not allowed");
+                assert!(class || (!rule.wide && !refused.is_empty()), "{text}: {refused}");
+            }
+        }
+        let by_name = rule(false, "169.254.169.254,168.63.129.16");
+        for text in ["http://169.254.169.254/", "http://[::ffff:a9fe:a9fe]/", "http://168.63.129.16/"] {
+            assert_eq!(check_host(&Url::parse(text).unwrap(), &by_name), Ok(()), "{text}");
+        }
+        for text in ["http://169.254.169.253/", "http://169.254.170.2/", "http://100.100.100.200/"] {
+            assert!(check_host(&Url::parse(text).unwrap(), &by_name).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn operators_allow_networks_and_hosts_of_their_own_and_no_others() {
+        let own = rule(false, "10.20.0.0/16,fd00:1::/32,localhost,*.pods.localhost");
+        let verdict = |text: &str| check_host(&Url::parse(text).unwrap(), &own).is_ok();
+        for good in [
+            "http://10.20.0.1/",
+            "http://10.20.255.255:8080/x",
+            "http://0x0a140001/",
+            "http://[::ffff:10.20.3.4]/",
+            "http://[fd00:1::7]/",
+            "http://localhost:3000/",
+            "http://LOCALHOST./",
+            "http://a.pods.localhost/",
+            "https://1.1.1.1/",
+            "https://example.com/",
+        ] {
+            assert!(verdict(good), "{good}");
+        }
+        for bad in [
+            "http://10.21.0.1/",
+            "http://10.19.255.255/",
+            "http://127.0.0.1/",
+            "http://[::1]/",
+            "http://[fd00:2::7]/",
+            "http://[64:ff9b::a14:1]/",
+            "http://pods.localhost/",
+            "http://db.localhost/",
+        ] {
+            assert!(!verdict(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_setting_and_what_to_write_into_it() {
+        let refused = |text: &str| check_host(&Url::parse(text).unwrap(), &rule(false, "")).unwrap_err().to_string();
+        for (text, entry) in [
+            ("http://127.0.0.1:9999/x", "127.0.0.1"),
+            ("http://0x7f.1/", "127.0.0.1"),
+            ("http://[::ffff:10.0.0.7]/", "10.0.0.7"),
+            ("http://[fd00::7]:8080/", "fd00::7"),
+            ("http://Shop.LOCALHOST./", "shop.localhost"),
+        ] {
+            let refused = refused(text);
+            let said = format!("callback_allow = [\"{entry}\"]");
+            assert!(refused.contains("not allowed") && refused.contains(&said), "{refused}");
+            // What it says is enough.
+            assert_eq!(check_host(&Url::parse(text).unwrap(), &rule(false, entry)), Ok(()));
         }
     }
 
@@ -321,9 +559,13 @@ mod tests {
     }
 
     async fn resolve(answers: &[&str]) -> Result<Vec<String>, String> {
+        resolve_by(rule(false, ""), answers).await
+    }
+
+    async fn resolve_by(rule: Rule, answers: &[&str]) -> Result<Vec<String>, String> {
         let answers = answers.iter().map(|text| text.parse().unwrap()).collect();
-        let guard = Guard { rule: public_only, lookup: Arc::new(Answers(answers)) };
-        match guard.resolve("hooks.example".parse().unwrap()).await {
+        let guard = Guard { rule, lookup: Arc::new(Answers(answers)) };
+        match guard.resolve("Hooks.example".parse().unwrap()).await {
             Ok(addresses) => Ok(addresses.map(|address| address.ip().to_string()).collect()),
             Err(refused) => Err(refused.to_string()),
         }
@@ -333,6 +575,29 @@ mod tests {
     async fn of_a_mixed_answer_only_the_public_addresses_remain() {
         let mixed = ["10.0.0.1", "1.1.1.1", "::1", "::ffff:127.0.0.1", "2606:4700::1111"];
         assert_eq!(resolve(&mixed).await.unwrap(), ["1.1.1.1", "2606:4700::1111"]);
+    }
+
+    #[tokio::test]
+    async fn a_name_that_operators_allow_may_be_private_but_no_cloud_metadata() {
+        let answers = ["10.1.2.3", "169.254.169.254", "::ffff:168.63.129.16", "fd00:ec2::254", "fe80::1"];
+        assert_eq!(resolve_by(rule(false, "hooks.example"), &answers).await.unwrap(), ["10.1.2.3", "fe80::1"]);
+        assert_eq!(resolve_by(rule(false, "10.0.0.0/8"), &answers).await.unwrap(), ["10.1.2.3"]);
+        assert_eq!(resolve_by(rule(true, ""), &answers[1..4]).await.unwrap_err().matches("cloud metadata").count(), 1);
+        assert!(resolve_by(rule(false, "hook.example,*.hooks.example"), &answers).await.is_err());
+        let named = resolve_by(rule(false, "169.254.169.254"), &answers).await.unwrap();
+        assert_eq!(named, ["169.254.169.254"]);
+    }
+
+    #[tokio::test]
+    async fn a_name_is_looked_up_before_it_is_called_useless() {
+        let url = Url::parse("https://hooks.example/in").unwrap();
+        let answers = |list: &[&str]| Answers(list.iter().map(|text| text.parse().unwrap()).collect());
+        let refused = check_name(&url, &rule(false, ""), &answers(&["10.1.2.3"])).await.unwrap_err().to_string();
+        assert!(refused.contains("private") && refused.contains("callback_allow = [\"hooks.example\"]"), "{refused}");
+        for may in [answers(&["10.1.2.3", "1.1.1.1"]), answers(&[])] {
+            assert_eq!(check_name(&url, &rule(false, ""), &may).await, Ok(()));
+        }
+        assert_eq!(check_name(&url, &rule(false, "hooks.example"), &answers(&["10.1.2.3"])).await, Ok(()));
     }
 
     #[tokio::test]

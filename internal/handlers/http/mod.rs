@@ -1,7 +1,7 @@
 //! Kind `http`: a signed callback to another service.
 //!
-//! One request, no redirects, no proxy, to the public internet unless the operator allows more (`guard.rs`). The
-//! receiver recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`; with
+//! One request, no redirects, no proxy, to the public internet and what the operator allows beside it (`guard.rs`), over
+//! connections that are used again, HTTP/2 where the receiver offers it. The receiver recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`; with
 //! secrets configured it can check that the body is ours (`signature.rs`).
 //!
 //! The status alone decides: 2xx succeeded, 408, 429 and 5xx are retried (or snoozed, when the receiver says
@@ -33,6 +33,7 @@ use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 use self::response::Reply;
 pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+use crate::config::Allowed;
 
 /// A callback to make.
 ///
@@ -112,12 +113,36 @@ impl Kind for HttpCallback {
 }
 
 /// What the operator decides about callbacks.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct CallbackSettings {
     /// The secrets that sign: one, two while receivers change over, none for unsigned callbacks.
     pub secrets: Vec<SigningSecret>,
-    /// May callbacks reach loopback, private and other special addresses?
+    /// May callbacks reach loopback, private and other special addresses? Cloud metadata they may not.
     pub allow_private: bool,
+    /// Hosts and networks beside the public internet that callbacks may reach.
+    pub allow: Vec<Allowed>,
+    /// Idle connections kept for each receiver: as many as callbacks may be under way at once.
+    pub idle: usize,
+}
+
+impl Default for CallbackSettings {
+    fn default() -> Self {
+        Self { secrets: Vec::new(), allow_private: false, allow: Vec::new(), idle: 64 }
+    }
+}
+
+impl CallbackSettings {
+    /// Why a URL can never be called, if that is so. Looks its host up, if it has a name.
+    pub async fn problem_of(&self, url: &str) -> Option<String> {
+        let rule = Rule::new(self.allow_private, self.allow.clone());
+        let callback = HttpCallback::post(url, &()).ok()?;
+        if let Some(problem) = check::problems(&callback, &rule).into_iter().next() {
+            return Some(problem.detail);
+        }
+        let judged = async { guard::check_name(&Url::parse(url).ok()?, &rule, &SystemLookup).await.err() };
+        // Who answers for names may be out at this moment.
+        timeout(LOOKUP_TIMEOUT, judged).await.ok().flatten().map(|refused| refused.to_string())
+    }
 }
 
 /// The HTTP client could not be built.
@@ -135,8 +160,13 @@ pub enum CallbackSetupError {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for an answer, and what a callback gets that asks for nothing else.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Idle connections kept for each receiver, and for how long.
-const IDLE: (usize, Duration) = (4, Duration::from_secs(30));
+/// How long an idle connection is kept.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the one connection of a receiver that speaks HTTP/2 is asked whether it lives while it is in use, and how long it
+/// may take to say so: without that, every callback of a connection that died silently would time out.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
+/// Longest wait for an answer about a name at the start.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Shorter values of headers are no secrets.
 const SECRET_CHARS: usize = 8;
@@ -154,33 +184,37 @@ impl HttpHandler {
     /// # Errors
     /// When the HTTP client cannot be built.
     pub fn new(settings: CallbackSettings) -> Result<Self, CallbackSetupError> {
-        let rule = if settings.allow_private { guard::anywhere } else { guard::public_only };
-        Self::with_guard(settings.secrets, rule, Arc::new(SystemLookup))
+        let CallbackSettings { secrets, allow_private, allow, idle } = settings;
+        let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        Self::with_guard(secrets, Rule::new(allow_private, allow), idle, Arc::new(SystemLookup), roots)
     }
 
     fn with_guard(
         secrets: Vec<SigningSecret>,
         rule: Rule,
+        idle: usize,
         lookup: Arc<dyn Lookup>,
+        roots: rustls::RootCertStore,
     ) -> Result<Self, CallbackSetupError> {
         // A provider and roots of our own: what else runs in the process may install another provider or none.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-        let tls = rustls::ClientConfig::builder_with_provider(provider)
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots)
             .with_no_client_auth();
+        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
-            .dns_resolver(Guard { rule, lookup })
+            .dns_resolver(Guard { rule: rule.clone(), lookup })
             // A redirect would lead to a target nobody checked, and a proxy from the environment would resolve names
             // by itself, behind the guard's back.
             .redirect(redirect::Policy::none())
             .no_proxy()
-            .http1_only()
             .connect_timeout(CONNECT_TIMEOUT)
-            .pool_max_idle_per_host(IDLE.0)
-            .pool_idle_timeout(IDLE.1)
+            .pool_max_idle_per_host(idle)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .http2_keep_alive_interval(ALIVE.0)
+            .http2_keep_alive_timeout(ALIVE.1)
             .build()?;
         Ok(Self { client, secrets, rule })
     }
@@ -218,7 +252,7 @@ impl HttpHandler {
     }
 
     async fn call(&self, callback: &HttpCallback, url: Url, ctx: &Context) -> Outcome {
-        let target = format!("{} {}", reqwest::Method::from(callback.method), url.origin().ascii_serialization());
+        let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
         let headers = self.headers(callback, ctx)?;
@@ -254,7 +288,7 @@ impl Handler for HttpHandler {
     type Payload = HttpCallback;
 
     fn check(&self, callback: &HttpCallback) -> Vec<Problem> {
-        check::problems(callback, self.rule)
+        check::problems(callback, &self.rule)
     }
 
     fn defaults(&self) -> KindDefaults {
@@ -300,7 +334,7 @@ fn timed_out(target: &str, limit: Duration) -> Failure {
     Failure::retry(format!("{target} did not answer within {} ms", limit.as_millis()))
 }
 
-/// What a failed request comes to. Texts name the origin only: paths and queries may hold secrets.
+/// What a failed request comes to. Texts name the endpoint: a query may hold secrets.
 fn failure(target: &str, error: reqwest::Error, limit: Duration) -> Failure {
     let error = error.without_url();
     let mut causes = Vec::new();

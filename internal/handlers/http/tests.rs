@@ -71,7 +71,7 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
 }
 
 fn handler(secrets: Vec<SigningSecret>) -> HttpHandler {
-    HttpHandler::new(CallbackSettings { secrets, allow_private: true }).unwrap()
+    HttpHandler::new(CallbackSettings { secrets, allow_private: true, ..CallbackSettings::default() }).unwrap()
 }
 
 async fn call(handler: &HttpHandler, payload: Value) -> Outcome {
@@ -291,6 +291,12 @@ fn outside_is_two(address: IpAddr) -> Result<(), &'static str> {
     if address.to_string() == "127.0.0.2" { Ok(()) } else { Err("inner") }
 }
 
+/// A handler whose names are answered for by `lookup`.
+fn guarded(judge: fn(IpAddr) -> Result<(), &'static str>, lookup: impl Lookup) -> HttpHandler {
+    let rule = Rule { judge, ..Rule::new(false, Vec::new()) };
+    HttpHandler::with_guard(Vec::new(), rule, 8, Arc::new(lookup), rustls::RootCertStore::empty()).unwrap()
+}
+
 /// Counts connections, answers 204 and closes.
 async fn counting(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(address).await.unwrap();
@@ -318,7 +324,7 @@ async fn a_name_that_changes_its_address_reaches_only_checked_ones() {
         vec![ip("::1"), ip("127.0.0.1")],
     ];
     let lookup = Rebinding { answers: HashMap::from([("rebind.example", answers)]), asked: AtomicUsize::new(0) };
-    let handler = HttpHandler::with_guard(Vec::new(), outside_is_two, Arc::new(lookup)).unwrap();
+    let handler = guarded(outside_is_two, lookup);
     let mut verdicts = Vec::new();
     for _ in 0..4 {
         verdicts.push(call(&handler, json!({"url": format!("http://rebind.example:{}/", trap.port())})).await);

@@ -475,7 +475,8 @@ mod tests {
         let mut registry = Registry::new();
         registry.register_handler(reports(dir.path(), memory(0)));
         let problems = |payload: Value| {
-            let problems = registry.get("report").unwrap().check(&serde_json::value::to_raw_value(&payload).unwrap()).unwrap();
+            let problems =
+                registry.get("report").unwrap().check(&serde_json::value::to_raw_value(&payload).unwrap()).unwrap();
             problems.into_iter().map(|problem| (problem.pointer, problem.detail)).collect::<Vec<_>>()
         };
         let pointers = |payload: Value| problems(payload).into_iter().map(|(pointer, _)| pointer).collect::<Vec<_>>();
