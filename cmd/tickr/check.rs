@@ -13,7 +13,7 @@ pub(crate) fn command() -> Command {
         .about("Check with this binary what waits in MySQL, and what is scheduled, before a rollout")
         .long_about(
             "With --pending, decodes the payload of every unfinished job as the handlers of this binary would, and lists \
-             what they would reject; then what every schedule asks for: when it ticks, and with which payload. Reads MySQL page by page without locks, beside running systems, and changes \
+             what they would reject; then what every schedule asks for: when it ticks, and with which payload. Names the kinds that living runners have in another version: what one version cannot read waits, unburned, for a runner of the other. Reads MySQL page by page without locks, beside running systems, and changes \
              nothing. A job of a kind that this binary does not have waits for a runner that has it, and burns no attempt.\n\n\
              Exit code 0 when nothing would be rejected, 1 when something would, or when MySQL cannot be read.",
         )

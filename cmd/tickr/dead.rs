@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::Done;
 use crate::client::{self, Client};
 use crate::jobs::{limit, pages, show};
-use crate::print::{encoded, number, printable, table, text};
+use crate::print::{brief, encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -114,7 +114,6 @@ fn list(jobs: &[Value], as_json: bool) -> Done {
     let mut table = table(["ID", "KIND", "QUEUE", "FAILED", "GROUP", "STANDING", "ERROR"]);
     for job in jobs {
         let letter = job.get("dead_letter").unwrap_or(&Value::Null);
-        let error: String = text(job, "last_error").chars().take(60).collect();
         table.add_row([
             text(job, "id"),
             text(job, "kind"),
@@ -122,7 +121,7 @@ fn list(jobs: &[Value], as_json: bool) -> Done {
             text(letter, "failed_at"),
             text(letter, "fingerprint"),
             text(letter, "standing"),
-            printable(&error),
+            brief(&text(job, "last_error"), 60),
         ]);
     }
     println!("{table}");
@@ -152,14 +151,13 @@ async fn groups(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     let mut table = table(["GROUP", "KIND", "OPEN", "FIRST SEEN", "LAST SEEN", "ERROR"]);
     for group in &groups {
         let more = if group.get("capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
-        let error: String = text(group, "error").chars().take(80).collect();
         table.add_row([
             text(group, "fingerprint"),
             text(group, "kind"),
             format!("{}{more}", number(group, "open")),
             text(group, "first_seen"),
             text(group, "last_seen"),
-            printable(&error),
+            brief(&text(group, "error"), 80),
         ]);
     }
     println!("{table}");

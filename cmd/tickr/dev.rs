@@ -1,5 +1,6 @@
 //! `tickr dev`: everything on one machine, with private servers in a data folder.
 
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,7 +11,9 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use tickr::app::{App, SHUTDOWN, Signals};
 use tickr::broker::{Draft, Enqueued};
-use tickr::config::{Config, Flags, Loaded, ParamType, ParamValue, ReportParam, ReportQuery, Statement, Subset};
+use tickr::config::{
+    CallbackSecret, Config, Flags, Loaded, ParamType, ParamValue, ReportParam, ReportQuery, Statement, Subset,
+};
 use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::{Due, JobId, State};
@@ -81,7 +84,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     Ok(outcome?)
 }
 
-/// What a development machine wants and nobody asked otherwise: an outbox, reports in the data folder, callbacks to this
+/// What a development machine wants and nobody asked otherwise: an outbox, reports in the data folder, signed callbacks to this
 /// machine, a free port, the sample report.
 fn adapt(loaded: &mut Loaded, dir: &Path) -> anyhow::Result<()> {
     let Loaded { config, origins, .. } = loaded;
@@ -95,6 +98,9 @@ fn adapt(loaded: &mut Loaded, dir: &Path) -> anyhow::Result<()> {
     }
     if is_default("callback_allow_private") {
         config.callback_allow_private = true;
+    }
+    if is_default("callback_secret") {
+        config.callback_secret = vec![callback_secret(dir)?];
     }
     if is_default("http_addr") && TcpListener::bind(config.http_addr).is_err() {
         tracing::warn!(taken = %config.http_addr, "the usual port is taken, using a free one");
@@ -117,6 +123,28 @@ fn adapt(loaded: &mut Loaded, dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The secret that signs the callbacks of this data folder: made once, so that receivers need to be told once.
+fn callback_secret(dir: &Path) -> anyhow::Result<CallbackSecret> {
+    let path = dir.join("callback-secret");
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let text = CallbackSecret::generate();
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create_new(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            let mut file = options.open(&path).with_context(|| format!("create {}", path.display()))?;
+            writeln!(file, "{text}").with_context(|| format!("write {}", path.display()))?;
+            text
+        }
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    };
+    CallbackSecret::parse(text.trim()).with_context(|| {
+        format!("{} holds no callback secret; delete it, and the next start makes another", path.display())
+    })
+}
+
 async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path) {
     let url = format!("http://{}", app.addr());
     println!("tickr {} is running; Ctrl-C stops it\n", env!("CARGO_PKG_VERSION"));
@@ -127,7 +155,12 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path) {
     println!("  data     {}", dir.display());
     println!("  outbox   {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
     println!("  mysql    {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
-    println!("  redis    {}\n", place(services.redis().address(), "redis-cli -s ", ""));
+    println!("  redis    {}", place(services.redis().address(), "redis-cli -s ", ""));
+    // Of this machine alone, and its receivers need it.
+    if let [secret] = config.callback_secret.as_slice() {
+        println!("  callbacks are signed with {}", secret.show());
+    }
+    println!();
     if let Ok(stats) = app.broker().store().stats().await {
         let owed: i64 = stats.owed.iter().map(|count| count.jobs).sum();
         let ended: i64 = stats.ended.iter().map(|count| count.jobs).sum();

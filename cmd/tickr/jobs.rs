@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::Done;
 use crate::client::{self, Client};
-use crate::print::{encoded, number, printable, shown, table, text};
+use crate::print::{brief, encoded, number, printable, table, text};
 use crate::{enqueue, watch};
 
 pub(crate) fn command() -> Command {
@@ -183,7 +183,6 @@ fn print_table(jobs: &[Value]) {
     let mut table = table(["ID", "KIND", "QUEUE", "STATE", "ATTEMPT", "DUE", "LAST ERROR"]);
     for job in jobs {
         let attempt = format!("{}/{}", number(job, "attempt"), number(job, "max_attempts"));
-        let error = shown(&text(job, "last_error"), 60);
         table.add_row([
             text(job, "id"),
             text(job, "kind"),
@@ -191,7 +190,7 @@ fn print_table(jobs: &[Value]) {
             text(job, "state"),
             attempt,
             text(job, "execute_at"),
-            printable(&error),
+            brief(&text(job, "last_error"), 60),
         ]);
     }
     println!("{table}");

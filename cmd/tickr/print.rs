@@ -35,9 +35,10 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// As much of a text as a terminal has room for. A pipe gets all of it.
-pub(crate) fn shown(text: &str, most: usize) -> String {
-    if std::io::stdout().is_terminal() { text.chars().take(most).collect() } else { text.to_owned() }
+/// The beginning of a text, where a table would not fit the terminal otherwise. What is piped elsewhere is whole.
+pub(crate) fn brief(text: &str, most: usize) -> String {
+    let text = printable(text);
+    if std::io::stdout().is_terminal() { text.chars().take(most).collect() } else { text }
 }
 
 /// A duration as people say it.

@@ -8,7 +8,7 @@ use tickr::config::parse_duration;
 use crate::Done;
 use crate::client::{self, Client};
 use crate::enqueue::payload;
-use crate::print::{encoded, number, printable, table, text};
+use crate::print::{brief, encoded, number, printable, table, text};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
@@ -266,13 +266,12 @@ fn ticks(rows: &Value) {
     for row in rows.as_array().into_iter().flatten() {
         let manual = row.get("manual").and_then(Value::as_bool).unwrap_or_default();
         let why = if manual { format!("triggered by {}", text(row, "recorded_by")) } else { text(row, "reason") };
-        let short: String = why.chars().take(80).collect();
         table.add_row([
             text(row, "due_at"),
             text(row, "outcome"),
             number(row, "ticks").to_string(),
             text(row, "job_id"),
-            printable(&short),
+            brief(&why, 80),
         ]);
     }
     println!("{table}");

@@ -1,4 +1,5 @@
-//! `tickr check --pending`: would this binary run what waits, and what schedules will make? Asked before a rollout, of the new binary.
+//! `tickr check --pending`: would this binary run what waits, and what schedules will make? And would the runners that live
+//! now run what this binary accepts? Asked before a rollout, of the new binary.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use super::{StartError, connect_store, of_the_store};
 use crate::config::Config;
 use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::Name;
-use crate::store::{Scheduled, UnreadableSchedule};
+use crate::store::{Reader, Scheduled, UnreadableSchedule};
 
 /// Jobs named for each thing that is wrong.
 const SAMPLES: usize = 5;
@@ -28,8 +29,11 @@ pub struct KindCheck {
     pub known: bool,
     /// Jobs looked at.
     pub jobs: u64,
-    /// Those that would be rejected at their next attempt.
+    /// Those that this binary cannot read. They wait, unburned, while a living runner may be able to; then they fail.
     pub failing: u64,
+    /// Living runners that have the kind in another version, or may have. What this binary accepts and they cannot read waits,
+    /// unburned, for a runner that can.
+    pub other_versions: u64,
     /// Why, each with how many and some of them.
     pub problems: Vec<PendingProblem>,
 }
@@ -89,7 +93,7 @@ impl PendingCheck {
         self.kinds.values().map(|kind| kind.jobs).sum()
     }
 
-    /// Jobs that would be rejected.
+    /// Jobs that this binary cannot read.
     #[must_use]
     pub fn failing(&self) -> u64 {
         self.kinds.values().map(|kind| kind.failing).sum()
@@ -102,8 +106,8 @@ impl PendingCheck {
     }
 }
 
-/// Decode the payload of every unfinished job, and what every schedule asks for, as this binary would, with the kinds that
-/// ship and those in `own`. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
+/// Decode the payload and the options of every unfinished job, and what every schedule asks for, as this binary would, with the
+/// kinds that ship and those in `own`; and compare its kinds with those of the living runners. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
 /// at.
 ///
 /// # Errors
@@ -126,10 +130,11 @@ pub async fn check_pending(
             kind.jobs += 1;
             let Some(registered) = registry.get(job.kind.as_str()) else { continue };
             kind.known = true;
-            let problems = match &job.payload {
+            let mut problems = match &job.payload {
                 Some(payload) => registered.check(payload).unwrap_or_else(panicked),
                 None => vec![Problem::at("", "what is stored is not JSON")],
             };
+            problems.extend(job.options_problem.map(|why| Problem::at("/options", why)));
             if let Some(first) = problems.into_iter().next() {
                 kind.add(first, job.id.to_string());
             }
@@ -146,6 +151,18 @@ pub async fn check_pending(
             Some(Ok(last)) if page.len() == PAGE as usize => after = Some(last.name.to_string()),
             Some(Err(last)) if page.len() == PAGE as usize => after = Some(last.name.clone()),
             _ => break,
+        }
+    }
+    let readers = store.readers().await.map_err(|e| of_the_store(e, config))?;
+    for kind in registry.iter() {
+        let another = |reader: &&Reader| {
+            let edition = reader.editions.as_ref().and_then(|editions| editions.kinds.get(kind.name()));
+            reader.kinds.contains(kind.name()) && edition != Some(&kind.edition())
+        };
+        let other_versions = readers.iter().filter(another).count() as u64;
+        if other_versions > 0 || found.kinds.contains_key(kind.name()) {
+            let check = found.kinds.entry(kind.name().clone()).or_default();
+            (check.known, check.other_versions) = (true, other_versions);
         }
     }
     store.close().await;
@@ -206,16 +223,31 @@ impl KindCheck {
 
 impl fmt::Display for PendingCheck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.kinds.is_empty() {
+        if self.jobs() == 0 {
             writeln!(f, "no unfinished jobs")?;
         }
         for (name, kind) in &self.kinds {
             let verdict = match (kind.known, kind.failing) {
                 (false, _) => "not in this binary, so they wait for a runner that has it".to_owned(),
                 (true, 0) => "all can be read".to_owned(),
-                (true, failing) => format!("{failing} would be rejected"),
+                (true, failing) => {
+                    format!(
+                        "{failing} would be rejected, once no living runner of another version may be able to read them"
+                    )
+                }
             };
-            writeln!(f, "{name}: {} unfinished, {verdict}", kind.jobs)?;
+            if kind.jobs > 0 {
+                writeln!(f, "{name}: {} unfinished, {verdict}", kind.jobs)?;
+            }
+            if kind.other_versions > 0 {
+                writeln!(
+                    f,
+                    "{name}: another version in {} living {}: what this binary accepts and they cannot read waits for a \
+                     runner that can",
+                    kind.other_versions,
+                    if kind.other_versions == 1 { "runner" } else { "runners" }
+                )?;
+            }
             for problem in &kind.problems {
                 let at = if problem.pointer.is_empty() { "the payload" } else { &problem.pointer };
                 let told = printable(&format!("{at}: {} ({} jobs)", problem.detail, problem.jobs));

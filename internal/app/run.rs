@@ -75,6 +75,12 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     let outcome = runtime.block_on(async {
         // Before the start, so that a signal during it is not lost.
         let mut signals = Signals::register()?;
+        if loaded.config.callback_secret.is_empty() {
+            tracing::warn!(
+                "callbacks are not signed, so that their receivers cannot tell them from others; set callback_secret \
+                 (TICKR_CALLBACK_SECRET) to whsec_ and the base64 of 32 random bytes"
+            );
+        }
         let app = tokio::select! {
             app = App::start(&loaded.config, own) => app?,
             signal = signals.next() => {

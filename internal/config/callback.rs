@@ -23,6 +23,24 @@ impl CallbackSecret {
     pub fn expose(&self) -> &[u8] {
         self.0.expose_secret()
     }
+
+    /// A new secret, in the form in which it is configured.
+    #[must_use]
+    pub fn generate() -> String {
+        format!("whsec_{}", STANDARD.encode(rand::random::<[u8; 32]>()))
+    }
+
+    /// The form in which it is configured, for the screen of a development machine.
+    #[must_use]
+    pub fn show(&self) -> String {
+        format!("whsec_{}", STANDARD.encode(self.expose()))
+    }
+
+    /// A secret in the form in which it is configured; none when it has another.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        secret(text).ok()
+    }
 }
 
 /// One secret, or two while receivers move from the old one to the new one.
@@ -211,6 +229,14 @@ mod tests {
         let below = one("*.shop.internal");
         assert!(below.has_host("a.shop.internal") && below.has_host("a.b.shop.internal"));
         assert!(!below.has_host("shop.internal") && !below.has_host("myshop.internal"));
+    }
+
+    #[test]
+    fn a_secret_that_was_made_is_one_that_is_taken() {
+        let made = CallbackSecret::generate();
+        assert_ne!(made, CallbackSecret::generate());
+        assert_eq!(CallbackSecret::parse(&made).unwrap().show(), made);
+        assert_eq!(secrets(&made).unwrap().len(), 1);
     }
 
     #[test]

@@ -29,7 +29,9 @@ use crate::job::{
 const MOST_ERROR: usize = 500;
 /// Dead letters that are counted; beyond them a count is a floor.
 const MOST_COUNTED: i64 = 100_000;
-/// The same where the rows themselves have to be read.
+/// Failures of one job among which the first with the same cause is looked for.
+const MOST_LIVES: u32 = 100;
+/// As [`MOST_COUNTED`], where the rows themselves have to be read.
 const MOST_READ: i64 = 20_000;
 /// Hours of which it is told how many letters each saw.
 const HOURS: usize = 24;
@@ -97,6 +99,8 @@ pub(super) struct Grave<'a> {
     pub(super) queue: &'a Name,
     pub(super) failed_at: Timestamp,
     pub(super) error: &'a str,
+    /// It may have failed before, and been retried.
+    pub(super) lived_before: bool,
 }
 
 /// What a row of `dead_letters` is to say.
@@ -118,7 +122,40 @@ pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Re
         reason: None,
     };
     let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, open(grave))).collect();
-    write(conn, &letters).await
+    write(conn, &letters).await?;
+    note_first_failures(conn, graves).await
+}
+
+/// Note of jobs that failed before, with the same cause, when that was first: a retry in vain is no new incident. Seldom, so
+/// that it costs other failures nothing.
+async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
+    for grave in graves.iter().filter(|grave| grave.lived_before) {
+        let ends = sqlx::query(
+            "SELECT finished_at, error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND end_state = 'failed' \
+             ORDER BY number LIMIT ?",
+        )
+        .bind(grave.id)
+        .bind(MOST_LIVES)
+        .fetch_all(&mut *conn)
+        .await?;
+        let cause = Fingerprint::of(grave.kind, grave.error);
+        let mut first = None;
+        for row in &ends {
+            let (ended, error): (Timestamp, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
+            if Fingerprint::of(grave.kind, error.unwrap_or_default()) == cause {
+                first = Some(ended);
+                break;
+            }
+        }
+        if let Some(first) = first.filter(|first| *first < grave.failed_at) {
+            sqlx::query("UPDATE dead_letters SET first_failed_at = ? WHERE job_id = ?")
+                .bind(first)
+                .bind(grave.id)
+                .execute(&mut *conn)
+                .await?;
+        }
+    }
+    Ok(())
 }
 
 async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -> Result<(), sqlx::Error> {
@@ -126,7 +163,8 @@ async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -
         // A row may be there: of a job that failed before, or that a binary without dead letters retried.
         let sql = format!(
             "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, replayed_as, \
-             actor, reason) VALUES {} ON DUPLICATE KEY UPDATE fingerprint = VALUES(fingerprint), \
+             actor, reason) VALUES {} ON DUPLICATE KEY UPDATE first_failed_at = IF(fingerprint = VALUES(fingerprint), \
+             first_failed_at, NULL), fingerprint = VALUES(fingerprint), \
              failed_at = VALUES(failed_at), error = VALUES(error), standing = VALUES(standing), since = VALUES(since), \
              replayed_as = VALUES(replayed_as), actor = VALUES(actor), reason = VALUES(reason)",
             rows(&places(11), group.len())
@@ -200,7 +238,9 @@ struct Failure {
 
 impl Failure {
     fn grave(&self, id: Uuid) -> Grave<'_> {
-        Grave { id, kind: &self.kind, queue: &self.queue, failed_at: self.failed_at, error: &self.error }
+        let Self { kind, queue, failed_at, error } = self;
+        // Its letter is there, and knows when it failed first.
+        Grave { id, kind, queue, failed_at: *failed_at, error, lived_before: false }
     }
 }
 
@@ -670,18 +710,20 @@ async fn dead_groups(
             errors.insert(row.try_get(0)?, row.try_get(1)?);
         }
     }
+    let firsts = first_failures(conn, &found).await?;
     let dead_group = |row: &MySqlRow| {
         let sample: Uuid = row.try_get(5)?;
+        let (fingerprint, first): (Fingerprint, Timestamp) = (group(row.try_get(0)?)?, row.try_get(3)?);
         let mut recent = [0; HOURS];
         for (hour, letters) in recent.iter_mut().enumerate() {
             *letters = row.try_get::<i64, _>(6 + hour)?.unsigned_abs();
         }
         Ok(DeadGroup {
-            fingerprint: group(row.try_get(0)?)?,
+            fingerprint,
             kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
             open: row.try_get::<i64, _>(2)?.unsigned_abs(),
             capped: total >= MOST_COUNTED,
-            first_seen: row.try_get(3)?,
+            first_seen: firsts.get(&fingerprint).map_or(first, |earlier| first.min(*earlier)),
             last_seen: row.try_get(4)?,
             recent,
             sample: JobId::from_uuid(sample),
@@ -691,13 +733,40 @@ async fn dead_groups(
     found.iter().map(dead_group).collect()
 }
 
+/// When the retried jobs of these groups first failed. The key has it for each group at hand.
+async fn first_failures(
+    conn: &mut MySqlConnection,
+    groups: &[MySqlRow],
+) -> Result<BTreeMap<Fingerprint, Timestamp>, sqlx::Error> {
+    let fingerprints: Vec<[u8; 8]> =
+        groups.iter().map(|row| Ok(*group(row.try_get(0)?)?.bytes())).collect::<Result<_, sqlx::Error>>()?;
+    if fingerprints.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let sql = format!(
+        "SELECT fingerprint, MIN(first_failed_at) FROM dead_letters FORCE INDEX (dead_letters_first) WHERE fingerprint IN {} \
+         AND standing = 'open' AND first_failed_at IS NOT NULL GROUP BY fingerprint",
+        places(padded(fingerprints.len()))
+    );
+    let mut query = statement(sql);
+    for bytes in pad(&fingerprints) {
+        query = query.bind(bytes.to_vec());
+    }
+    let mut firsts = BTreeMap::new();
+    for row in query.fetch_all(conn).await? {
+        firsts.insert(group(row.try_get(0)?)?, row.try_get(1)?);
+    }
+    Ok(firsts)
+}
+
 async fn dead_group(
     conn: &mut MySqlConnection,
     fingerprint: Fingerprint,
 ) -> Result<Option<DeadGroupWhole>, sqlx::Error> {
     let bytes = fingerprint.bytes().to_vec();
     let found = sqlx::query(
-        "SELECT d.standing, COUNT(*), MIN(d.failed_at), MAX(d.failed_at) FROM (SELECT standing, failed_at FROM dead_letters \
+        "SELECT d.standing, COUNT(*), MIN(d.first), MAX(d.failed_at) FROM (SELECT standing, failed_at, \
+         COALESCE(first_failed_at, failed_at) AS first FROM dead_letters \
          FORCE INDEX (dead_letters_group) WHERE fingerprint = ? ORDER BY job_id DESC LIMIT ?) d GROUP BY d.standing",
     )
     .bind(bytes.clone())

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::error::corrupt;
 use super::link::on_pool;
 use super::{Store, StoreError};
-use crate::job::{JobId, Name};
+use crate::job::{JobId, JobOptions, Name};
 
 /// Most jobs in a page. Payloads may be large.
 const PAGE: u32 = 200;
@@ -21,6 +21,8 @@ pub struct Pending {
     pub kind: Name,
     /// Its input; absent when what is stored is no JSON.
     pub payload: Option<Box<RawValue>>,
+    /// What of its options cannot be read, if anything.
+    pub options_problem: Option<String>,
 }
 
 impl Store {
@@ -32,7 +34,7 @@ impl Store {
         on_pool(&self.shared.pools.reads, "read unfinished jobs", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
-                    "SELECT j.id, j.kind, j.payload FROM (SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id \
+                    "SELECT j.id, j.kind, j.payload, j.options FROM (SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id \
                      LIMIT ?) o JOIN jobs j ON j.id = o.id ORDER BY j.id",
                 )
                 .bind(after.map_or(Uuid::nil(), JobId::uuid))
@@ -44,6 +46,10 @@ impl Store {
                         id: JobId::from_uuid(row.try_get(0)?),
                         kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
                         payload: RawValue::from_string(row.try_get(2)?).ok(),
+                        options_problem: row
+                            .try_get::<Option<&str>, _>(3)?
+                            .and_then(|text| serde_json::from_str::<JobOptions>(text).err())
+                            .map(|error| error.to_string()),
                     })
                 };
                 let page: Vec<Pending> = found.iter().map(pending).collect::<Result<_, _>>()?;

@@ -380,6 +380,8 @@ pub(super) async fn write_moves(
             queue: &step.owed.queue,
             failed_at: now,
             error: step.item.error.as_deref().unwrap_or_default(),
+            // An operator's retry counts what was executed before it as spared.
+            lived_before: step.owed.spared > 0,
         })
         .collect();
     bury(conn, &graves).await?;
