@@ -7,10 +7,14 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use comfy_table::{Table, presets};
 use tickr::app::{connect_store, index_of, retention_of};
 use tickr::config::{Config, Flags, Subset, parse_duration};
-use tickr::verify::{Pace, Report, VerifySettings, verify};
+use tickr::verify::{Outcome, Pace, Report, VerifySettings, verify};
 
 use crate::{Done, Failure};
 
+/// The exit code when a promise was broken.
+const BROKEN: u8 = 1;
+/// The exit code when nothing is known to be broken, and not everything could be checked.
+const UNCHECKED: u8 = 3;
 /// Samples printed for each check. `--json` has more.
 const MOST_PRINTED: usize = 5;
 
@@ -18,11 +22,12 @@ pub(crate) fn command() -> Command {
     let command = Command::new("verify")
         .about("Prove from the tables that the promises were kept")
         .long_about(
-            "Reads one consistent snapshot of MySQL, compares it with Redis, and checks every promise that the tables can \
-             prove, each by name. Safe beside a running system: it reads without locks, and believes a difference \
-             between Redis and MySQL only when it lasts longer than tickr needs to mend it (7 s). With --repair it \
-             mends what Redis gets wrong; MySQL is never changed.\n\n\
-             Exit code 0 when nothing is wrong, 1 when something is, or when MySQL cannot be read.",
+            "Reads MySQL page by page, each page in a snapshot of its own, compares it with Redis, and checks every promise \
+             that the tables can prove, each by name. Safe beside a running system: it reads without locks, and believes \
+             a difference between Redis and MySQL only when it lasts longer than tickr needs to mend it (7 s). With \
+             --repair it mends what Redis gets wrong; MySQL is never changed.\n\n\
+             Exit code 0 when every promise was kept, 1 when one was broken, 3 when no fault was found but not everything \
+             could be checked: Redis did not answer, MySQL cannot be read, or a row cannot.",
         )
         .arg(
             Arg::new("since")
@@ -41,6 +46,7 @@ pub(crate) fn command() -> Command {
         "retention_completed",
         "retention_cancelled",
         "retention_failed",
+        "retention_discarded",
         "log",
         "log_format",
     ];
@@ -57,15 +63,18 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     } else {
         print(&report);
     }
-    if report.ok {
-        return Ok(());
+    match report.verdict {
+        Outcome::Kept => Ok(()),
+        Outcome::Broken => {
+            let (checks, faults) = (report.faults().len(), report.faults().values().sum::<u64>());
+            Err(Failure::new(BROKEN, anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len())))
+        }
+        Outcome::Unchecked => Err(Failure::new(UNCHECKED, anyhow::anyhow!("not everything could be checked"))),
     }
-    let (checks, faults) = (report.faults().len(), report.faults().values().sum::<u64>());
-    Err(Failure::new(1, anyhow::anyhow!("{faults} faults in {checks} of {} checks", report.checks.len())))
 }
 
 async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result<Report, Failure> {
-    let store = connect_store(config).await?;
+    let store = connect_store(config).await.map_err(|error| Failure::new(UNCHECKED, error))?;
     let index = index_of(config)?;
     let settings = VerifySettings {
         since: since.map(|since| store.clock().now() - since),
@@ -86,7 +95,7 @@ async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result
         let _ = write!(std::io::stderr(), "\r{:40}\r", "");
     }
     store.close().await;
-    Ok(checked?)
+    checked.map_err(|error| Failure::new(UNCHECKED, error))
 }
 
 fn print(report: &Report) {
@@ -95,10 +104,10 @@ fn print(report: &Report) {
     table.set_header(["", "CHECK", "", "FAULTS", "HOLDS WHEN 0"]);
     for finding in &report.checks {
         let (mark, faults) = match (&finding.skipped, finding.faults) {
-            (Some(_), _) => ("–", "skipped".to_owned()),
+            (_, faults @ 1..) => ("✗", faults.to_string()),
+            (Some(_), 0) => ("–", "not made".to_owned()),
             (None, 0) if finding.repaired > 0 => ("✓", format!("0 ({} repaired)", finding.repaired)),
             (None, 0) => ("✓", "0".to_owned()),
-            (None, faults) => ("✗", faults.to_string()),
         };
         table.add_row([mark, finding.name.as_str(), finding.guarantee, &faults, finding.meaning]);
     }
@@ -116,6 +125,9 @@ fn print(report: &Report) {
         }
     }
     println!();
+    for why in &report.unchecked {
+        println!("not checked: {why}");
+    }
     for note in &report.notes {
         println!("note: {note}");
     }
@@ -128,5 +140,12 @@ fn print(report: &Report) {
         looked_at.scheduled,
         report.elapsed.as_secs_f64()
     );
-    println!("{}", if report.ok { "every promise was kept" } else { "promises were broken" });
+    println!(
+        "{}",
+        match report.verdict {
+            Outcome::Kept => "every promise was kept",
+            Outcome::Broken => "promises were broken",
+            Outcome::Unchecked => "no promise was broken as far as it could be checked, and not everything could be",
+        }
+    );
 }

@@ -23,9 +23,9 @@ use crate::handlers;
 use crate::index::Index;
 use crate::job::Timestamp;
 use crate::store::{Begun, Retention, Store, Verification};
-use crate::verify::{Finding, Pace, Report, VerifySettings, verify};
+use crate::verify::{Finding, Outcome, Pace, Report, VerifySettings, verify};
 
-/// How long the tables may be read: a snapshot that stays open longer is a burden to the server.
+/// How long the tables may be read, with all rests.
 const READING: Duration = Duration::from_secs(120);
 /// How long all of it may take.
 const ALL: Duration = Duration::from_secs(240);
@@ -89,7 +89,7 @@ impl Parts {
         if let Ok(report) = &found {
             let faults: u64 = report.faults().values().sum();
             tracing::info!(
-                ok = report.ok,
+                verdict = report.verdict.as_str(),
                 faults,
                 jobs = report.looked_at.jobs,
                 "checked everything that was asked for"
@@ -166,10 +166,13 @@ pub(super) struct EndedView {
 /// What was found. As `tickr verify --json` tells it, in the words of this API.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ReportView {
-    /// No check found a fault.
+    verdict: Verdict,
+    /// True when everything was looked at, and no check found a fault.
     ok: bool,
     /// Was everything looked at? Large tables are looked at for two minutes, from the oldest job on; `since` helps.
     complete: bool,
+    /// What could not be looked at, and why: Redis did not answer, time was over, a row could not be read.
+    unchecked: Vec<String>,
     /// The moment at which the tables were looked at, by the database's clock.
     #[schema(format = DateTime)]
     at: String,
@@ -178,6 +181,29 @@ pub(super) struct ReportView {
     checks: Vec<CheckView>,
     /// What a person should know, though it breaks no promise.
     notes: Vec<String>,
+}
+
+/// What the check came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = VerifyVerdict)]
+pub(super) enum Verdict {
+    /// Everything was looked at, and every promise was kept.
+    Kept,
+    /// A promise was broken.
+    Broken,
+    /// No fault was found, and not everything could be looked at.
+    Unchecked,
+}
+
+impl From<Outcome> for Verdict {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Kept => Self::Kept,
+            Outcome::Broken => Self::Broken,
+            Outcome::Unchecked => Self::Unchecked,
+        }
+    }
 }
 
 /// How much was looked at.
@@ -235,8 +261,10 @@ impl From<Report> for ReportView {
     fn from(report: Report) -> Self {
         let looked_at = report.looked_at;
         Self {
+            verdict: report.verdict.into(),
             ok: report.ok,
             complete: report.complete,
+            unchecked: report.unchecked,
             at: report.at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true),
             looked_at: LookedAtView {
                 jobs: looked_at.jobs,
@@ -324,9 +352,8 @@ fn ended(mut check: Verification) -> EndedView {
 /// Check everything now
 ///
 /// Makes the checks of `tickr verify` in the background, on this runner. It only reads, over one connection: each row of
-/// the jobs that are looked at once, by primary key, in one snapshot, and rests as long as it reads. So it takes half a
-/// core of MySQL at the most, for two minutes at the most, and some memory for what changes meanwhile. `GET /v1/verify`
-/// shows what it found.
+/// the jobs that are looked at once, by primary key, each page in a snapshot of its own, and rests as long as it reads. So
+/// it takes half a core of MySQL at the most, for two minutes at the most. `GET /v1/verify` shows what it found.
 #[utoipa::path(
     post, path = "/v1/verify", tag = "operations", operation_id = "start_verification", request_body = VerifyBody,
     responses(

@@ -1,78 +1,251 @@
 //! The janitor: removes what retention no longer keeps. A little at a time, by primary key, and by age alone: nothing is
 //! ever dropped because there is much of it.
+//!
+//! Every runner takes a few pages of each table in a round. The eldest runner goes on for as long as there is more, so
+//! that removing keeps up with whatever is accepted; it rests after each page for half as long as the page took, so a busy
+//! server slows it down by itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::job::JobId;
-use crate::store::StoreError;
+use crate::store::{KEEP_RUNNERS, StoreError, TallyPlace};
 
 /// Between rounds, before jitter.
 const ROUND_EVERY: Duration = Duration::from_secs(60);
-/// Pages in one round; a round that does not reach the end goes on where it stopped.
+/// Pages of each table in one round of a runner that is not the eldest.
 const PAGES: usize = 50;
-/// Between pages: the disk belongs to jobs.
+/// Between pages of such a runner, and the shortest rest of the eldest one.
 const BREATH: Duration = Duration::from_millis(20);
+const SHORT_BREATH: Duration = Duration::from_millis(2);
+/// The longest rest.
+const LONG_BREATH: Duration = Duration::from_secs(2);
+/// How long the eldest runner stays with one table before it looks at the next.
+const TURN: Duration = Duration::from_secs(10);
 /// Between two searches of the whole ledger for failed jobs without a letter.
 const REST: Duration = Duration::from_secs(3_600);
+/// Jobs are purged late when there are many, or only at night. What depends on their being gone waits for so much longer.
+const SLACK: Duration = Duration::from_secs(7 * 86_400);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    let mut place = None;
-    let mut schedule = String::new();
+    let mut places = Places::default();
     let mut letters = Letters::default();
     loop {
         if let Err(error) = letters.look(&shared).await {
             tracing::warn!(%error, "cannot look for missing dead letters");
         }
-        let pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
-        tokio::select! {
-            () = shared.stop_loops.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        if shared.settings.purge_hours.is_some_and(|hours| !hours.contain(shared.store.clock().now().time())) {
-            continue;
-        }
-        match round(&shared, place).await {
-            Ok((jobs, next)) => {
-                place = next;
-                if jobs > 0 {
-                    tracing::info!(jobs, "removed jobs whose retention has ended");
-                    metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
-                }
+        let mut pause = ROUND_EVERY.mul_f64(0.5 + rand::random::<f64>());
+        while !pause.is_zero() {
+            tokio::select! {
+                () = shared.stop_loops.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
             }
-            Err(error) => tracing::warn!(%error, "cannot purge"),
-        }
-        if let Err(error) = forget_discarded(&shared).await {
-            tracing::warn!(%error, "cannot purge discarded dead letters");
-        }
-        if let Err(error) = forget_operations(&shared).await {
-            tracing::warn!(%error, "cannot purge operations");
-        }
-        if let Err(error) = forget_answers(&shared).await {
-            tracing::warn!(%error, "cannot purge idempotency keys");
-        }
-        if let Err(error) = forget_acts(&shared).await {
-            tracing::warn!(%error, "cannot purge the audit");
-        }
-        if let Err(error) = forget_ticks(&shared, &mut schedule).await {
-            tracing::warn!(%error, "cannot purge the ticks of schedules");
+            pause = Duration::ZERO;
+            if shared.settings.purge_hours.is_none_or(|hours| hours.contain(shared.store.clock().now().time()))
+                && places.round(&shared).await
+            {
+                // There is more: the next round begins at once.
+                pause = BREATH;
+            }
         }
     }
 }
 
-async fn round(shared: &Shared, mut place: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
-    let mut jobs = 0;
-    for _ in 0..PAGES {
-        let purged = shared.store.purge_page(place, &shared.settings.retention).await?;
-        jobs += purged.jobs;
-        place = purged.next;
-        if place.is_none() || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        tokio::time::sleep(BREATH).await;
+/// Pages of one table in one round: when to end, and how long to rest between them.
+struct Pages<'a> {
+    shared: &'a Shared,
+    eldest: bool,
+    began: Instant,
+    page: Instant,
+    left: usize,
+}
+
+impl<'a> Pages<'a> {
+    fn begin(shared: &'a Shared, eldest: bool) -> Self {
+        let now = Instant::now();
+        Self { shared, eldest, began: now, page: now, left: PAGES }
     }
-    Ok((jobs, place))
+
+    /// Rest after a page. False when the round of this table is over although there is more.
+    async fn go_on(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        let over = if self.eldest { self.began.elapsed() >= TURN } else { self.left == 0 };
+        if over || self.shared.stop_loops.is_cancelled() {
+            return false;
+        }
+        let rest = if self.eldest { (self.page.elapsed() / 2).clamp(SHORT_BREATH, LONG_BREATH) } else { BREATH };
+        tokio::time::sleep(rest).await;
+        self.page = Instant::now();
+        true
+    }
+}
+
+/// Where the next round goes on, table by table.
+#[derive(Default)]
+struct Places {
+    jobs: Option<JobId>,
+    schedule: String,
+    answers: Option<JobId>,
+    acts: Option<JobId>,
+    lanes: Option<TallyPlace>,
+    queues: Option<TallyPlace>,
+    departures: Option<JobId>,
+}
+
+impl Places {
+    /// A few pages of each table. True when the eldest runner left something for the next round.
+    async fn round(&mut self, shared: &Shared) -> bool {
+        let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
+        let mut more = false;
+        let mut done = |what: &str, outcome: Result<bool, StoreError>| match outcome {
+            Ok(left) => more |= left,
+            Err(error) => tracing::warn!(%error, "cannot purge {what}"),
+        };
+        let pages = || Pages::begin(shared, eldest);
+        done("ended jobs", self.jobs(shared, pages()).await);
+        done("discarded dead letters", discarded(shared, pages()).await);
+        done("operations", operations(shared, pages()).await);
+        done("idempotency keys", self.answers(shared, pages()).await);
+        done("the audit", self.acts(shared, pages()).await);
+        done("the ticks of schedules", self.ticks(shared, pages()).await);
+        if eldest {
+            done("stopped runners", runners(shared, pages()).await);
+            done("tallies", self.tallies(shared, pages()).await);
+            done("notes about batches", self.departures(shared, pages()).await);
+        }
+        eldest && more && !shared.stop_loops.is_cancelled()
+    }
+
+    async fn jobs(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        let mut jobs = 0;
+        let more = loop {
+            let purged = shared.store.purge_page(self.jobs, &shared.settings.retention).await?;
+            jobs += purged.jobs;
+            metrics::counter!("tickr_jobs_purged_total").increment(purged.jobs as u64);
+            self.jobs = purged.next;
+            if self.jobs.is_none() {
+                break false;
+            }
+            if !pages.go_on().await {
+                break true;
+            }
+        };
+        if jobs > 0 {
+            tracing::info!(jobs, "removed jobs whose retention has ended");
+        }
+        Ok(more)
+    }
+
+    /// Answers stand in the order of their age, so what is too old stands at the beginning.
+    async fn answers(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        loop {
+            let after = self.answers.map(JobId::uuid);
+            let (forgotten, next) = shared.store.purge_keys(after, shared.settings.keep_answers).await?;
+            metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
+            self.answers = next.map(JobId::from_uuid);
+            if self.answers.is_none() {
+                return Ok(false);
+            }
+            if !pages.go_on().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn acts(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        loop {
+            let after = self.acts.map(JobId::uuid);
+            let next = shared.store.purge_audit(after, shared.settings.keep_audit).await?.1;
+            self.acts = next.map(JobId::from_uuid);
+            if self.acts.is_none() {
+                return Ok(false);
+            }
+            if !pages.go_on().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Ticks stand in the order of their schedules, so a round goes on with the schedule where the last one stopped.
+    async fn ticks(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        loop {
+            let (forgotten, next) = shared.store.purge_ticks(self.schedule.clone(), shared.settings.keep_ticks).await?;
+            metrics::counter!("tickr_ticks_purged_total").increment(forgotten);
+            self.schedule = next.unwrap_or_default();
+            if self.schedule.is_empty() {
+                return Ok(false);
+            }
+            if !pages.go_on().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn tallies(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        let keep = shared.settings.retention.longest().saturating_add(SLACK);
+        loop {
+            let (_, lanes) = shared.store.fold_lanes(self.lanes.take()).await?;
+            self.lanes = lanes;
+            let (_, queues) = shared.store.fold_queues(self.queues.take(), keep).await?;
+            self.queues = queues;
+            if self.lanes.is_none() {
+                return Ok(false);
+            }
+            if !pages.go_on().await {
+                return Ok(true);
+            }
+        }
+    }
+
+    async fn departures(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+        let keep = shared.settings.retention.longest().saturating_add(SLACK);
+        loop {
+            self.departures = shared.store.forget_departures(self.departures, keep).await?.1;
+            if self.departures.is_none() {
+                return Ok(false);
+            }
+            if !pages.go_on().await {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+async fn discarded(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    loop {
+        let (jobs, more) = shared.store.purge_discarded(&shared.settings.retention).await?;
+        metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
+        if !more {
+            return Ok(false);
+        }
+        if !pages.go_on().await {
+            return Ok(true);
+        }
+    }
+}
+
+async fn operations(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    let mut place = None;
+    loop {
+        place = shared.store.purge_operations(place, shared.settings.keep_audit).await?.1;
+        // There are few: what is left waits for its next round.
+        if place.is_none() || !pages.go_on().await {
+            return Ok(false);
+        }
+    }
+}
+
+async fn runners(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
+    loop {
+        let (_, more) = shared.store.forget_runners(KEEP_RUNNERS).await?;
+        if !more {
+            return Ok(false);
+        }
+        if !pages.go_on().await {
+            return Ok(true);
+        }
+    }
 }
 
 /// The search for failed jobs without a letter: those that failed before there were letters, or under an older binary
@@ -102,71 +275,4 @@ impl Letters {
         }
         Ok(())
     }
-}
-
-async fn forget_discarded(shared: &Shared) -> Result<(), StoreError> {
-    for _ in 0..PAGES {
-        let (jobs, more) = shared.store.purge_discarded(&shared.settings.retention).await?;
-        metrics::counter!("tickr_jobs_purged_total").increment(jobs as u64);
-        if !more || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        tokio::time::sleep(BREATH).await;
-    }
-    Ok(())
-}
-
-/// Answers stand in the order of their age, so a round begins at the oldest and soon finds nothing to do.
-async fn forget_answers(shared: &Shared) -> Result<(), StoreError> {
-    let mut place = None;
-    for _ in 0..PAGES {
-        let (forgotten, next) = shared.store.purge_keys(place, shared.settings.keep_answers).await?;
-        metrics::counter!("tickr_answers_purged_total").increment(forgotten as u64);
-        place = next;
-        if place.is_none() || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        tokio::time::sleep(BREATH).await;
-    }
-    Ok(())
-}
-
-async fn forget_operations(shared: &Shared) -> Result<(), StoreError> {
-    let mut place = None;
-    for _ in 0..PAGES {
-        place = shared.store.purge_operations(place, shared.settings.keep_audit).await?.1;
-        if place.is_none() || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        tokio::time::sleep(BREATH).await;
-    }
-    Ok(())
-}
-
-async fn forget_acts(shared: &Shared) -> Result<(), StoreError> {
-    let mut place = None;
-    for _ in 0..PAGES {
-        place = shared.store.purge_audit(place, shared.settings.keep_audit).await?.1;
-        if place.is_none() || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        tokio::time::sleep(BREATH).await;
-    }
-    Ok(())
-}
-
-/// Ticks stand in the order of their schedules, so a round goes on with the schedule where the last one stopped.
-async fn forget_ticks(shared: &Shared, after: &mut String) -> Result<(), StoreError> {
-    for _ in 0..PAGES {
-        let (forgotten, next) = shared.store.purge_ticks(after.clone(), shared.settings.keep_ticks).await?;
-        metrics::counter!("tickr_ticks_purged_total").increment(forgotten);
-        *after = next.unwrap_or_default();
-        if after.is_empty() || shared.stop_loops.is_cancelled() {
-            break;
-        }
-        if forgotten > 0 {
-            tokio::time::sleep(BREATH).await;
-        }
-    }
-    Ok(())
 }

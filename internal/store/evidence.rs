@@ -1,28 +1,53 @@
-//! What the tables say, for a checker: every job with what is owed of it and what was done about it, page by page, all
-//! of it in one snapshot of a live system.
+//! What the tables say, for a checker: every job with what is owed of it and what was done about it, page by page.
+//!
+//! Each page is a snapshot of its own, so none is older than the reading of one page, however large the tables are: the
+//! server keeps no old rows for the checker, and an `ALTER TABLE` waits for it no longer than that. What a check needs
+//! beyond one page is read in single statements, each of which sees one moment.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use super::due::DueJob;
 use super::error::corrupt;
-use super::link::{self, on_pool};
+use super::forget::OTHER;
+use super::link;
 use super::{Store, StoreError};
 use crate::job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
 
 /// Jobs in one page.
 const PAGE: u32 = 2_000;
-/// Most faults of one kind that are read from the server.
-const MOST_READ: u32 = 10_000;
+/// How long one page may take. A server that needs longer is not to be burdened.
+const PAGE_LIMIT: Duration = Duration::from_secs(60);
+/// Rows that cannot be read, of which it is said what is wrong.
+const MOST_UNREADABLE: usize = 20;
+/// Clocks of hosts, which make the ids of the audit, may be off by so much.
+const SKEW: TimeDelta = TimeDelta::minutes(5);
 
-/// One snapshot of the tables, on a connection of its own. Dropping it ends the snapshot.
+/// The tables, page by page, on a connection of its own.
 pub struct Evidence {
     conn: MySqlConnection,
     at: Timestamp,
     after: Uuid,
     done: bool,
+    unreadable: u64,
+    examples: Vec<String>,
+}
+
+/// The next jobs, all at one moment.
+#[derive(Clone, Debug)]
+pub struct EvidencePage {
+    /// The database's clock at the snapshot.
+    pub at: Timestamp,
+    /// The longest lease among runners that lived then; nothing when none did.
+    pub longest_lease_ms: Option<u32>,
+    /// The jobs, in order of their ids.
+    pub jobs: Vec<JobEvidence>,
+    /// The last id that was looked at.
+    pub until: JobId,
 }
 
 impl std::fmt::Debug for Evidence {
@@ -70,8 +95,10 @@ pub struct OwedNow {
     pub kind: Name,
     /// Copy of the job's limit.
     pub max_attempts: u32,
-    /// Does it hold a row in `unique_keys`?
+    /// Does it say that it holds a row in `unique_keys`?
     pub keyed: bool,
+    /// Does it hold the row of its key, if it says so?
+    pub key_held: bool,
     /// Where it is in its life.
     pub state: State,
     /// When it is due.
@@ -109,6 +136,23 @@ pub struct LedgerLine {
     pub cancel_requested_at: Option<Timestamp>,
 }
 
+/// How many jobs ended, ever, as they were counted when they ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tallies {
+    by_queue: BTreeMap<TallyKey, i64>,
+    /// Those of queues that rested for longer than jobs are kept, by kind and state.
+    elsewhere: BTreeMap<(Name, State), i64>,
+}
+
+impl Tallies {
+    /// How many were counted. Those of old queues could have been of this one.
+    #[must_use]
+    pub fn of(&self, key: &TallyKey) -> i64 {
+        let elsewhere = self.elsewhere.get(&(key.kind.clone(), key.state)).copied().unwrap_or(0);
+        self.by_queue.get(key).copied().unwrap_or(0) + elsewhere.max(0)
+    }
+}
+
 /// A tally, summed over its lanes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TallyKey {
@@ -121,90 +165,89 @@ pub struct TallyKey {
 }
 
 impl Store {
-    /// Take a snapshot of the tables, of jobs made at `since` or later.
+    /// Begin to read the tables, from jobs made at `since` on.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn evidence(&self, since: Option<Timestamp>) -> Result<Evidence, StoreError> {
-        let attempted = "take a snapshot of the tables";
         let opened = async {
             let mut conn = link::open(&self.shared.options).await?;
-            sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut conn).await?;
-            sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut conn).await?;
             let at = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?;
             Ok::<_, sqlx::Error>((conn, at))
         };
-        let (conn, at) = opened.await.map_err(|e| StoreError::from_driver(attempted, &e))?;
+        let (conn, at) = opened.await.map_err(|e| StoreError::from_driver("read the tables", &e))?;
         // Before the first id that is wanted.
         let after = since.map_or(Uuid::nil(), |since| Uuid::from_u128(first_id_of(since).as_u128().saturating_sub(1)));
-        Ok(Evidence { conn, at, after, done: false })
+        Ok(Evidence { conn, at, after, done: false, unreadable: 0, examples: Vec::new() })
     }
 }
 
-/// What a runner with a free slot could start.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct IdleRunner {
-    /// Its kinds.
-    pub kinds: Vec<Name>,
-    /// Its queues.
-    pub queues: Vec<Name>,
+/// A walk through a table in the order of its key: rows are looked at a page at a time.
+#[derive(Clone, Debug)]
+pub enum Walk<Place> {
+    /// Go on behind this row.
+    From(Place),
+    /// All of it was looked at.
+    Over,
 }
 
-impl IdleRunner {
-    /// Could it start this job?
-    #[must_use]
-    pub fn serves(&self, job: &DueJob) -> bool {
-        self.kinds.contains(&job.kind) && self.queues.contains(&job.queue)
-    }
-}
-
-impl Store {
-    /// Living runners with a free slot, now, that take work. One that runs a job alone, as after a loss, has none. Searches all owed rows.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn idle_runners(&self) -> Result<Vec<IdleRunner>, StoreError> {
-        on_pool(&self.shared.pools.loops, "look for idle runners", |conn, _| {
-            Box::pin(async move {
-                let found = sqlx::query(
-                    "SELECT r.kinds, r.queues FROM runners r LEFT JOIN (SELECT runner, COUNT(*) AS busy, \
-                     SUM(losses > 0) AS alone FROM owed WHERE state = 'executing' GROUP BY runner) b ON b.runner = r.id \
-                     WHERE r.stopped_at IS NULL AND r.drained_at IS NULL AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
-                     AND COALESCE(b.busy, 0) < r.slots AND COALESCE(b.alone, 0) = 0",
-                )
-                .fetch_all(conn)
-                .await?;
-                let names = |text: String| serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()));
-                let idle = |row: &sqlx::mysql::MySqlRow| {
-                    Ok(IdleRunner { kinds: names(row.try_get(0)?)?, queues: names(row.try_get(1)?)? })
-                };
-                found.iter().map(idle).collect()
-            })
-        })
-        .await
-    }
-}
+/// A place in the ledger of ticks.
+pub type TickPlace = (String, Timestamp, u32);
 
 impl Evidence {
-    /// The database's clock at the snapshot.
+    /// The database's clock when the reading began.
     #[must_use]
     pub const fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// The next jobs in order of their ids; nothing when all have been read.
+    /// Jobs up to this id are not looked at, because they were made before `since`.
+    #[must_use]
+    pub const fn begins_behind(&self) -> JobId {
+        JobId::from_uuid(self.after)
+    }
+
+    /// How many rows could not be read, and what was wrong with some of them.
+    #[must_use]
+    pub fn unreadable(&self) -> (u64, &[String]) {
+        (self.unreadable, &self.examples)
+    }
+
+    fn cannot_read(&mut self, table: &str, id: &str, error: &sqlx::Error) {
+        self.unreadable += 1;
+        if self.examples.len() < MOST_UNREADABLE {
+            self.examples.push(format!("{table} {id}: {error}"));
+        }
+    }
+
+    /// The next jobs in order of their ids; nothing when all have been read. Jobs of which a row cannot be read are left
+    /// out, and counted.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses, or a row cannot be read.
-    pub async fn next_page(&mut self) -> Result<Option<Vec<JobEvidence>>, StoreError> {
+    /// When MySQL cannot be reached or refuses.
+    pub async fn next_page(&mut self) -> Result<Option<EvidencePage>, StoreError> {
         if self.done {
             return Ok(None);
         }
-        let page = self.read_page().await.map_err(|e| StoreError::from_driver("read evidence", &e))?;
-        Ok(Some(page))
+        let page = link::within(PAGE_LIMIT, self.read_snapshot()).await;
+        page.map(Some).map_err(|e| StoreError::from_driver("read evidence", &e))
     }
 
-    async fn read_page(&mut self) -> Result<Vec<JobEvidence>, sqlx::Error> {
+    async fn read_snapshot(&mut self) -> Result<EvidencePage, sqlx::Error> {
+        sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;
+        sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut self.conn).await?;
+        let page = self.read_page().await?;
+        sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;
+        Ok(page)
+    }
+
+    async fn read_page(&mut self) -> Result<EvidencePage, sqlx::Error> {
+        let (at, longest_lease_ms) = sqlx::query_as(
+            "SELECT UTC_TIMESTAMP(6), (SELECT MAX(lease_ms) FROM runners WHERE stopped_at IS NULL \
+             AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND)",
+        )
+        .fetch_one(&mut self.conn)
+        .await?;
         let asked = sqlx::query(
             "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL, batch_id, batch_size, created_at FROM jobs \
              WHERE id > ? ORDER BY id LIMIT ?",
@@ -221,49 +264,25 @@ impl Evidence {
                 Uuid::max()
             }
         };
-        let mut jobs: BTreeMap<Uuid, JobEvidence> = BTreeMap::new();
-        let job = |id: Uuid| JobEvidence {
-            id: JobId::from_uuid(id),
-            asked: None,
-            owed: None,
-            lines: Vec::new(),
-            letter: false,
-        };
+        let mut jobs = Jobs::default();
         for row in &asked {
-            let id = row.try_get(0)?;
-            let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(5)?, row.try_get(6)?);
-            jobs.entry(id).or_insert_with(|| job(id)).asked = Some(Asked {
-                kind: name(row.try_get(1)?)?,
-                queue: name(row.try_get(2)?)?,
-                max_attempts: row.try_get(3)?,
-                keyed: row.try_get(4)?,
-                batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
-                created_at: row.try_get(7)?,
-            });
+            let asked = asked_of(row);
+            self.note(&mut jobs, "jobs", row, asked, |job, asked| job.asked = Some(asked))?;
         }
         let owed = sqlx::query(
-            "SELECT id, kind, max_attempts, keyed, state, execute_at, attempt, started_at, lease_until, \
-             runner <> '', token <> 0x00000000000000000000000000000000, started_at > '1970-01-01 00:00:00', \
-             lease_until > '1970-01-01 00:00:00' FROM owed FORCE INDEX (PRIMARY) WHERE id > ? AND id <= ?",
+            "SELECT o.id, o.kind, o.max_attempts, o.keyed, o.state, o.execute_at, o.attempt, o.started_at, o.lease_until, \
+             o.runner <> '', o.token <> 0x00000000000000000000000000000000, o.started_at > '1970-01-01 00:00:00', \
+             o.lease_until > '1970-01-01 00:00:00', IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k \
+             ON k.kind = j.kind AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) \
+             FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
         )
         .bind(self.after)
         .bind(until)
         .fetch_all(&mut self.conn)
         .await?;
         for row in &owed {
-            let id = row.try_get(0)?;
-            let signs: [bool; 4] = [row.try_get(9)?, row.try_get(10)?, row.try_get(11)?, row.try_get(12)?];
-            jobs.entry(id).or_insert_with(|| job(id)).owed = Some(OwedNow {
-                kind: name(row.try_get(1)?)?,
-                max_attempts: row.try_get(2)?,
-                keyed: row.try_get(3)?,
-                state: State::from_word(row.try_get(4)?).ok_or_else(|| corrupt("state"))?,
-                execute_at: row.try_get(5)?,
-                attempt: row.try_get(6)?,
-                leased: signs.iter().all(|sign| *sign == signs[0]).then_some(signs[0]),
-                started_at: row.try_get(7)?,
-                lease_until: row.try_get(8)?,
-            });
+            let owed = owed_of(row);
+            self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
         }
         let lines = sqlx::query(
             "SELECT job_id, number, burned, runner <> '', execute_at, started_at, finished_at, verdict, end_state, \
@@ -275,19 +294,8 @@ impl Evidence {
         .fetch_all(&mut self.conn)
         .await?;
         for row in &lines {
-            let id = row.try_get(0)?;
-            let end: Option<&str> = row.try_get(8)?;
-            jobs.entry(id).or_insert_with(|| job(id)).lines.push(LedgerLine {
-                number: row.try_get(1)?,
-                burned: row.try_get(2)?,
-                executed: row.try_get(3)?,
-                execute_at: row.try_get(4)?,
-                started_at: row.try_get(5)?,
-                finished_at: row.try_get(6)?,
-                verdict: Verdict::from_word(row.try_get(7)?).ok_or_else(|| corrupt("verdict"))?,
-                end: end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?,
-                cancel_requested_at: row.try_get(9)?,
-            });
+            let line = line_of(row);
+            self.note(&mut jobs, "attempts", row, line, |job, line| job.lines.push(line))?;
         }
         let letters: Vec<Uuid> = sqlx::query_scalar(
             "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? ORDER BY job_id",
@@ -297,103 +305,284 @@ impl Evidence {
         .fetch_all(&mut self.conn)
         .await?;
         for id in letters {
-            jobs.entry(id).or_insert_with(|| job(id)).letter = true;
+            jobs.of(id).letter = true;
         }
         self.after = until;
-        Ok(jobs.into_values().collect())
+        Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
     }
 
-    /// Jobs whose unique key is not held as it should be: owed ones that hold none or not their own, and keys that are
-    /// held for a job which is not owed.
+    /// Write down what a row says; or that it cannot be read, and nothing is known of its job.
+    fn note<T>(
+        &mut self,
+        jobs: &mut Jobs,
+        table: &str,
+        row: &MySqlRow,
+        read: Result<T, sqlx::Error>,
+        say: impl FnOnce(&mut JobEvidence, T),
+    ) -> Result<(), sqlx::Error> {
+        let id: Uuid = row.try_get(0)?;
+        match read {
+            Ok(read) => say(jobs.of(id), read),
+            Err(error) => {
+                self.cannot_read(table, &id.to_string(), &error);
+                jobs.unreadable.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// One page of unique keys behind `after`: those that are held for a job which is not owed, or is not theirs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn stray_keys(&mut self) -> Result<Vec<JobId>, StoreError> {
-        let found: Result<Vec<Uuid>, sqlx::Error> = sqlx::query_scalar(
-            "(SELECT k.job_id FROM unique_keys k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
-              LEFT JOIN jobs j ON j.id = k.job_id AND j.kind = k.kind AND j.unique_key = k.unique_key \
-              WHERE o.id IS NULL OR j.id IS NULL LIMIT ?) UNION \
-             (SELECT o.id FROM owed o JOIN jobs j ON j.id = o.id \
-              LEFT JOIN unique_keys k ON k.kind = j.kind AND k.unique_key = j.unique_key AND k.job_id = o.id \
-              WHERE o.keyed AND k.job_id IS NULL LIMIT ?)",
-        )
-        .bind(MOST_READ)
-        .bind(MOST_READ)
-        .fetch_all(&mut self.conn)
-        .await;
-        let found = found.map_err(|e| StoreError::from_driver("compare unique keys", &e))?;
-        Ok(found.into_iter().map(JobId::from_uuid).collect())
+    pub async fn stray_keys(
+        &mut self,
+        after: (String, Vec<u8>),
+    ) -> Result<(Vec<JobId>, Walk<(String, Vec<u8>)>), StoreError> {
+        let (kind, key) = after;
+        let read = async {
+            let found = sqlx::query(
+                "SELECT k.kind, k.unique_key, k.job_id, o.id IS NULL OR j.id IS NULL FROM (SELECT kind, unique_key, job_id \
+                 FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? OR (kind = ? AND unique_key > ?) \
+                 ORDER BY kind, unique_key LIMIT ?) k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
+                 LEFT JOIN jobs j ON j.id = k.job_id AND j.kind = k.kind AND j.unique_key = k.unique_key \
+                 ORDER BY k.kind, k.unique_key",
+            )
+            .bind(&kind)
+            .bind(&kind)
+            .bind(key)
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut stray = Vec::new();
+            for row in &found {
+                if row.try_get::<bool, _>(3)? {
+                    stray.push(JobId::from_uuid(row.try_get(2)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => Walk::From((last.try_get(0)?, last.try_get(1)?)),
+                _ => Walk::Over,
+            };
+            Ok((stray, next))
+        };
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare unique keys", &e))
     }
 
-    /// Ticks of schedules, recorded at `since` or later, that say that they made a job which is not there.
+    /// One page of the ledger of ticks behind `after`: those recorded at `since` or later that say that they made a job
+    /// which is not there and was not removed.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn ticks_without_jobs(
         &mut self,
         since: Timestamp,
-    ) -> Result<Vec<(JobId, String, Timestamp)>, StoreError> {
-        let found: Result<Vec<(Uuid, String, Timestamp)>, sqlx::Error> = sqlx::query_as(
-            "SELECT t.job_id, t.schedule, t.due_at FROM ticks t LEFT JOIN jobs j ON j.id = t.job_id \
-             WHERE t.outcome = 'fired' AND t.recorded_at >= ? AND j.id IS NULL LIMIT ?",
-        )
-        .bind(since)
-        .bind(MOST_READ)
-        .fetch_all(&mut self.conn)
-        .await;
-        let found = found.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))?;
-        Ok(found.into_iter().map(|(id, name, due_at)| (JobId::from_uuid(id), name, due_at)).collect())
+        after: TickPlace,
+    ) -> Result<(Vec<(JobId, String, Timestamp)>, Walk<TickPlace>), StoreError> {
+        let (schedule, due_at, number) = after;
+        let read = async {
+            let found = sqlx::query(
+                "SELECT t.schedule, t.due_at, t.number, t.job_id, t.outcome = 'fired' AND NOT t.job_removed \
+                 AND t.recorded_at >= ? AND j.id IS NULL FROM (SELECT schedule, due_at, number, job_id, outcome, job_removed, \
+                 recorded_at FROM ticks FORCE INDEX (PRIMARY) WHERE schedule > ? OR (schedule = ? AND (due_at > ? \
+                 OR (due_at = ? AND number > ?))) ORDER BY schedule, due_at, number LIMIT ?) t \
+                 LEFT JOIN jobs j ON j.id = t.job_id ORDER BY t.schedule, t.due_at, t.number",
+            )
+            .bind(since)
+            .bind(&schedule)
+            .bind(&schedule)
+            .bind(due_at)
+            .bind(due_at)
+            .bind(number)
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut lost = Vec::new();
+            for row in &found {
+                if row.try_get::<Option<bool>, _>(4)?.unwrap_or(false) {
+                    lost.push((JobId::from_uuid(row.try_get(3)?), row.try_get(0)?, row.try_get(1)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => {
+                    Walk::From((last.try_get(0)?, last.try_get(1)?, last.try_get(2)?))
+                }
+                _ => Walk::Over,
+            };
+            Ok((lost, next))
+        };
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))
     }
 
-    /// Replayed jobs whose new job does not say that it was made of them. One that was purged says nothing.
+    /// One page of replayed jobs behind `after`: those whose new job does not say that it was made of them. One that was
+    /// purged says nothing.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn stray_replays(&mut self) -> Result<Vec<JobId>, StoreError> {
-        let found: Result<Vec<Uuid>, sqlx::Error> = sqlx::query_scalar(
-            "SELECT d.job_id FROM dead_letters d FORCE INDEX (dead_letters_standing) JOIN jobs n ON n.id = d.replayed_as \
-             WHERE d.standing = 'replayed' AND NOT (COALESCE(REPLACE(JSON_UNQUOTE(JSON_EXTRACT(n.options, '$.replay_of')), \
-             '-', ''), '') = LOWER(HEX(d.job_id))) LIMIT ?",
+    pub async fn stray_replays(&mut self, after: JobId) -> Result<(Vec<JobId>, Walk<JobId>), StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT d.job_id, n.id IS NOT NULL AND NOT (COALESCE(REPLACE(JSON_UNQUOTE(JSON_EXTRACT(n.options, \
+                 '$.replay_of')), '-', ''), '') = LOWER(HEX(d.job_id))) FROM (SELECT job_id, replayed_as FROM dead_letters \
+                 FORCE INDEX (dead_letters_standing) WHERE standing = 'replayed' AND job_id > ? ORDER BY job_id LIMIT ?) d \
+                 LEFT JOIN jobs n ON n.id = d.replayed_as ORDER BY d.job_id",
+            )
+            .bind(after.uuid())
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut stray = Vec::new();
+            for row in &found {
+                if row.try_get::<bool, _>(1)? {
+                    stray.push(JobId::from_uuid(row.try_get(0)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => Walk::From(JobId::from_uuid(last.try_get(0)?)),
+                _ => Walk::Over,
+            };
+            Ok((stray, next))
+        };
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare replays", &e))
+    }
+
+    /// How many jobs of a batch there are, between the first one and the last that was seen, and how many were removed
+    /// after they had ended. One statement: a batch that was accepted while pages were read, or loses a job now, is seen
+    /// as a whole.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn batch_now(&mut self, first: JobId, last: JobId) -> Result<(u64, u64), StoreError> {
+        let read = async {
+            let row = sqlx::query(
+                "SELECT (SELECT COUNT(*) FROM jobs FORCE INDEX (PRIMARY) WHERE id >= ? AND id <= ? AND batch_id = ?), \
+                 COALESCE((SELECT jobs FROM departures WHERE id = ?), 0)",
+            )
+            .bind(first.uuid())
+            .bind(last.uuid())
+            .bind(first.uuid())
+            .bind(first.uuid())
+            .fetch_one(&mut self.conn)
+            .await?;
+            Ok((row.try_get::<i64, _>(0)?.unsigned_abs(), row.try_get::<i64, _>(1)?.unsigned_abs()))
+        };
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count a batch", &e))
+    }
+
+    /// How many jobs that had ended were given a new life since the reading began. Each took an end out of the tallies.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn retries_meanwhile(&mut self) -> Result<i64, StoreError> {
+        let read = sqlx::query_scalar(
+            "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
         )
-        .bind(MOST_READ)
-        .fetch_all(&mut self.conn)
-        .await;
-        let found = found.map_err(|e| StoreError::from_driver("compare replays", &e))?;
-        Ok(found.into_iter().map(JobId::from_uuid).collect())
+        .bind(first_id_of(self.at - SKEW))
+        .bind(self.at)
+        .fetch_one(&mut self.conn);
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count retries", &e))
     }
 
     /// How many jobs ended, ever, as they were counted when they ended.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn tallies(&mut self) -> Result<BTreeMap<TallyKey, i64>, StoreError> {
-        let attempted = "read the tallies";
-        let found =
-            sqlx::query("SELECT queue, kind, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, kind, state")
-                .fetch_all(&mut self.conn)
-                .await
-                .map_err(|e| StoreError::from_driver(attempted, &e))?;
-        let tally = |row: &sqlx::mysql::MySqlRow| {
-            let state = State::from_word(row.try_get(2)?).ok_or_else(|| corrupt("state"))?;
-            Ok((TallyKey { queue: name(row.try_get(0)?)?, kind: name(row.try_get(1)?)?, state }, row.try_get(3)?))
+    pub async fn tallies(&mut self) -> Result<Tallies, StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT queue, kind, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, kind, state",
+            )
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut tallies = Tallies::default();
+            for row in &found {
+                let (queue, counted): (String, i64) = (row.try_get(0)?, row.try_get(3)?);
+                let names = || {
+                    let state = State::from_word(row.try_get(2)?).ok_or_else(|| corrupt("state"))?;
+                    Ok::<_, sqlx::Error>((name(row.try_get(1)?)?, state))
+                };
+                match names() {
+                    Ok(key) if queue == OTHER => *tallies.elsewhere.entry(key).or_default() += counted,
+                    Ok((kind, state)) => match name(&queue) {
+                        Ok(queue) => {
+                            tallies.by_queue.insert(TallyKey { queue, kind, state }, counted);
+                        }
+                        Err(error) => self.cannot_read("tallies", &queue, &error),
+                    },
+                    Err(error) => self.cannot_read("tallies", &queue, &error),
+                }
+            }
+            Ok(tallies)
         };
-        let tallies: Result<_, sqlx::Error> = found.iter().map(tally).collect();
-        tallies.map_err(|e| StoreError::from_driver(attempted, &e))
+        link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read the tallies", &e))
+    }
+}
+
+/// The jobs of one page.
+#[derive(Default)]
+struct Jobs {
+    jobs: BTreeMap<Uuid, JobEvidence>,
+    unreadable: BTreeSet<Uuid>,
+}
+
+impl Jobs {
+    fn of(&mut self, id: Uuid) -> &mut JobEvidence {
+        self.jobs.entry(id).or_insert_with(|| JobEvidence {
+            id: JobId::from_uuid(id),
+            asked: None,
+            owed: None,
+            lines: Vec::new(),
+            letter: false,
+        })
     }
 
-    /// The longest lease among runners that live at the snapshot; nothing when none does.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn longest_living_lease_ms(&mut self) -> Result<Option<u32>, StoreError> {
-        sqlx::query_scalar(
-            "SELECT MAX(lease_ms) FROM runners WHERE stopped_at IS NULL AND heartbeat_at >= ? - INTERVAL lease_ms * 1000 MICROSECOND",
-        )
-        .bind(self.at)
-        .fetch_one(&mut self.conn)
-        .await
-        .map_err(|e| StoreError::from_driver("read living runners", &e))
+    fn readable(self) -> Vec<JobEvidence> {
+        let Self { jobs, unreadable } = self;
+        jobs.into_iter().filter(|(id, _)| !unreadable.contains(id)).map(|(_, job)| job).collect()
     }
+}
+
+fn asked_of(row: &MySqlRow) -> Result<Asked, sqlx::Error> {
+    let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(5)?, row.try_get(6)?);
+    Ok(Asked {
+        kind: name(row.try_get(1)?)?,
+        queue: name(row.try_get(2)?)?,
+        max_attempts: row.try_get(3)?,
+        keyed: row.try_get(4)?,
+        batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
+        created_at: row.try_get(7)?,
+    })
+}
+
+fn owed_of(row: &MySqlRow) -> Result<OwedNow, sqlx::Error> {
+    let signs: [bool; 4] = [row.try_get(9)?, row.try_get(10)?, row.try_get(11)?, row.try_get(12)?];
+    Ok(OwedNow {
+        kind: name(row.try_get(1)?)?,
+        max_attempts: row.try_get(2)?,
+        keyed: row.try_get(3)?,
+        key_held: row.try_get(13)?,
+        state: State::from_word(row.try_get(4)?).ok_or_else(|| corrupt("state"))?,
+        execute_at: row.try_get(5)?,
+        attempt: row.try_get(6)?,
+        leased: signs.iter().all(|sign| *sign == signs[0]).then_some(signs[0]),
+        started_at: row.try_get(7)?,
+        lease_until: row.try_get(8)?,
+    })
+}
+
+fn line_of(row: &MySqlRow) -> Result<LedgerLine, sqlx::Error> {
+    let end: Option<&str> = row.try_get(8)?;
+    Ok(LedgerLine {
+        number: row.try_get(1)?,
+        burned: row.try_get(2)?,
+        executed: row.try_get(3)?,
+        execute_at: row.try_get(4)?,
+        started_at: row.try_get(5)?,
+        finished_at: row.try_get(6)?,
+        verdict: Verdict::from_word(row.try_get(7)?).ok_or_else(|| corrupt("verdict"))?,
+        end: end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?,
+        cancel_requested_at: row.try_get(9)?,
+    })
 }
 
 fn name(text: &str) -> Result<Name, sqlx::Error> {

@@ -11,7 +11,8 @@
 //! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
 //! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what
 //! - `runners.rs`: the list of runners, what is in their slots, drain
-//! - `lease.rs`: renew and reap · `purge.rs`: retention · `due.rs`: what feeds the index
+//! - `lease.rs`: renew and reap · `purge.rs`: retention · `remove.rs`: the removal of ended jobs · `forget.rs`: runners and
+//!   tallies that rest · `due.rs`: what feeds the index
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
 //! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
@@ -36,6 +37,7 @@ mod error;
 mod evidence;
 mod explain;
 mod forecast;
+mod forget;
 mod gauge;
 mod glimpse;
 mod group_commit;
@@ -56,6 +58,7 @@ mod purge;
 mod queues;
 mod read;
 mod readers;
+mod remove;
 mod report_query;
 mod runners;
 mod samples;
@@ -64,6 +67,7 @@ mod script;
 mod search;
 mod settle;
 mod shape;
+mod startable;
 mod stats;
 mod ticks;
 mod verifications;
@@ -79,9 +83,12 @@ pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
 pub use due::{DueCursor, DueJob, DuePage, DueWithin};
 pub use durability::Durability;
 pub use error::StoreError;
-pub use evidence::{Asked, Evidence, IdleRunner, JobEvidence, LedgerLine, OwedNow, TallyKey};
+pub use evidence::{
+    Asked, Evidence, EvidencePage, JobEvidence, LedgerLine, OwedNow, Tallies, TallyKey, TickPlace, Walk,
+};
 pub use explain::Standing;
 pub use forecast::{Ahead, HourDue};
+pub use forget::{KEEP_RUNNERS, TallyPlace};
 pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
 pub use glimpse::Glimpse;
 pub use growth::Growth;
@@ -108,6 +115,7 @@ pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
 pub use search::Counted;
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
+pub use startable::{Startable, StuckJob};
 pub use stats::{PoolUse, StateCount, Stats};
 pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
 pub use verifications::{Begun, Verification};

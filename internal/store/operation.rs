@@ -5,7 +5,7 @@
 //! the operation's place, moves them, and moves the place. A lost COMMIT is no special case: the next batch begins where
 //! the tables say.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -21,7 +21,8 @@ use super::insert::{Accepted, read_clock};
 use super::link::{Earlier, on_pool, transact};
 use super::once::{Once, Outcome, Wording, find, keep, lost};
 use super::operate::{Moved, Step, step};
-use super::purge::{Aged, Discards, purge_aged, remove};
+use super::purge::{Aged, purge_aged};
+use super::remove::{Removal, remove};
 use super::search::{Counted, Effort, Order, Search, count};
 use super::settle::lock_held;
 use super::shape::{groups, places, rows, statement};
@@ -439,13 +440,17 @@ async fn advance(
     let operation = &locked.operation;
     let (ids, place) = next_jobs(conn, operation, locked.place, most).await?;
     let now = read_clock(conn, &shared.clock).await?;
-    let mut work =
-        Work { batched: Batched::default(), done: Vec::new(), failed: 0, last_error: None, counts: BTreeMap::new() };
+    let mut work = Work::default();
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
+    // A batch that was full before its end goes on behind what it looked at.
+    let (looked_at, place) = match work.until {
+        Some(until) => (ids.iter().filter(|id| **id <= until).count() as u64, Some(until)),
+        None => (ids.len() as u64, place),
+    };
     let done = work.done.len() as u64;
-    let skipped = ids.len() as u64 - done - work.failed;
+    let skipped = looked_at - done - work.failed;
     work.batched.handled = done + work.failed;
     work.batched.over = place.is_none();
     audit(conn, operation, &work.done, now).await?;
@@ -501,9 +506,12 @@ async fn next_jobs(
 }
 
 /// What a batch comes to.
+#[derive(Default)]
 struct Work {
     batched: Batched,
     done: Vec<Uuid>,
+    /// The batch ended early, behind this job.
+    until: Option<Uuid>,
     failed: u64,
     last_error: Option<String>,
     counts: BTreeMap<(Name, Name, State), i64>,
@@ -525,10 +533,8 @@ impl Work {
             Action::RunNow => self.steer(conn, shared, ids, Event::RunNow).await,
             Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
             Action::Delete => {
-                let before = there(conn, ids).await?;
-                remove(conn, ids, Discards::Go).await?;
-                let after = there(conn, ids).await?;
-                self.done = before.difference(&after).copied().collect();
+                let removed = remove(conn, ids, Removal::Asked, now).await?;
+                (self.done, self.until) = (removed.gone, removed.until);
                 Ok(())
             }
             Action::Replay => {
@@ -614,6 +620,14 @@ impl Work {
                 .bind(id.uuid())
                 .execute(&mut *conn)
                 .await?;
+            if params.priority.is_some() {
+                // As a PATCH does: a retry after the end, and every reader of the ended job, goes by this row.
+                sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
+                    .bind(priority.level())
+                    .bind(id.uuid())
+                    .execute(&mut *conn)
+                    .await?;
+            }
             self.done.push(id.uuid());
             self.batched.waits.push(Accepted {
                 id,
@@ -626,13 +640,6 @@ impl Work {
         }
         Ok(())
     }
-}
-
-/// Which of these jobs there are.
-async fn there(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<BTreeSet<Uuid>, sqlx::Error> {
-    let sql = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
-    let found = super::dead::in_list(sql, ids, "").fetch_all(conn).await?;
-    found.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// What was done to each job, by whom, in which operation.

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use super::error::corrupt;
 use super::insert::read_clock;
 use super::link::{Step, transact};
+use super::remove::{Removal, remove};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Shared, Store, StoreError};
 use crate::job::{JobId, Name, State, Timestamp, first_id_of};
@@ -52,7 +53,7 @@ impl Retention {
     }
 
     /// How long a job of this kind that ended in this state is kept.
-    fn of(&self, kind: Option<&str>, end: State) -> Duration {
+    pub(super) fn of(&self, kind: Option<&str>, end: State) -> Duration {
         let own = kind.and_then(|kind| self.kinds.get(kind)).copied().unwrap_or_default();
         match end {
             State::Failed => own.failed.unwrap_or(self.failed),
@@ -61,11 +62,28 @@ impl Retention {
         }
     }
 
-    /// The shortest age of any: nothing younger is ever removed, but for discarded dead letters.
+    fn of_kinds(&self) -> impl Iterator<Item = Duration> {
+        self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten()
+    }
+
+    /// The shortest age of any: retention removes nothing younger, but for discarded dead letters.
+    fn shortest_ended(&self) -> Duration {
+        self.of_kinds().chain([self.cancelled, self.failed]).fold(self.completed, Duration::min)
+    }
+
+    /// The shortest age of any, discarded dead letters included: retention removes nothing younger.
     #[must_use]
     pub fn shortest(&self) -> Duration {
-        let own = self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten();
-        own.chain([self.cancelled, self.failed]).fold(self.completed, Duration::min)
+        self.shortest_ended().min(self.discarded)
+    }
+
+    /// No job stays for longer than this after it ended. A failed one may be discarded on its last day.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        let failed = self.of_kinds().chain([self.failed]).fold(Duration::ZERO, Duration::max);
+        [self.completed, self.cancelled, failed.saturating_add(self.discarded)]
+            .into_iter()
+            .fold(Duration::ZERO, Duration::max)
     }
 }
 
@@ -172,7 +190,10 @@ impl Store {
                 if ids.is_empty() {
                     return Ok((0, false));
                 }
-                Ok((remove(conn, &ids, Discards::Go).await?, more))
+                let removed = remove(conn, &ids, Removal::Discarded { before }, now).await?;
+                let gone = removed.gone.len();
+                // Without progress there is nothing to go on with.
+                Ok((gone, (more || removed.until.is_some()) && gone + removed.strays > 0))
             })
         })
         .await
@@ -183,7 +204,7 @@ fn page(conn: &mut MySqlConnection, shared: Arc<Shared>, after: Option<JobId>, k
     Box::pin(async move {
         let now = read_clock(conn, &shared.clock).await?;
         let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
-        let newest = first_id_of(before(keep.shortest()));
+        let newest = first_id_of(before(keep.shortest_ended()));
         // The kind stands in the job, which is looked up only if some kind is kept otherwise.
         let kind = if keep.kinds.is_empty() { "NULL" } else { "(SELECT j.kind FROM jobs j WHERE j.id = a.job_id)" };
         let found = statement(format!(
@@ -205,80 +226,26 @@ fn page(conn: &mut MySqlConnection, shared: Arc<Shared>, after: Option<JobId>, k
         }
         let full = found.len() == PAGE as usize;
         let mut next = None;
+        let mut alone = None;
         if full {
-            // The page may have cut the last job's lines in two: leave it to the next page.
-            last_lines.pop_last();
-            next = last_lines.last_key_value().map(|(id, _)| JobId::from_uuid(*id));
-            if next.is_none() {
-                // One job alone fills the page. It has lived through thousands of attempts and is left in peace.
-                next = found.last().map(|row| row.try_get(0)).transpose()?.map(JobId::from_uuid);
+            // The page may have cut the last job's lines in two: leave it to the next page, unless it fills this one.
+            alone = last_lines.last_key_value().map(|(id, _)| *id).filter(|_| last_lines.len() == 1);
+            if alone.is_none() {
+                last_lines.pop_last();
             }
+            next = last_lines.last_key_value().map(|(id, _)| JobId::from_uuid(*id));
         }
+        // Candidates: each is judged again behind its lock, by its last line and not by the last one of this page.
         let old: Vec<Uuid> = last_lines
             .into_iter()
-            .filter(|(_, (end, finished_at, kind))| {
-                end.is_some_and(|end| *finished_at < before(keep.of(kind.as_deref(), end)))
+            .filter(|(id, (end, finished_at, kind))| {
+                alone == Some(*id) || end.is_some_and(|end| *finished_at < before(keep.of(kind.as_deref(), end)))
             })
             .map(|(id, _)| id)
             .collect();
-        let mut jobs = 0;
-        for ids in old.chunks(MOST_ROWS) {
-            jobs += remove(conn, ids, Discards::Stay).await?;
-        }
+        let removed = remove(conn, &old, Removal::Aged { keep: &keep, now }, now).await?;
+        let next = removed.until.map(JobId::from_uuid).or(next);
+        let jobs = removed.gone.len();
         Ok(Purged { jobs, next })
     })
-}
-
-/// What happens to discarded dead letters among the jobs that are removed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Discards {
-    /// They stay: they are kept by an age of their own.
-    Stay,
-    /// They go.
-    Go,
-}
-
-/// Remove these ended jobs, except those that an operator gave a new life meanwhile.
-pub(super) async fn remove(conn: &mut MySqlConnection, ids: &[Uuid], discards: Discards) -> Result<usize, sqlx::Error> {
-    let list = places(padded(ids.len()));
-    // The job's row is the lock that a retry takes as well; behind it, nobody can bring the job back.
-    let mut query =
-        statement(format!("SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {list} ORDER BY id FOR UPDATE"));
-    for id in pad(ids) {
-        query = query.bind(id);
-    }
-    query.fetch_all(&mut *conn).await?;
-    let mut query = statement(format!("SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list}"));
-    for id in pad(ids) {
-        query = query.bind(id);
-    }
-    let mut owed = BTreeSet::new();
-    for row in query.fetch_all(&mut *conn).await? {
-        owed.insert(row.try_get::<Uuid, _>(0)?);
-    }
-    if discards == Discards::Stay {
-        let sql = "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE standing = 'discarded' AND job_id IN";
-        let mut query = statement(format!("{sql} {list}"));
-        for id in pad(ids) {
-            query = query.bind(id);
-        }
-        for row in query.fetch_all(&mut *conn).await? {
-            owed.insert(row.try_get::<Uuid, _>(0)?);
-        }
-    }
-    let gone: Vec<Uuid> = ids.iter().copied().filter(|id| !owed.contains(id)).collect();
-    if gone.is_empty() {
-        return Ok(0);
-    }
-    // The ledger first: a job without lines would look lost, lines without a job are only invisible.
-    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
-        // In key order and with a bound, which keeps the servers from scanning a small table.
-        let sql = format!("DELETE FROM {table} WHERE {key} IN {} ORDER BY {key} LIMIT ?", places(padded(gone.len())));
-        let mut query = statement(sql);
-        for id in pad(&gone) {
-            query = query.bind(id);
-        }
-        query.bind(2 * PAGE).execute(&mut *conn).await?;
-    }
-    Ok(gone.len())
 }

@@ -1,15 +1,15 @@
 //! The index against the store. Both live on while they are compared, so a disagreement is a suspicion first: it is
 //! looked at again until it is gone or has lasted longer than the repair loops need.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
 use super::{Check, Pace, Report, VerifySettings};
 use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
-use crate::job::{JobId, Timestamp};
-use crate::store::{DueCursor, DueJob, IdleRunner, Store, StoreError};
+use crate::job::{JobId, Name, Timestamp};
+use crate::store::{DueCursor, DueJob, Store, StoreError};
 
 /// Rows and entries read at a time.
 const PAGE: usize = 2_000;
@@ -21,8 +21,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const BOUND: TimeDelta = TimeDelta::seconds(6);
 /// A job that was offered to a runner which does not know its kind rests in the sorted set, but not for longer.
 const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
-/// Overdue jobs of which at least one must be started while somebody is free.
+/// Overdue jobs of which at least one must be started while a runner is free.
 const OLDEST: usize = 1_000;
+/// A job that took runners along waits for a place where it can do no harm. Such a job counts as stuck when it is overdue
+/// by this.
+const SUSPECTS_WAIT: TimeDelta = TimeDelta::minutes(10);
 
 #[derive(Debug, thiserror::Error)]
 enum CompareError {
@@ -54,18 +57,17 @@ pub(super) async fn compare(
         Err(CompareError::Store(error)) => return Err(error),
         Err(CompareError::Index(error)) => {
             report.skip_index(&error.to_string());
-            report.notes.push("Redis does not answer: jobs run from MySQL, and the index was not checked".into());
             HashSet::new()
         }
     };
     let Some(stuck) = stuck else { return Ok(()) };
-    // What nobody has started although somebody was free, at both ends of the patience.
+    // What was not started although a runner was free at both ends of the patience, and the queue open all the time.
     let mut left = stuck.still(store).await?;
     while !left.is_empty() && began.elapsed() < settings.patience {
         tokio::time::sleep(LOOK_EVERY.min(settings.patience)).await;
         left = stuck.still(store).await?;
     }
-    for job in left.into_iter().filter(|job| !known.contains(&job.id)) {
+    for job in startable(store, left).await?.into_iter().filter(|job| !known.contains(&job.id)) {
         report.found(Check::Overdue, job.id, format!("due {}, {} in queue {}", job.execute_at, job.kind, job.queue));
     }
     Ok(())
@@ -115,6 +117,23 @@ fn entry(job: &DueJob) -> Entry {
     Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
 }
 
+/// From this loss in a row on, a job waits for a place of its own.
+const FIRST_SUSPECT_LOSS: u32 = 1;
+
+/// Queues of which the index need hold nothing: no living runner serves them, and the first one that does brings what
+/// waits there. While no runner lives there is none such, because the last ones left the index as it is.
+struct Unserved(Option<BTreeSet<Name>>);
+
+impl Unserved {
+    async fn look(store: &Store) -> Result<Self, StoreError> {
+        Ok(Self(store.served_queues().await?))
+    }
+
+    fn contains(&self, queue: &Name) -> bool {
+        self.0.as_ref().is_some_and(|served| !served.contains(queue))
+    }
+}
+
 /// First look: everything that is due within the horizon, and everything that is scheduled.
 async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
     let mut suspects = Vec::new();
@@ -124,10 +143,12 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     // The far end of the horizon is fed in steps.
     let until = (now + horizon - (horizon / 4).min(TimeDelta::seconds(30)) - TimeDelta::seconds(10)).max(now);
     let mut look = Look::begin(index).await?;
+    let unserved = Unserved::look(store).await?;
     let mut after: Option<DueCursor> = None;
     loop {
         let read = Instant::now();
-        let page = store.due_page(after, until, PAGE).await?;
+        let mut page = store.due_page(after, until, PAGE).await?;
+        page.jobs.retain(|job| !unserved.contains(&job.queue));
         suspects.extend(look.missing(&page.jobs, now).await?);
         after = page.next;
         if after.is_none() || suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
@@ -146,7 +167,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         suspects.extend(extra(store, page, &mut left_over).await?);
     }
     if pace.is_over(began) {
-        report.cut_short(&[], "time was over before all of Redis was compared with MySQL".into());
+        report.unchecked("time was over before all of Redis was compared with MySQL".into());
     }
     if left_over > 0 {
         report.notes.push(format!("{left_over} entries of jobs that wait no more are dropped when they come due"));
@@ -181,7 +202,11 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
     let due = store.due_jobs(others.iter().map(|suspect| suspect.entry.id).collect()).await?;
     let mut look = Look::begin(index).await?;
     let mut left = Vec::new();
-    let still: Vec<DueJob> = others.iter().filter_map(|suspect| due.get(&suspect.entry.id).cloned()).collect();
+    let unserved = Unserved::look(store).await?;
+    let still: Vec<DueJob> = others
+        .iter()
+        .filter_map(|suspect| due.get(&suspect.entry.id).filter(|job| !unserved.contains(&job.queue)).cloned())
+        .collect();
     for page in still.chunks(PAGE) {
         left.extend(look.missing(page, now).await?);
     }
@@ -254,7 +279,7 @@ async fn repair(store: &Store, index: &Index, suspects: &[Suspect]) -> Result<()
     Ok(())
 }
 
-/// The oldest overdue jobs that somebody who was free could have started.
+/// The oldest overdue jobs that a runner with a free slot could have started.
 struct Stuck {
     jobs: Vec<DueJob>,
 }
@@ -263,23 +288,34 @@ impl Stuck {
     async fn look(store: &Store) -> Result<Option<Self>, StoreError> {
         let late = store.clock().now() - BOUND;
         let jobs = store.due_page(None, late, OLDEST).await?.jobs;
-        let jobs = served(store, jobs).await?;
+        let jobs = startable(store, jobs).await?;
         Ok((!jobs.is_empty()).then_some(Self { jobs }))
     }
 
-    /// All of them, if not one has been started and somebody is free; otherwise nothing: work goes on.
+    /// Those whose queue stands open, if not one of them has been started; otherwise nothing: work goes on.
     async fn still(&self, store: &Store) -> Result<Vec<DueJob>, StoreError> {
-        let due = store.due_jobs(self.jobs.iter().map(|job| job.id).collect()).await?;
-        let same = |job: &&DueJob| due.get(&job.id).is_some_and(|now| now.execute_at == job.execute_at);
+        let waiting = store.stuck_jobs(self.jobs.iter().map(|job| job.id).collect()).await?;
+        let same = |job: &&DueJob| waiting.get(&job.id).is_some_and(|now| now.job.execute_at == job.execute_at);
         let left: Vec<DueJob> = self.jobs.iter().filter(same).cloned().collect();
-        if left.len() < self.jobs.len() { Ok(Vec::new()) } else { served(store, left).await }
+        if left.len() < self.jobs.len() {
+            return Ok(Vec::new());
+        }
+        let paused = store.paused_queues().await?;
+        Ok(left.into_iter().filter(|job| !paused.contains(&job.queue)).collect())
     }
 }
 
-async fn served(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, StoreError> {
+/// Those of these jobs that could be started at this moment: a living runner that takes work has a free slot, the queue
+/// is neither paused nor at its limit, and the job need not wait because of the runners that it lost.
+async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, StoreError> {
     if jobs.is_empty() {
         return Ok(jobs);
     }
-    let idle: Vec<IdleRunner> = store.idle_runners().await?;
-    Ok(jobs.into_iter().filter(|job| idle.iter().any(|runner| runner.serves(job))).collect())
+    let waiting = store.stuck_jobs(jobs.iter().map(|job| job.id).collect()).await?;
+    let late = store.clock().now() - SUSPECTS_WAIT;
+    let is_due = |job: &DueJob| {
+        waiting.get(&job.id).is_some_and(|now| now.losses < FIRST_SUSPECT_LOSS || now.job.execute_at < late)
+    };
+    let now = store.startable().await?;
+    Ok(jobs.into_iter().filter(|job| is_due(job) && now.has_room_for(&job.kind, &job.queue)).collect())
 }

@@ -37,6 +37,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment) -> Vec<Fault> {
             if (&asked.kind, asked.max_attempts, asked.keyed) != (&owed.kind, owed.max_attempts, owed.keyed) {
                 wrong(Check::Strange, "owed row does not say what was asked".into());
             }
+            if !owed.key_held {
+                wrong(Check::UniqueKey, "its key is not held as it should be".into());
+            }
         }
         (Some(_), None) => {}
     }

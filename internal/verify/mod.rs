@@ -5,9 +5,14 @@
 //! - `drift.rs`: the index against the store, looked at again before it is believed, and repaired if asked
 //! - [`Report`]: what was found
 //!
-//! The tables are read in one snapshot, page by page in order of their keys, so a checker of any size of tables takes
-//! bounded memory, and what it finds was true at one moment. The index cannot be read in a snapshot: what it seems to
-//! lack may be on its way, so it is a fault only when it lasts longer than the repair loops need.
+//! The tables are read page by page in order of their keys, each page in a snapshot of its own. So a checker takes bounded
+//! memory however large the tables are, and the server keeps no old rows for it for longer than a page takes. What needs
+//! more than one page is looked at again before it is believed: a batch that seems torn is counted in one statement, and
+//! tallies may fall behind by the jobs that were retried meanwhile. The index cannot be read in a snapshot either: what it
+//! seems to lack may be on its way, so it is a fault only when it lasts longer than the repair loops need.
+//!
+//! What could not be looked at (Redis did not answer, time was over, a row cannot be read) is said, and then the verdict is
+//! never [`Outcome::Kept`].
 //!
 //! It trusts the database's clock. A server whose clock was set back shows attempts that seem to begin early.
 
@@ -17,7 +22,7 @@ mod life;
 mod report;
 
 pub use check::Check;
-pub use report::{Finding, LookedAt, Report, Sample};
+pub use report::{Finding, LookedAt, Outcome, Report, Sample};
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,7 +31,7 @@ use chrono::TimeDelta;
 
 use crate::index::Index;
 use crate::job::{BatchPlace, JobId, Timestamp};
-use crate::store::{JobEvidence, Retention, Store, StoreError, TallyKey};
+use crate::store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 use life::Moment;
 
 /// What to check, and how patiently.
@@ -64,6 +69,13 @@ impl Pace {
         }
     }
 
+    /// Rest after a page, and begin the next. False when there is no time left for it.
+    async fn goes_on(self, page: &mut Instant, began: Instant) -> bool {
+        self.rest(*page).await;
+        *page = Instant::now();
+        !self.is_over(began)
+    }
+
     /// Is there no time left for what began at this moment?
     fn is_over(self, began: Instant) -> bool {
         matches!(self, Self::Gentle { limit } if began.elapsed() >= limit)
@@ -78,10 +90,13 @@ impl VerifySettings {
 /// After the end of its lease, an attempt is ended within this (G3).
 const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
 
+/// Batches that seem torn and are looked at again.
+const MOST_TORN: usize = 10_000;
+
 /// Check everything. `progress` is told of the jobs read so far.
 ///
 /// # Errors
-/// When MySQL cannot be read. A Redis that is out is no error: its checks are reported as skipped.
+/// When MySQL cannot be read. A Redis that is out is no error: its checks are reported as not made.
 pub async fn verify(
     store: &Store,
     index: &Index,
@@ -91,20 +106,17 @@ pub async fn verify(
     let began = Instant::now();
     let mut evidence = store.evidence(settings.since).await?;
     let mut report = Report::new(evidence.at(), settings.since);
-    let lease = evidence.longest_living_lease_ms().await?;
-    let moment = Moment {
-        at: evidence.at(),
-        // A reaper that has just come back to its store gives everybody one more lease.
-        patience: lease.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
-    };
-    let mut batches = Batches::new(evidence.at(), settings);
-    // What is younger than that cannot have been purged.
-    let kept_since = batches.kept_since;
+    let mut batches = Batches::new(&evidence, settings);
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
     let mut page = Instant::now();
     let mut whole = true;
-    while let Some(jobs) = evidence.next_page().await? {
-        for job in &jobs {
+    while let Some(found) = evidence.next_page().await? {
+        let moment = Moment {
+            at: found.at,
+            // A reaper that has just come back to its store gives everybody one more lease.
+            patience: found.longest_lease_ms.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
+        };
+        for job in &found.jobs {
             report.looked_at.count(job);
             for (check, what) in life::faults(job, &moment) {
                 report.found(check, job.id, what);
@@ -123,38 +135,113 @@ pub async fn verify(
         page = Instant::now();
     }
     if whole {
-        for (batch, seen) in batches.torn() {
-            report.found(Check::Batch, batch.first, format!("{seen} of {} jobs are there", batch.size));
+        // What is younger than that cannot have been purged.
+        let kept_since = batches.kept_since;
+        torn(&mut evidence, batches, &mut report).await?;
+        whole = beyond_pages(&mut evidence, kept_since, (settings.pace, began), &mut report).await?;
+    } else {
+        report.cut_short(&[Check::Batch]);
+    }
+    if !whole {
+        let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
+        report.cut_short(&[Check::UniqueKey, Check::Tick]);
+        report.unchecked(note);
+    }
+    counted(&mut evidence, &ended, &mut report).await?;
+    let (unreadable, examples) = evidence.unreadable();
+    if unreadable > 0 {
+        report.unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
+    }
+    drop(evidence);
+    drift::compare(store, index, settings, &mut report).await?;
+    report.elapsed = began.elapsed();
+    Ok(report)
+}
+
+/// Batches of which jobs are missing, unless they were removed after they had ended.
+async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) -> Result<(), StoreError> {
+    for (looked_at, Open { batch, last, .. }) in batches.open.into_values().enumerate() {
+        if looked_at >= MOST_TORN {
+            report.unchecked(format!("more than {MOST_TORN} batches seem torn; the others were not looked at again"));
+            return Ok(());
         }
-        for id in evidence.stray_keys().await? {
+        let (there, removed) = evidence.batch_now(batch.first, last).await?;
+        if there + removed < u64::from(batch.size) {
+            let what = format!("{there} of {} jobs are there, {removed} were removed", batch.size);
+            report.found(Check::Batch, batch.first, what);
+        }
+    }
+    Ok(())
+}
+
+/// What no page of jobs shows: keys, ticks and replays, each walked through in the order of its own key. False when time
+/// was over before the end.
+async fn beyond_pages(
+    evidence: &mut Evidence,
+    kept_since: Timestamp,
+    (pace, began): (Pace, Instant),
+    report: &mut Report,
+) -> Result<bool, StoreError> {
+    let mut page = Instant::now();
+    let mut keys = Walk::From((String::new(), Vec::new()));
+    while let Walk::From(after) = keys {
+        let (stray, next) = evidence.stray_keys(after).await?;
+        for id in stray {
             report.found(Check::UniqueKey, id, "its key is not held as it should be".into());
         }
-        for (id, name, due_at) in evidence.ticks_without_jobs(kept_since).await? {
+        if !pace.goes_on(&mut page, began).await {
+            return Ok(false);
+        }
+        keys = next;
+    }
+    let mut ticks: Walk<TickPlace> = Walk::From((String::new(), Timestamp::UNIX_EPOCH, 0));
+    while let Walk::From(after) = ticks {
+        let (lost, next) = evidence.ticks_without_jobs(kept_since, after).await?;
+        for (id, name, due_at) in lost {
             report.found(Check::Tick, id, format!("the tick of {name} at {due_at} made it, and it is not there"));
         }
-        for id in evidence.stray_replays().await? {
+        if !pace.goes_on(&mut page, began).await {
+            return Ok(false);
+        }
+        ticks = next;
+    }
+    let mut replays = Walk::From(JobId::from_uuid(uuid::Uuid::nil()));
+    while let Walk::From(after) = replays {
+        let (stray, next) = evidence.stray_replays(after).await?;
+        for id in stray {
             report.found(Check::DeadLetter, id, "the job it was replayed as is not linked back to it".into());
         }
-    } else {
-        let note = format!("time was over after the oldest {} jobs; the rest was not looked at", report.looked_at.jobs);
-        report.cut_short(&[Check::Batch, Check::UniqueKey, Check::Tick], note);
+        if !pace.goes_on(&mut page, began).await {
+            return Ok(false);
+        }
+        replays = next;
     }
-    // Purged jobs stay counted, so the tallies may say more than the tables, never less.
+    Ok(true)
+}
+
+/// Purged jobs stay counted, so the tallies may say more than the tables, never less; a retry takes one back, also of a
+/// job that was seen before its retry.
+async fn counted(
+    evidence: &mut Evidence,
+    ended: &BTreeMap<TallyKey, i64>,
+    report: &mut Report,
+) -> Result<(), StoreError> {
     let tallies = evidence.tallies().await?;
+    if ended.iter().all(|(key, jobs)| tallies.of(key) >= *jobs) {
+        return Ok(());
+    }
+    let retried = evidence.retries_meanwhile().await?;
     for (key, jobs) in ended {
-        let counted = tallies.get(&key).copied().unwrap_or(0);
-        if counted < jobs {
-            let TallyKey { queue, kind, state } = &key;
+        let counted = tallies.of(key);
+        if counted + retried < *jobs {
+            let TallyKey { queue, kind, state } = key;
             report.found_in_all(
                 Check::Counted,
                 format!("{jobs} {state} {kind} jobs of queue {queue}, {counted} counted"),
             );
         }
     }
-    drop(evidence);
-    drift::compare(store, index, settings, &mut report).await?;
-    report.elapsed = began.elapsed();
-    Ok(report)
+    Ok(())
 }
 
 fn ended_as(job: &JobEvidence) -> Option<TallyKey> {
@@ -166,28 +253,42 @@ fn ended_as(job: &JobEvidence) -> Option<TallyKey> {
 struct Batches {
     /// Batches older than this may have been purged in part.
     kept_since: Timestamp,
-    open: BTreeMap<JobId, (BatchPlace, u16)>,
+    /// Batches that begin up to here were not looked at from their beginning.
+    begins_behind: JobId,
+    open: BTreeMap<JobId, Open>,
+}
+
+/// A batch of which not all jobs were seen yet.
+struct Open {
+    batch: BatchPlace,
+    seen: u16,
+    /// The last job that was seen.
+    last: JobId,
 }
 
 impl Batches {
-    fn new(at: Timestamp, settings: &VerifySettings) -> Self {
+    fn new(evidence: &Evidence, settings: &VerifySettings) -> Self {
         let kept = settings.retention.shortest();
         let kept = TimeDelta::from_std(kept).unwrap_or(TimeDelta::MAX / 4);
-        let kept_since = at - kept;
-        Self { kept_since: settings.since.map_or(kept_since, |since| since.max(kept_since)), open: BTreeMap::new() }
+        let kept_since = evidence.at() - kept;
+        Self {
+            kept_since: settings.since.map_or(kept_since, |since| since.max(kept_since)),
+            begins_behind: evidence.begins_behind(),
+            open: BTreeMap::new(),
+        }
     }
 
     fn see(&mut self, job: &JobEvidence) {
         let Some(asked) = &job.asked else { return };
         let Some(batch) = asked.batch.filter(|_| asked.created_at >= self.kept_since) else { return };
-        let (_, seen) = self.open.entry(batch.first).or_insert((batch, 0));
-        *seen += 1;
-        if *seen == batch.size {
+        if batch.first <= self.begins_behind {
+            return;
+        }
+        let open = self.open.entry(batch.first).or_insert(Open { batch, seen: 0, last: job.id });
+        open.seen += 1;
+        open.last = open.last.max(job.id);
+        if open.seen == batch.size {
             self.open.remove(&batch.first);
         }
-    }
-
-    fn torn(self) -> impl Iterator<Item = (BatchPlace, u16)> {
-        self.open.into_values()
     }
 }

@@ -16,10 +16,14 @@ const MOST_SAMPLES: usize = 20;
 /// The findings, check by check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// True when nothing is wrong that was not repaired.
+    /// Were the promises kept?
+    pub verdict: Outcome,
+    /// True when everything was looked at, and nothing is wrong that was not repaired.
     pub ok: bool,
     /// Was everything looked at?
     pub complete: bool,
+    /// What could not be looked at, and why. Empty when everything was.
+    pub unchecked: Vec<String>,
     /// The moment that the tables were looked at, by the database's clock.
     pub at: Timestamp,
     /// Only jobs made since then were looked at.
@@ -34,6 +38,30 @@ pub struct Report {
     /// How long it took, in milliseconds.
     #[serde(rename = "elapsed_ms", serialize_with = "in_ms")]
     pub elapsed: Duration,
+}
+
+/// What a check of everything came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Everything was looked at, and every promise was kept.
+    Kept,
+    /// A promise was broken.
+    Broken,
+    /// No fault was found, and not everything could be looked at.
+    Unchecked,
+}
+
+impl Outcome {
+    /// Its word in reports.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Broken => "broken",
+            Self::Unchecked => "unchecked",
+        }
+    }
 }
 
 /// How much was looked at.
@@ -91,8 +119,10 @@ impl Report {
             samples: Vec::new(),
         };
         Self {
+            verdict: Outcome::Kept,
             ok: true,
             complete: true,
+            unchecked: Vec::new(),
             at,
             since,
             looked_at: LookedAt::default(),
@@ -125,7 +155,7 @@ impl Report {
     }
 
     fn add(&mut self, check: Check, sample: Sample) {
-        self.ok = false;
+        (self.verdict, self.ok) = (Outcome::Broken, false);
         let finding = &mut self.checks[check as usize];
         finding.faults += 1;
         if finding.samples.len() < MOST_SAMPLES {
@@ -137,19 +167,28 @@ impl Report {
         self.checks[check as usize].repaired += entries;
     }
 
-    /// Time was over before everything was looked at; these checks need all of it.
-    pub(super) fn cut_short(&mut self, checks: &[Check], note: String) {
-        self.complete = false;
+    /// Time was over before these checks could be made, which need all of the tables.
+    pub(super) fn cut_short(&mut self, checks: &[Check]) {
         for check in checks {
-            self.checks[*check as usize].skipped = Some("time was over before all jobs were looked at".into());
+            self.checks[*check as usize].skipped = Some("time was over before all rows were looked at".into());
         }
-        self.notes.push(note);
+    }
+
+    /// Something could not be looked at.
+    pub(super) fn unchecked(&mut self, why: String) {
+        self.complete = false;
+        self.ok = false;
+        if self.verdict == Outcome::Kept {
+            self.verdict = Outcome::Unchecked;
+        }
+        self.unchecked.push(why);
     }
 
     pub(super) fn skip_index(&mut self, why: &str) {
         for finding in self.checks.iter_mut().filter(|finding| finding.name.needs_index()) {
             finding.skipped = Some(why.to_owned());
         }
+        self.unchecked(format!("Redis does not answer ({why}): jobs run from MySQL, and the index was not checked"));
     }
 }
 

@@ -1,0 +1,218 @@
+//! The removal of ended jobs: by retention, and by operators.
+//!
+//! The row in `jobs` is the lock that a retry takes as well. A job is judged only behind that lock: it may have been
+//! retried, and may have ended again, since it was found. A batch or a tick that loses a job in this way says so, in the
+//! same transaction, so that `tickr verify` can tell what was removed from what was lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::dead::in_list;
+use super::error::corrupt;
+use super::purge::Retention;
+use super::shape::{MOST_ROWS, groups, places, rows, statement};
+use crate::job::{JobOptions, Standing, State, Timestamp};
+
+/// Ledger lines removed in one transaction; one job may have more.
+const MOST_LINES: u32 = 20_000;
+/// Rows removed by one statement.
+const ROWS: u32 = 4_000;
+
+/// Which of the jobs may go.
+#[derive(Clone, Copy)]
+pub(super) enum Removal<'a> {
+    /// An operator asked for it: every job that has ended.
+    Asked,
+    /// Retention: those that ended longer ago than they are kept. Discarded dead letters have an age of their own.
+    Aged { keep: &'a Retention, now: Timestamp },
+    /// Retention of discarded dead letters: those that were discarded before this moment.
+    Discarded { before: Timestamp },
+}
+
+/// What was removed.
+#[derive(Debug, Default)]
+pub(super) struct Removed {
+    /// The jobs.
+    pub(super) gone: Vec<Uuid>,
+    /// Rows without a job that went as well.
+    pub(super) strays: usize,
+    /// The transaction was full behind this one: the ids that follow were not looked at.
+    pub(super) until: Option<Uuid>,
+}
+
+/// A locked job, as far as its removal depends on it.
+struct Candidate {
+    id: Uuid,
+    kind: String,
+    owed: bool,
+    /// Number, end and time of its last ledger line.
+    last: Option<(u32, Option<State>, Timestamp)>,
+    standing: Option<(Standing, Timestamp)>,
+    batch: Option<(Uuid, u16)>,
+    /// The schedule that made it.
+    schedule: Option<String>,
+}
+
+impl Candidate {
+    fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let (number, end): (Option<u32>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
+        let end = end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?;
+        let finished_at: Option<Timestamp> = row.try_get(5)?;
+        let standing: Option<&str> = row.try_get(6)?;
+        let standing = standing.map(|word| Standing::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
+        let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(8)?, row.try_get(9)?);
+        let options: Option<String> = row.try_get(10)?;
+        // What cannot be read names no schedule.
+        let options: Option<JobOptions> = options.and_then(|text| serde_json::from_str(&text).ok());
+        Ok(Self {
+            id: row.try_get(0)?,
+            kind: row.try_get(1)?,
+            owed: row.try_get(2)?,
+            last: number.zip(finished_at).map(|(number, finished_at)| (number, end, finished_at)),
+            standing: standing.zip(row.try_get(7)?),
+            batch: first.zip(size),
+            schedule: options.and_then(|options| options.schedule).map(|by| by.name.to_string()),
+        })
+    }
+
+    fn lines(&self) -> u32 {
+        self.last.map_or(0, |(number, ..)| number)
+    }
+
+    /// Has it ended, and may it go?
+    fn may_go(&self, removal: Removal<'_>) -> bool {
+        let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
+        let discarded = self.standing.filter(|(standing, _)| *standing == Standing::Discarded);
+        match removal {
+            Removal::Asked => true,
+            Removal::Aged { keep, now } => {
+                let age = TimeDelta::from_std(keep.of(Some(&self.kind), end)).unwrap_or(TimeDelta::MAX / 4);
+                discarded.is_none() && finished_at < now - age
+            }
+            Removal::Discarded { before } => discarded.is_some_and(|(_, since)| since < before),
+        }
+    }
+}
+
+const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL, a.number, a.end_state, a.finished_at, d.standing, d.since, \
+     j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) \
+     FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id \
+     LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
+     LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";
+
+/// Remove those of these jobs, sorted by id, that may go. Within the caller's transaction.
+pub(super) async fn remove(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    removal: Removal<'_>,
+    now: Timestamp,
+) -> Result<Removed, sqlx::Error> {
+    let mut removed = Removed::default();
+    let mut torn = Torn::default();
+    let mut lines = 0;
+    for ids in ids.chunks(MOST_ROWS) {
+        let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
+        let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
+        let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
+        let mut gone = Vec::new();
+        for row in &found {
+            let candidate = Candidate::read(row)?;
+            strays.remove(&candidate.id);
+            if !candidate.may_go(removal) {
+                continue;
+            }
+            if lines > 0 && lines + candidate.lines() > MOST_LINES {
+                removed.until = gone.last().or(removed.gone.last()).copied();
+                break;
+            }
+            lines += candidate.lines();
+            gone.push(candidate.id);
+            torn.lose(candidate);
+        }
+        // Lines and letters whose job is not there. An operator's search finds jobs alone.
+        let strays: Vec<Uuid> = match (removal, removed.until) {
+            (Removal::Asked, _) | (_, Some(_)) => Vec::new(),
+            _ => strays.into_iter().collect(),
+        };
+        delete(conn, &gone).await?;
+        delete(conn, &strays).await?;
+        removed.strays += strays.len();
+        removed.gone.extend(gone);
+        if removed.until.is_some() {
+            break;
+        }
+    }
+    torn.write(conn, now).await?;
+    Ok(removed)
+}
+
+async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    // The ledger first: a job without lines would look lost, lines without a job are only invisible.
+    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
+        // In key order and with a bound, which keeps the servers from scanning a small table. A job may have any number
+        // of lines, so the statement is repeated until it finds fewer than it may remove.
+        let sql = format!("DELETE FROM {table} WHERE {key} IN");
+        let tail = format!(" ORDER BY {key} LIMIT {ROWS}");
+        while in_list(&sql, ids, &tail).execute(&mut *conn).await?.rows_affected() >= u64::from(ROWS) {}
+    }
+    Ok(())
+}
+
+/// What lost jobs that were removed: batches and ticks. Written last in the transaction, in key order.
+#[derive(Default)]
+struct Torn {
+    /// Size of the batch, and how many of its jobs are removed now.
+    batches: BTreeMap<Uuid, (u16, u16)>,
+    ticks: BTreeSet<(String, Uuid)>,
+}
+
+impl Torn {
+    fn lose(&mut self, job: Candidate) {
+        if let Some((first, size)) = job.batch {
+            self.batches.entry(first).or_insert((size, 0)).1 += 1;
+        }
+        if let Some(schedule) = job.schedule {
+            self.ticks.insert((schedule, job.id));
+        }
+    }
+
+    async fn write(mut self, conn: &mut MySqlConnection, now: Timestamp) -> Result<(), sqlx::Error> {
+        // A batch that goes as a whole leaves nothing to explain.
+        self.batches.retain(|_, (size, jobs)| jobs < size);
+        let batches: Vec<(Uuid, (u16, u16))> = self.batches.into_iter().collect();
+        for group in groups(&batches) {
+            let sql = format!(
+                "INSERT INTO departures (id, jobs, size, at) VALUES {} \
+                 ON DUPLICATE KEY UPDATE jobs = jobs + VALUES(jobs), at = VALUES(at)",
+                rows(&places(4), group.len())
+            );
+            let mut query = statement(sql);
+            for (first, (size, jobs)) in group {
+                query = query.bind(first).bind(jobs).bind(size).bind(now);
+            }
+            query.execute(&mut *conn).await?;
+        }
+        let firsts: Vec<Uuid> = batches.into_iter().map(|(first, _)| first).collect();
+        for firsts in firsts.chunks(MOST_ROWS) {
+            let whole =
+                in_list("DELETE FROM departures WHERE id IN", firsts, " AND jobs >= size ORDER BY id LIMIT 256");
+            whole.execute(&mut *conn).await?;
+        }
+        for (schedule, job) in self.ticks {
+            sqlx::query("UPDATE ticks SET job_removed = TRUE WHERE schedule = ? AND job_id = ?")
+                .bind(schedule)
+                .bind(job)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! What could be started now, for a checker: who has a free slot, which queues stand still, and which jobs wait all the
+//! same.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use super::due::{DueJob, due_job};
+use super::error::corrupt;
+use super::link::on_pool;
+use super::shape::{MOST_ROWS, pad, padded, places, statement};
+use super::{Store, StoreError};
+use crate::job::{JobId, Name};
+
+/// Owed rows looked at in one page of the search for those that execute.
+const PAGE: i64 = 20_000;
+
+/// Runners and queues at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Startable {
+    /// Kinds and queues of living runners that take work and have a free slot.
+    idle: Vec<(Vec<Name>, Vec<Name>)>,
+    /// Queues that are paused, or have as many jobs running as their limit allows.
+    still: BTreeSet<Name>,
+}
+
+impl Startable {
+    /// Could a runner start this job at that moment?
+    #[must_use]
+    pub fn has_room_for(&self, kind: &Name, queue: &Name) -> bool {
+        !self.still.contains(queue)
+            && self.idle.iter().any(|(kinds, queues)| kinds.contains(kind) && queues.contains(queue))
+    }
+}
+
+/// A job that waits, with what a checker has to know of it.
+#[derive(Clone, Debug)]
+pub struct StuckJob {
+    /// The job.
+    pub job: DueJob,
+    /// Runners that it lost in a row.
+    pub losses: u32,
+}
+
+impl Store {
+    /// Which jobs could be started now. Looks at all owed rows, a page at a time.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn startable(&self) -> Result<Startable, StoreError> {
+        let mut running = Running::default();
+        let mut place = Some(Uuid::nil());
+        while let Some(after) = place {
+            place = on_pool(&self.shared.pool, "count what executes", move |conn, _| {
+                Box::pin(async move { executing(conn, after).await })
+            })
+            .await
+            .map(|(page, next)| {
+                running.add(page);
+                next
+            })?;
+        }
+        let running = std::sync::Arc::new(running);
+        on_pool(&self.shared.pool, "look for idle runners", move |conn, _| {
+            let running = std::sync::Arc::clone(&running);
+            Box::pin(async move { startable(conn, &running).await })
+        })
+        .await
+    }
+
+    /// Queues that stand still on purpose at this moment: those that are paused.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn paused_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
+        let queues = self.queues().await?;
+        Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
+    }
+
+    /// Queues that a living runner serves; nothing when no runner lives.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn served_queues(&self) -> Result<Option<BTreeSet<Name>>, StoreError> {
+        on_pool(&self.shared.pool, "read the queues of living runners", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT DISTINCT queues FROM runners WHERE stopped_at IS NULL \
+                           AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
+                let found: Vec<String> = sqlx::query_scalar(sql).fetch_all(conn).await?;
+                let mut queues = None;
+                for text in found {
+                    queues.get_or_insert_with(BTreeSet::new).extend(names(&text)?);
+                }
+                Ok(queues)
+            })
+        })
+        .await
+    }
+
+    /// Those of these jobs that wait, as they stand now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stuck_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, StuckJob>, StoreError> {
+        let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pool, "look at overdue jobs again", move |conn, _| {
+            let ids = std::sync::Arc::clone(&ids);
+            Box::pin(async move {
+                let mut stuck = HashMap::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let sql = format!(
+                        "SELECT id, queue, priority, execute_at, kind, losses FROM owed FORCE INDEX (PRIMARY) \
+                         WHERE id IN {} AND state IN ('waiting', 'retrying')",
+                        places(padded(page.len()))
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        let job = due_job(&row)?;
+                        stuck.insert(job.id, StuckJob { job, losses: row.try_get(5)? });
+                    }
+                }
+                Ok(stuck)
+            })
+        })
+        .await
+    }
+}
+
+/// What executes: of each runner, of each queue, and the runners that run a job alone.
+#[derive(Debug, Default)]
+struct Running {
+    by_runner: BTreeMap<String, u32>,
+    by_queue: BTreeMap<String, u32>,
+    alone: BTreeSet<String>,
+}
+
+impl Running {
+    fn add(&mut self, page: Vec<Executing>) {
+        for Executing { runner, queue, alone, jobs } in page {
+            *self.by_queue.entry(queue).or_default() += jobs;
+            if alone {
+                self.alone.insert(runner.clone());
+            }
+            *self.by_runner.entry(runner).or_default() += jobs;
+        }
+    }
+}
+
+struct Executing {
+    runner: String,
+    queue: String,
+    alone: bool,
+    jobs: u32,
+}
+
+async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Executing>, Option<Uuid>), sqlx::Error> {
+    let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
+    let next: Option<Uuid> = sqlx::query_scalar(end).bind(after).bind(PAGE - 1).fetch_optional(&mut *conn).await?;
+    let found = sqlx::query(
+        "SELECT runner, queue, losses > 0, COUNT(*) FROM owed FORCE INDEX (PRIMARY) \
+         WHERE id > ? AND id <= ? AND state = 'executing' GROUP BY 1, 2, 3",
+    )
+    .bind(after)
+    .bind(next.unwrap_or(Uuid::max()))
+    .fetch_all(conn)
+    .await?;
+    let page = found.iter().map(|row| {
+        Ok(Executing {
+            runner: row.try_get(0)?,
+            queue: row.try_get(1)?,
+            alone: row.try_get(2)?,
+            jobs: u32::try_from(row.try_get::<i64, _>(3)?).unwrap_or(u32::MAX),
+        })
+    });
+    Ok((page.collect::<Result<_, sqlx::Error>>()?, next))
+}
+
+async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Startable, sqlx::Error> {
+    let mut found = Startable::default();
+    let runners = sqlx::query(
+        "SELECT id, kinds, queues, slots FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \
+         AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+    )
+    .fetch_all(&mut *conn)
+    .await?;
+    for row in &runners {
+        let (id, slots): (String, u32) = (row.try_get(0)?, row.try_get(3)?);
+        let busy = running.by_runner.get(&id).copied().unwrap_or(0);
+        if busy < slots && !running.alone.contains(&id) {
+            found.idle.push((names(row.try_get(1)?)?, names(row.try_get(2)?)?));
+        }
+    }
+    // What a runner holds that has fallen silent is nobody's until it counts as dead: its permits may be all there are.
+    let queues = sqlx::query(
+        "SELECT q.name, q.paused_at IS NOT NULL, q.concurrency, CAST(COALESCE((SELECT SUM(p.permits) FROM queue_permits p \
+         LEFT JOIN runners r ON r.id = p.runner AND r.stopped_at IS NULL \
+         AND r.heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 MICROSECOND \
+         WHERE p.queue = q.name AND r.id IS NULL), 0) AS UNSIGNED) \
+         FROM queues q WHERE q.paused_at IS NOT NULL OR q.concurrency IS NOT NULL LIMIT 2000",
+    )
+    .fetch_all(conn)
+    .await?;
+    for row in &queues {
+        let (name, paused, limit): (String, bool, Option<u32>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let taken = u64::from(running.by_queue.get(&name).copied().unwrap_or(0)) + row.try_get::<u64, _>(3)?;
+        if paused || limit.is_some_and(|limit| taken >= u64::from(limit)) {
+            // No job that can be read waits in a queue whose name cannot.
+            found.still.extend(name.parse::<Name>().ok());
+        }
+    }
+    Ok(found)
+}
+
+fn names(text: &str) -> Result<Vec<Name>, sqlx::Error> {
+    serde_json::from_str(text).map_err(|e| corrupt(e.to_string()))
+}
