@@ -29,7 +29,13 @@ pub(crate) fn command() -> Command {
         )
         .args(client::filter())
         .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Without a filter: yes, all jobs"))
-        .arg(Arg::new("rate").long("rate").value_name("N").value_parser(value_parser!(u32)).help("Jobs per second"))
+        .arg(
+            Arg::new("rate")
+                .long("rate")
+                .value_name("N")
+                .value_parser(value_parser!(u32))
+                .help("Jobs per second; as fast as it goes when left out"),
+        )
         .arg(
             Arg::new("dry-run")
                 .long("dry-run")
@@ -184,6 +190,7 @@ fn print(answer: &Value, as_json: bool) {
     }
     for (field, value) in answer.as_object().into_iter().flatten() {
         match value {
+            Value::Null if field == "rate" => println!("{field:<15} as fast as it goes"),
             Value::Null => {}
             Value::String(text) => println!("{field:<15} {}", printable(text)),
             Value::Array(items) => {

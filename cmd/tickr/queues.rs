@@ -106,8 +106,18 @@ fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {
 }
 
 fn list(answer: &Value) {
-    let mut table =
-        table(["QUEUE", "PRIORITY", "LIMIT", "WAITING", "RETRYING", "EXECUTING", "FAILED", "RUNNERS", "PAUSED"]);
+    let mut table = table([
+        "QUEUE",
+        "PRIORITY",
+        "LIMIT",
+        "WAITING",
+        "RETRYING",
+        "EXECUTING",
+        "OPEN",
+        "FAILED",
+        "RUNNERS",
+        "PAUSED",
+    ]);
     for queue in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
         let states = queue.get("states").cloned().unwrap_or_default();
         table.add_row([
@@ -117,6 +127,7 @@ fn list(answer: &Value) {
             number(&states, "waiting").to_string(),
             number(&states, "retrying").to_string(),
             number(&states, "executing").to_string(),
+            number(queue, "open_failures").to_string(),
             number(&states, "failed").to_string(),
             number(queue, "runners").to_string(),
             paused(queue),

@@ -62,7 +62,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
 
 /// One reading of everything.
 async fn read(client: &Client) -> anyhow::Result<Value> {
-    let failed = format!("/v1/jobs?state=failed&limit={FAILURES}");
+    // Open ones, by when they failed: a job that was enqueued long ago may have failed just now.
+    let failed = format!("/v1/dead?order=time&limit={FAILURES}");
     let (stats, queues, runners, failures) =
         tokio::join!(client.get("/v1/stats"), client.get("/v1/queues"), client.get("/v1/runners"), client.get(&failed));
     let data = |answer: anyhow::Result<Value>| anyhow::Ok(answer?.get_mut("data").map(Value::take).unwrap_or_default());
@@ -199,7 +200,12 @@ impl Screen {
             }
         };
         let counts = ["waiting", "retrying", "executing", "completed", "failed", "cancelled"];
-        let counts: Vec<String> = counts.iter().map(|state| format!("{state} {}", number(&states, state))).collect();
+        let open = number(&stats, "open_failures");
+        let count = |state: &&'static str| match (*state, open) {
+            ("failed", open @ 1..) => format!("failed {} ({open} open)", number(&states, state)),
+            _ => format!("{state} {}", number(&states, state)),
+        };
+        let counts: Vec<String> = counts.iter().map(count).collect();
         vec![
             Line::from(vec![Span::styled(title, Style::new().add_modifier(Modifier::BOLD)), Span::raw("  "), server]),
             Line::from(counts.join(" · ")),
@@ -257,7 +263,9 @@ fn queue_table(queues: &[Value]) -> Table<'static> {
         let limit = limit.map_or_else(|| "–".to_owned(), |limit| format!("{}/{limit}", number(queue, "permits")));
         let style = if note.is_empty() { Style::new() } else { Style::new().fg(Color::Yellow) };
         let mut cells = vec![text(queue, "name"), number(queue, "priority").to_string(), limit];
-        cells.extend(["waiting", "retrying", "executing", "failed"].map(|state| number(&states, state).to_string()));
+        cells.extend(["waiting", "retrying", "executing"].map(|state| number(&states, state).to_string()));
+        cells.push(number(queue, "open_failures").to_string());
+        cells.push(number(&states, "failed").to_string());
         cells.push(note);
         Row::new(cells).style(style)
     };
@@ -268,8 +276,8 @@ fn queue_table(queues: &[Value]) -> Table<'static> {
         let stands = queue.get("paused").is_some_and(|pause| !pause.is_null());
         (!stands, u64::MAX - number(&states, "waiting") - number(&states, "retrying"))
     });
-    let widths = [20, 4, 9, 9, 9, 9, 9].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
-    let header = ["QUEUE", "PRIO", "LIMIT", "WAITING", "RETRYING", "RUNNING", "FAILED", ""];
+    let widths = [20, 4, 9, 8, 8, 8, 8, 8].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
+    let header = ["QUEUE", "PRIO", "LIMIT", "WAITING", "RETRYING", "RUNNING", "OPEN", "FAILED", ""];
     titled(queues.into_iter().map(row).collect(), &header, widths, " queues ")
 }
 
@@ -299,7 +307,7 @@ fn failure_table(failures: &[Value]) -> Table<'static> {
         Row::new(vec![text(job, "finished_at"), text(job, "kind"), text(job, "id"), error])
     };
     let widths = [25, 14, 37].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
-    titled(failures.iter().map(row).collect(), &["FAILED AT", "KIND", "JOB", "ERROR"], widths, " newest failures ")
+    titled(failures.iter().map(row).collect(), &["FAILED AT", "KIND", "JOB", "ERROR"], widths, " newest open failures ")
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use super::problem::{Code, Problem};
 use super::view::{JobView, Moment, StandingWord};
 use super::{Api, json};
 use crate::handlers;
-use crate::job::{Fingerprint, Job, JobId, Name, Standing, State as JobState, limits, normalise};
+use crate::job::{Filter, Fingerprint, Job, JobId, Name, Standing, State as JobState, limits, normalise};
 use crate::store::{Accepted, Original, Refusal, Steered};
 
 filter_query! {
@@ -29,6 +29,10 @@ filter_query! {
         /// Only those of this standing; `open` when left out.
         #[param(value_type = Option<StandingWord>, inline)]
         standing: Option<String>,
+        /// `job`: the newest job first, page by page. `time`: the job that failed last first, or that was replayed or
+        /// discarded last; then there is one page, and `standing` and `limit` are the only filters.
+        #[param(pattern = "^(job|time)$", default = "job")]
+        order: Option<String>,
         /// Jobs in one page, 1 to 200.
         #[param(minimum = 1, maximum = 200, default = 50)]
         limit: Option<u32>,
@@ -54,14 +58,38 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
     let mut words = asked.words();
     words.fields.push(("dead", asked.standing.as_deref()));
     let mut filter = words.read(api.broker.store().clock().now(), "").map_err(refused)?;
-    filter.dead.get_or_insert(Standing::Open);
+    let standing = *filter.dead.get_or_insert(Standing::Open);
     let limit = page_size(asked.limit)?;
+    match asked.order.as_deref() {
+        None | Some("job") => {}
+        Some("time") => {
+            let plain = filter == Filter { dead: Some(standing), ..Filter::default() };
+            if !plain || asked.cursor.is_some() {
+                let detail = "time goes with standing and limit alone; leave the other parameters out, or the order";
+                return Err(refused(vec![handlers::Problem::at("order", detail)]));
+            }
+            return latest(&api, standing, limit).await;
+        }
+        Some(_) => return Err(refused(vec![handlers::Problem::at("order", "must be job or time")])),
+    }
     let listing = Listing::new("dead", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let page = api.broker.store().list(filter, before, limit).await?;
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     let next_cursor = page.next.map(|id| listing.cursor(id.uuid().as_bytes()));
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
+}
+
+/// The jobs that came to their standing last.
+async fn latest(api: &Api, standing: Standing, limit: u32) -> Result<Response, Problem> {
+    let store = api.broker.store();
+    let ids = store.latest_dead(standing, limit).await?;
+    let filter = Filter { ids: ids.clone(), dead: Some(standing), ..Filter::default() };
+    let mut jobs = if ids.is_empty() { Vec::new() } else { store.list(filter, None, limit).await?.jobs };
+    let place = |job: &Job| ids.iter().position(|id| *id == job.id);
+    jobs.sort_by_key(place);
+    let data = jobs.into_iter().map(|job| JobView::read(job, None)).collect();
+    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: None }))
 }
 
 pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {

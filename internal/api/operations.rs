@@ -26,7 +26,7 @@ use crate::job::{
     Action, Filter, NewOperation, Operation, OperationParams, OperationState, Priority, Standing, State as JobState,
     Timestamp, Wanted, operation,
 };
-use crate::store::OperationCancelled;
+use crate::store::{Breakdown, OperationCancelled, Replayed};
 
 /// Jobs that a dry run shows.
 const SAMPLE: u32 = 10;
@@ -235,8 +235,22 @@ pub(super) struct DryRunAnswer {
     count: u64,
     /// True when there may be more.
     capped: bool,
+    /// How many of those counted it would change. One whose unique key another job has by then is left as it is.
+    would_change: u64,
+    /// The others, by what stands in the way.
+    would_skip: Vec<SkippedView>,
+    /// Jobs per second; null for as fast as it goes.
+    rate: Option<u32>,
     /// Some of them, newest first.
     sample: Vec<SampleView>,
+}
+
+/// Jobs that an operation would leave as they are.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SkippedView {
+    jobs: u64,
+    /// Such as `completed`, or `replayed already`.
+    reason: String,
 }
 
 /// A job that an operation would look at.
@@ -284,7 +298,20 @@ pub(super) async fn start(
     })?;
     let store = api.broker.store();
     if dry_run {
-        let counted = store.count_for(new.action, new.filter.clone()).await?;
+        let Breakdown { counted, states } = store.break_down_for(new.action, new.filter.clone()).await?;
+        let (mut would_change, mut would_skip) = (0, Vec::new());
+        for ((state, replayed), jobs) in states {
+            // A retry of a job that was replayed would do its work twice.
+            let in_the_way = match (new.action, replayed) {
+                (Action::Retry, Replayed::Yes) => Some("replayed already".to_owned()),
+                _ => new.action.effect(state).is_none().then(|| state.to_string()),
+            };
+            match in_the_way {
+                None => would_change += jobs,
+                Some(reason) => would_skip.push(SkippedView { jobs, reason }),
+            }
+        }
+        let rate = new.rate;
         let page = store.list_among(new.filter, new.action.among(), None, SAMPLE).await?;
         let sample = page.jobs.into_iter().map(|job| SampleView {
             id: job.id.to_string(),
@@ -294,7 +321,16 @@ pub(super) async fn start(
             would_be: new.action.effect(job.state),
         });
         let (count, capped) = (counted.jobs, counted.capped);
-        let answer = DryRunAnswer { dry_run: true, action: new.action, count, capped, sample: sample.collect() };
+        let answer = DryRunAnswer {
+            dry_run: true,
+            action: new.action,
+            count,
+            capped,
+            would_change,
+            would_skip,
+            rate,
+            sample: sample.collect(),
+        };
         return Ok(json(StatusCode::OK, answer));
     }
     let word = move |operation: &Operation| worded(StatusCode::ACCEPTED, &OperationView::of(operation, now));

@@ -37,6 +37,8 @@ pub(super) struct QueueView {
     paused: Option<PauseView>,
     /// Jobs by state. Ended states count everything that ever ended so.
     states: BTreeMap<String, i64>,
+    /// Its failed jobs that were neither retried, replayed nor discarded.
+    open_failures: u64,
     /// Living runners that serve it and take work. A queue that has jobs and no runner stands still as well.
     runners: u32,
     /// When what is set was last changed; null when nothing ever was.
@@ -110,6 +112,7 @@ struct Counts {
     states: BTreeMap<Name, BTreeMap<String, i64>>,
     runners: BTreeMap<Name, u32>,
     permits: BTreeMap<String, u32>,
+    open_failures: BTreeMap<Name, u64>,
     exact: bool,
 }
 
@@ -125,7 +128,7 @@ async fn counts(api: &Api) -> Result<Counts, Problem> {
     for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
         *serving.entry(queue.clone()).or_default() += 1;
     }
-    Ok(Counts { states, runners: serving, permits, exact: stats.exact })
+    Ok(Counts { states, runners: serving, permits, open_failures: stats.open_failures, exact: stats.exact })
 }
 
 fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
@@ -139,6 +142,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
         permits: concurrency.map(|_| counts.permits.get(name.as_str()).copied().unwrap_or(0)),
         paused: setting.and_then(|set| set.pause.clone()).map(PauseView::from),
         states: counts.states.get(name).cloned().unwrap_or_default(),
+        open_failures: counts.open_failures.get(name).copied().unwrap_or(0),
         runners: counts.runners.get(name).copied().unwrap_or(0),
         changed_at: changed.map(|(at, _)| Moment(*at)),
         changed_by: changed.map(|(_, by)| by.to_string()),

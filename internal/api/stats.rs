@@ -21,7 +21,11 @@ pub(super) struct StatsAnswer {
     at: Moment,
     /// Jobs by state. Ended states count everything that ever ended so, also what retention has deleted since.
     states: BTreeMap<String, i64>,
-    /// Jobs by queue, then state.
+    /// Failed jobs that were neither retried, replayed nor discarded. `states.failed` counts all that ever failed.
+    open_failures: u64,
+    /// False when there are so many that their count is a floor.
+    open_failures_exact: bool,
+    /// Jobs by queue, then state. Queues that no job has changed for longer than jobs are kept are left out.
     queues: BTreeMap<String, BTreeMap<String, i64>>,
     /// False when there are so many unfinished jobs that their counts are a floor.
     exact: bool,
@@ -77,10 +81,15 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         *states.entry(count.state.to_string()).or_default() += count.jobs;
         *queues.entry(count.queue.to_string()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
     }
+    for (state, jobs) in &stats.ended_elsewhere {
+        *states.entry(state.to_string()).or_default() += jobs;
+    }
     let figures = api.broker.meters().read();
     let answer = StatsAnswer {
         at: Moment(stats.at),
         states,
+        open_failures: stats.open_failures.values().sum(),
+        open_failures_exact: stats.open_failures_exact,
         queues,
         exact: stats.exact,
         lateness: LatenessView {

@@ -642,6 +642,23 @@ impl Store {
         .await
     }
 
+    /// The jobs of one standing that came to it last, the last one first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn latest_dead(&self, standing: Standing, limit: u32) -> Result<Vec<JobId>, StoreError> {
+        on_pool(&self.shared.pool, "read the latest dead letters", move |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = ? \
+                           ORDER BY since DESC, kind DESC, fingerprint DESC, job_id DESC LIMIT ?";
+                let ids: Vec<Uuid> =
+                    sqlx::query_scalar(sql).bind(standing.as_str()).bind(limit).fetch_all(conn).await?;
+                Ok(ids.into_iter().map(JobId::from_uuid).collect())
+            })
+        })
+        .await
+    }
+
     /// Open letters by kind, and how old the oldest is. Counts the oldest hundred thousand.
     ///
     /// # Errors

@@ -113,7 +113,7 @@ pub use report_query::{InvalidUrl, ReportQueries};
 pub use runners::{Drained, MOST_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
 pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
-pub use search::Counted;
+pub use search::{Breakdown, Counted, Replayed};
 pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
 pub use startable::{Startable, StuckJob};
 pub use stats::{PoolUse, StateCount, Stats};

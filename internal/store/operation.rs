@@ -23,7 +23,7 @@ use super::once::{Once, Outcome, Wording, find, keep, lost};
 use super::operate::{Moved, Step, step};
 use super::purge::{Aged, purge_aged};
 use super::remove::{Removal, remove};
-use super::search::{Counted, Effort, Order, Search, count};
+use super::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
 use super::settle::lock_held;
 use super::shape::{groups, places, rows, statement};
 use super::{Shared, Store, StoreError};
@@ -92,6 +92,18 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move { count(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
+        })
+        .await
+    }
+
+    /// What an operation would find, by what it would do to it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn break_down_for(&self, action: Action, filter: Filter) -> Result<Breakdown, StoreError> {
+        on_pool(&self.shared.pool, "count jobs of an operation", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
         })
         .await
     }

@@ -128,16 +128,28 @@ pub(super) fn slot_jobs(live: &[LiveAttempt]) -> Vec<u8> {
 }
 
 impl Store {
-    /// The newest runners, living ones first.
+    /// The newest living runners, then those that stopped last. Reads as many rows as it returns, however many runners
+    /// there ever were.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn runners(&self, limit: u32) -> Result<Vec<RunnerSeen>, StoreError> {
         on_pool(&self.shared.pools.reads, "list runners", move |conn, _| {
             Box::pin(async move {
-                let sql =
-                    format!("SELECT {COLUMNS} FROM runners ORDER BY stopped_at IS NOT NULL, started_at DESC LIMIT ?");
-                statement(sql).bind(limit).fetch_all(conn).await?.iter().map(seen).collect()
+                let living = format!(
+                    "SELECT {COLUMNS} FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                     ORDER BY started_at DESC LIMIT ?"
+                );
+                let mut found = statement(living).bind(limit).fetch_all(&mut *conn).await?;
+                let left = limit.saturating_sub(u32::try_from(found.len()).unwrap_or(limit));
+                if left > 0 {
+                    let stopped = format!(
+                        "SELECT {COLUMNS} FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NOT NULL \
+                         ORDER BY stopped_at DESC, started_at DESC LIMIT ?"
+                    );
+                    found.extend(statement(stopped).bind(left).fetch_all(conn).await?);
+                }
+                found.iter().map(seen).collect()
             })
         })
         .await

@@ -8,6 +8,7 @@
 //! A chunk is measured first and read second, between fixed ends: what enters or leaves the source in between changes
 //! what is found, but never makes a look skip what lies between two chunks.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -19,7 +20,7 @@ use uuid::Uuid;
 use super::link::on_pool;
 use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
-use crate::job::{Among, Filter, Timestamp, Wanted, first_id_of};
+use crate::job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
 
 /// Rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
@@ -434,7 +435,7 @@ impl Effort {
 }
 
 /// A count with a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     /// Jobs that were found.
     pub jobs: u64,
@@ -454,6 +455,54 @@ impl Store {
         })
         .await
     }
+}
+
+/// A count by what stands in the way of an action: the state of each job, and whether it was replayed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Breakdown {
+    /// All of them.
+    pub counted: Counted,
+    /// Jobs by state; those that were replayed apart.
+    pub states: BTreeMap<(State, Replayed), u64>,
+}
+
+/// Was a new job made of this failed one?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Replayed {
+    /// Yes.
+    Yes,
+    /// No.
+    No,
+}
+
+/// Count the jobs of a search by their state, within the bounds of [`count`].
+pub(super) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> Result<Breakdown, sqlx::Error> {
+    let state = format!(
+        "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)), o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE)",
+        last_line("end_state")
+    );
+    let mut found = Breakdown::default();
+    let (mut jobs, mut place) = (0, search.span(None));
+    let mut effort = Effort::of(MOST_COUNTED_OVER);
+    while let Some(span) = place {
+        let chunk = search.chunk(conn, span).await?;
+        for row in search.matching(&state, &chunk, MOST_COUNTED - jobs).fetch_all(&mut *conn).await? {
+            jobs += 1;
+            // A job that is purged between the reads of one statement has no state any more.
+            let Some(state) = row.try_get::<Option<String>, _>(0)?.as_deref().and_then(State::from_word) else {
+                continue;
+            };
+            let replayed = if row.try_get::<bool, _>(1)? { Replayed::Yes } else { Replayed::No };
+            *found.states.entry((state, replayed)).or_default() += 1;
+        }
+        found.counted.jobs = jobs.unsigned_abs();
+        if jobs >= MOST_COUNTED || !effort.goes_on(&chunk) {
+            found.counted.capped = jobs >= MOST_COUNTED || chunk.rest.is_some();
+            return Ok(found);
+        }
+        place = chunk.rest;
+    }
+    Ok(found)
 }
 
 /// Count the jobs of a search, within bounds.

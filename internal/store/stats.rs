@@ -1,14 +1,20 @@
 //! Counts for people and scrapers.
 
+use std::collections::BTreeMap;
+
 use sqlx::Row;
 
 use super::error::corrupt;
+use super::forget::OTHER;
 use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{Name, State, Timestamp};
 
 /// Owed rows beyond this are not counted exactly: the figure is then a floor.
 const MOST_COUNTED: i64 = 1_000_000;
+
+/// Open failures beyond this are not counted.
+const MOST_OPEN: u32 = 100_000;
 
 /// How many jobs of one queue are in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +36,12 @@ pub struct Stats {
     pub owed: Vec<StateCount>,
     /// Jobs that ended, ever, by queue and state (an operator's retry takes one back).
     pub ended: Vec<StateCount>,
+    /// Ended jobs of queues that rested for longer than jobs are kept, all together.
+    pub ended_elsewhere: Vec<(State, i64)>,
+    /// Failed jobs that were neither retried, replayed nor discarded, by queue.
+    pub open_failures: BTreeMap<Name, u64>,
+    /// False when there were more of those than are counted.
+    pub open_failures_exact: bool,
     /// False when there were more owed jobs than are counted.
     pub exact: bool,
     /// Due time of the oldest waiting job that is overdue.
@@ -89,6 +101,29 @@ impl Store {
                 )
                 .fetch_optional(&mut *conn)
                 .await?;
+                let letters = sqlx::query(
+                    "SELECT queue, COUNT(*) FROM (SELECT queue FROM dead_letters FORCE INDEX (dead_letters_queue) \
+                     WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
+                )
+                .bind(MOST_OPEN)
+                .fetch_all(&mut *conn)
+                .await?;
+                let mut open_failures = BTreeMap::new();
+                for row in &letters {
+                    let queue: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
+                    open_failures.insert(queue, row.try_get::<i64, _>(1)?.unsigned_abs());
+                }
+                let open_failures_exact = open_failures.values().sum::<u64>() < u64::from(MOST_OPEN);
+                let mut ended_elsewhere = Vec::new();
+                let mut ended_here = Vec::new();
+                for row in &ended {
+                    if row.try_get::<&str, _>(0)? == OTHER {
+                        let state = State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?;
+                        ended_elsewhere.push((state, row.try_get(2)?));
+                    } else {
+                        ended_here.push(row);
+                    }
+                }
                 let count = |row: &sqlx::mysql::MySqlRow| {
                     Ok::<_, sqlx::Error>(StateCount {
                         queue: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?,
@@ -98,8 +133,18 @@ impl Store {
                 };
                 let owed: Vec<StateCount> = owed.iter().map(count).collect::<Result<_, _>>()?;
                 let exact = owed.iter().map(|count| count.jobs).sum::<i64>() < MOST_COUNTED;
-                let ended = ended.iter().map(count).collect::<Result<_, _>>()?;
-                Ok(Stats { at, owed, ended, exact, oldest_due, next_due })
+                let ended = ended_here.into_iter().map(count).collect::<Result<_, _>>()?;
+                Ok(Stats {
+                    at,
+                    owed,
+                    ended,
+                    ended_elsewhere,
+                    open_failures,
+                    open_failures_exact,
+                    exact,
+                    oldest_due,
+                    next_due,
+                })
             })
         })
         .await

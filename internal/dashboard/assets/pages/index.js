@@ -102,7 +102,7 @@ function Verify() {
   useEffect(() => setFast(Boolean(running)), [running]);
   const begin = async () => {
     const begun = await ask({ title: 'Verify everything?', action: 'Verify', values: { since: '' },
-      body: ({ values, set }) => html`<p>Every promise is checked against one snapshot of MySQL, beside the running system and without locks, and against Redis. It only reads, at half speed, for two minutes at the most.</p>
+      body: ({ values, set }) => html`<p>Every promise is checked against MySQL, page by page, beside the running system and without locks, and against Redis. It only reads, at half speed, for two minutes at the most.</p>
         <${Field} label="Look at" id="verify-since" hint="What is looked at is the oldest first: on large tables take the young ones"><select id="verify-since" value=${values.since} onChange=${(e) => set({ since: e.target.value })}><option value="">all jobs</option><option value="3600">jobs of the last hour</option><option value="86400">jobs of the last day</option><option value="604800">jobs of the last week</option></select></${Field}>`,
       submit: ({ since }) => post('/v1/verify', since ? { since: new Date(now() - Number(since) * 1000).toISOString() } : {}) });
     if (!begun) return;
@@ -123,12 +123,13 @@ function Verification({ of: it }) {
   const those = (verdict) => report.checks.filter((check) => check.verdict === verdict);
   const [broken, skipped, holds] = ['broken', 'skipped', 'holds'].map(those);
   const faults = broken.reduce((sum, check) => sum + check.faults, 0);
-  return html`<div class="stack tight"><div class=${`note ${!report.ok ? 'bad' : skipped.length || !report.complete ? 'warn' : 'good'}`}><b>${report.ok ? (report.complete ? 'Everything that was checked is as promised.' : 'What was looked at is as promised, and that was not all.') : `${plural(faults, 'fault')}: a promise was broken.`}</b>
+  return html`<div class="stack tight"><div class=${`note ${{ kept: 'good', unchecked: 'warn' }[report.verdict] ?? 'bad'}`}><b>${{ kept: 'Everything is as promised.', unchecked: 'What could be looked at is as promised, and that was not all.' }[report.verdict] ?? `${plural(faults, 'fault')}: a promise was broken.`}</b>
       ${' '}${plural(report.checks.length - skipped.length, 'check')} of ${plural(report.looked_at.jobs, 'job')} and ${plural(report.looked_at.attempts, 'attempt')} in ${span(it.took_ms)}. <${Asked} of=${it} />
-      ${!report.ok && html`<p>Keep this report, and look at the jobs below: their timeline, and the log of their runners. A rebuild mends what Redis gets wrong.</p>`}</div>
+      ${report.verdict === 'broken' && html`<p>Keep this report, and look at the jobs below: their timeline, and the log of their runners. A rebuild mends what Redis gets wrong.</p>`}</div>
     ${broken.map((check) => html`<article key=${check.name}><div class="row"><${Badge} is="bad">${plural(check.faults, 'fault')}</${Badge}><b>${check.name}</b><span class="faint">${check.guarantee}</span></div><p class="soft wrap">What should hold: ${check.meaning}</p>
       <ul>${check.examples.map((example, i) => html`<li key=${i} class="wrap">${example.job && html`<${JobLink} id=${example.job} /> `}${example.what}</li>`)}</ul></article>`)}
     ${skipped.map((check) => html`<p key=${check.name}><${Badge} is="warn">not made</${Badge}> <b>${check.name}</b> <span class="soft wrap">${check.skipped}</span></p>`)}
+    ${report.unchecked.map((why, i) => html`<p key=${i} class="note warn wrap">Not checked: ${why}</p>`)}
     ${report.notes.map((note, i) => html`<p key=${i} class="note wrap">${note}</p>`)}
     ${holds.length > 0 && html`<details><summary>${plural(holds.length, 'check')} without a fault</summary><table class="cards"><thead><tr><th>Check</th><th>Promise</th><th>What holds</th></tr></thead><tbody>${holds.map((check) => html`<tr key=${check.name}><td data-label="Check">${check.name}</td><td data-label="Promise">${check.guarantee}</td><td data-label="What holds" class="wrap">${check.meaning}</td></tr>`)}</tbody></table></details>`}</div>`;
 }

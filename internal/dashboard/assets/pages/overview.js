@@ -30,7 +30,7 @@ export default function Overview() {
     <${HistoryCharts} first="5m" />
     <div class="grid">
       <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint">at least</span>`}><table><tbody>
-        ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${count(by[word] ?? 0)}>${brief(by[word] ?? 0)}</td></tr>`)}</tbody></table></${Panel}>
+        ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${count(by[word] ?? 0)}>${brief(by[word] ?? 0)}${word === 'failed' && stats.data.open_failures > 0 && html` <a class="bad" href="/failures">${brief(stats.data.open_failures)} open</a>`}</td></tr>`)}</tbody></table></${Panel}>
       <${Problems} queues=${queues} />
     </div>
     <div class="grid"><${Ahead} /><${Newest} /></div>`;

@@ -46,10 +46,10 @@ function Preview({ action, filter, values }) {
   if (state.error) return html`<${Trouble} error=${state.error} />`;
   if (!state.found) return html`<${Skeleton} />`;
   const { found } = state;
-  const left = found.sample.filter((job) => job.would_be === null).length;
+  const skipped = found.would_skip ?? [];
   return html`<div class="stack tight" data-preview><p><b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}${found.capped && ' at least'}.
-    ${left > 0 && html` <span class="soft">${left} of the ${found.sample.length} below ${left === 1 ? 'is' : 'are'} in no state for it and would be left as ${left === 1 ? 'it is' : 'they are'}.</span>`}
-    ${values.rate > 0 && found.count > 0 && html` <span class="soft">At ${count(Number(values.rate))} per second that takes about ${span((found.count / values.rate) * 1000)}.</span>`}</p>
+    ${skipped.length > 0 && html` <b>${count(found.would_change)}</b> would change. <span class="soft">The others would be left as they are: ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.</span>`}
+    ${values.rate > 0 && found.count > 0 && html` <span class="soft">At ${count(Number(values.rate))} per second that takes about ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.</span>`}</p>
     ${found.sample.length > 0 && html`<div class="scroll panel"><table><thead><tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr></thead><tbody>
     ${found.sample.map((job) => html`<tr key=${job.id}><td><${JobLink} id=${job.id} /></td><td>${job.kind}</td><td><${Badge} is=${job.state} /></td>
       <td>${job.would_be ? html`<${Badge} is=${job.would_be} />` : html`<span class="faint">left as it is</span>`}</td></tr>`)}</tbody></table></div>`}
