@@ -647,7 +647,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn latest_dead(&self, standing: Standing, limit: u32) -> Result<Vec<JobId>, StoreError> {
-        on_pool(&self.shared.pool, "read the latest dead letters", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the latest dead letters", move |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = ? \
                            ORDER BY since DESC, kind DESC, fingerprint DESC, job_id DESC LIMIT ?";

@@ -35,7 +35,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn is_eldest(&self, runner: &RunnerId) -> Result<bool, StoreError> {
         let runner = runner.clone();
-        on_pool(&self.shared.pool, "look for the eldest runner", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "look for the eldest runner", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
                 let sql = "SELECT id FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
@@ -54,7 +54,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn forget_runners(&self, keep: Duration) -> Result<(u64, bool), StoreError> {
         let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
-        on_pool(&self.shared.pool, "forget stopped runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "forget stopped runners", move |conn, _| {
             Box::pin(async move {
                 let old: Vec<String> = sqlx::query_scalar(
                     "SELECT id FROM runners FORCE INDEX (runners_stopped) \
@@ -81,7 +81,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn fold_lanes(&self, after: Option<TallyPlace>) -> Result<(usize, Option<TallyPlace>), StoreError> {
-        transact(&self.shared.pool, "add up tallies", move |conn, _| {
+        transact(&self.shared.pools.loops, "add up tallies", move |conn, _| {
             let after = after.clone();
             Box::pin(async move {
                 let place = after.unwrap_or(TallyPlace { lane: 1, key: Key::default() });
@@ -110,7 +110,7 @@ impl Store {
         keep: Duration,
     ) -> Result<(usize, Option<TallyPlace>), StoreError> {
         let rest = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
-        transact(&self.shared.pool, "add up tallies of old queues", move |conn, _| {
+        transact(&self.shared.pools.loops, "add up tallies of old queues", move |conn, _| {
             let after = after.clone();
             Box::pin(async move {
                 let place = after.unwrap_or(TallyPlace { lane: 0, key: Key::default() });
@@ -139,7 +139,7 @@ impl Store {
         keep: Duration,
     ) -> Result<(usize, Option<JobId>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pool, "forget old batches", move |conn, _| {
+        transact(&self.shared.pools.loops, "forget old batches", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let (gone, next) = purge_aged(conn, &shared, &DEPARTURES, after.map(JobId::uuid), keep).await?;

@@ -31,7 +31,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn readers(&self) -> Result<Vec<Reader>, StoreError> {
-        on_pool(&self.shared.pool, "read what living runners can read", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read what living runners can read", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT id, kinds, queues, kind_schemas FROM runners \
@@ -61,7 +61,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn given_back_unread(&self, id: JobId) -> Result<Vec<String>, StoreError> {
-        on_pool(&self.shared.pool, "read who could not read a job", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read who could not read a job", move |conn, _| {
             Box::pin(async move {
                 sqlx::query_scalar(
                     "SELECT error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND verdict = 'snoozed' \

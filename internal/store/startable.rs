@@ -52,7 +52,7 @@ impl Store {
         let mut running = Running::default();
         let mut place = Some(Uuid::nil());
         while let Some(after) = place {
-            place = on_pool(&self.shared.pool, "count what executes", move |conn, _| {
+            place = on_pool(&self.shared.pools.loops, "count what executes", move |conn, _| {
                 Box::pin(async move { executing(conn, after).await })
             })
             .await
@@ -62,7 +62,7 @@ impl Store {
             })?;
         }
         let running = std::sync::Arc::new(running);
-        on_pool(&self.shared.pool, "look for idle runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "look for idle runners", move |conn, _| {
             let running = std::sync::Arc::clone(&running);
             Box::pin(async move { startable(conn, &running).await })
         })
@@ -83,7 +83,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn served_queues(&self) -> Result<Option<BTreeSet<Name>>, StoreError> {
-        on_pool(&self.shared.pool, "read the queues of living runners", |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the queues of living runners", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT DISTINCT queues FROM runners WHERE stopped_at IS NULL \
                            AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
@@ -104,7 +104,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn stuck_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, StuckJob>, StoreError> {
         let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pool, "look at overdue jobs again", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "look at overdue jobs again", move |conn, _| {
             let ids = std::sync::Arc::clone(&ids);
             Box::pin(async move {
                 let mut stuck = HashMap::new();
