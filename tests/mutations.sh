@@ -41,8 +41,8 @@ mutants() {
         'PATIENCE: Duration = Duration::from_millis(2)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         store::a_write_that_waits_for_a_row_does_not_hold_up_the_others
     mutant 'pools of their own' internal/store/pools.rs \
-        'let pool = |size| link::pool(options.clone(), size);' \
-        'let one = link::pool(options.clone(), total.max(controls)); let pool = |_: u32| one.clone();' \
+        'let pool = |size| Pool::new(target, size);' \
+        'let one = Pool::new(target, total.max(controls)); let pool = |_: u32| one.clone();' \
         store::reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_connections
     mutant 'token check in reap' internal/store/lease.rs \
         'owed.token == *token && owed.lease_until < now' 'owed.lease_until < now && !token.uuid().is_nil()' \

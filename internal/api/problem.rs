@@ -294,7 +294,7 @@ impl From<StoreError> for Problem {
                 )
             }
             StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for the store"),
-            StoreError::Refused { .. } | StoreError::Corrupt { .. } => {
+            StoreError::Refused { .. } | StoreError::Unfit { .. } | StoreError::Corrupt { .. } => {
                 tracing::error!(%error, "request failed");
                 Self::new(Code::Internal, "the store refused; the log of this runner has the details")
             }

@@ -144,6 +144,7 @@ impl App {
         let runner = runner_of_this_process();
         let (tracer, exporter) = tracer_of(config, &runner)?;
         let store = connect_store(config).await?;
+        store.carries(config.body_limit_bytes).map_err(|e| of_the_store(e, config))?;
         let durability = store.durability().await.map_err(|e| of_the_store(e, config))?;
         if !durability.durable {
             let weaknesses = durability.weaknesses.join("; ");

@@ -320,20 +320,28 @@ fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -
     })
 }
 
-/// Write the verdict. MySQL may be out for a while; the work is done, so keep trying while the process lives.
+/// How often it is said that a verdict cannot be written yet.
+const SAID_EVERY: Duration = Duration::from_secs(30);
+
+/// Write the verdict. The work is done, so keep trying while the process lives, whatever MySQL says: until it is written, or
+/// another attempt holds the job, or MySQL will never take this very row.
 async fn settle(shared: &Shared, settlement: Settlement) -> Option<Settled> {
     let mut pause = Duration::from_millis(100);
+    let mut said: Option<Instant> = None;
     loop {
         match shared.store.settle(settlement.clone()).await {
             Ok(settled) => return Some(settled),
-            Err(error) if error.is_transient() => {
-                tracing::warn!(job = %settlement.id, %error, "cannot settle yet");
-                shared.store_failed();
+            Err(error) if error.is_about_the_row() => {
+                // The lease ends and the attempt counts as lost: late, but nothing is made up.
+                tracing::error!(job = %settlement.id, %error, "cannot settle, and never will");
+                return None;
             }
             Err(error) => {
-                // The lease ends and the attempt counts as lost: late, but nothing is made up.
-                tracing::error!(job = %settlement.id, %error, "cannot settle");
-                return None;
+                if said.is_none_or(|said| said.elapsed() > SAID_EVERY) {
+                    tracing::warn!(job = %settlement.id, %error, "cannot settle yet, and goes on trying");
+                    said = Some(Instant::now());
+                }
+                shared.store_failed();
             }
         }
         tokio::select! {

@@ -130,6 +130,15 @@ impl Batch for Claims {
     const ATTEMPTED: &'static str = "claim jobs";
     const FULL: usize = 256;
 
+    fn row(id: &JobId) -> Option<JobId> {
+        Some(*id)
+    }
+
+    /// The session that holds the row decides about the job; what still waits then is brought back by the reconciler.
+    fn left_out() -> Option<Claim> {
+        Some(Claim::Gone)
+    }
+
     fn mark(&self) -> AttemptToken {
         AttemptToken::new()
     }

@@ -1,6 +1,6 @@
 //! Does the server's own set-up make a commit durable (G1)?
 
-use sqlx::{MySqlConnection, Row};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::link::{FIRST_WORDS, on_pool, within};
 use super::{Store, StoreError};
@@ -47,22 +47,42 @@ impl Store {
     }
 }
 
-/// Why the server would refuse every write of a READ COMMITTED session (its error 1665), if it would.
-pub(super) async fn refuses_writes(conn: &mut MySqlConnection) -> Result<Option<String>, sqlx::Error> {
-    // By SHOW, because newer servers may not have the variable any more.
-    let found =
-        sqlx::query("SHOW VARIABLES WHERE Variable_name IN ('log_bin', 'binlog_format')").fetch_all(conn).await?;
-    let (mut log_bin, mut statement) = (false, false);
-    for row in &found {
+/// Settings of the server that a start has to know.
+pub(super) struct Variables {
+    log_bin: bool,
+    statement_format: bool,
+    prepared_statements: Option<usize>,
+}
+
+/// Read them. By SHOW, because newer servers may not have each of them any more.
+pub(super) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, sqlx::Error> {
+    let names = "'log_bin', 'binlog_format', 'max_prepared_stmt_count'";
+    let found = sqlx::raw_sql(AssertSqlSafe(format!("SHOW VARIABLES WHERE Variable_name IN ({names})")));
+    let mut variables = Variables { log_bin: false, statement_format: false, prepared_statements: None };
+    for row in &found.fetch_all(conn).await? {
         let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
         match name.as_str() {
-            "log_bin" => log_bin = value.eq_ignore_ascii_case("ON"),
-            _ => statement = value.eq_ignore_ascii_case("STATEMENT"),
+            "log_bin" => variables.log_bin = value.eq_ignore_ascii_case("ON"),
+            "binlog_format" => variables.statement_format = value.eq_ignore_ascii_case("STATEMENT"),
+            // Servers without a limit may say -1.
+            _ => variables.prepared_statements = value.parse().ok(),
         }
     }
-    Ok((log_bin && statement).then(|| {
-        "the server's binlog_format is STATEMENT, with which it refuses every write of tickr's READ COMMITTED sessions; \
-         set binlog_format=ROW"
-            .to_owned()
-    }))
+    Ok(variables)
+}
+
+impl Variables {
+    /// Why the server would refuse every write of a READ COMMITTED session (its error 1665), if it would.
+    pub(super) fn refuses_writes(&self) -> Option<String> {
+        (self.log_bin && self.statement_format).then(|| {
+            "the server's binlog_format is STATEMENT, with which it refuses every write of tickr's READ COMMITTED sessions; \
+             set binlog_format=ROW"
+                .to_owned()
+        })
+    }
+
+    /// How many prepared statements the server has room for, if it has a limit.
+    pub(super) const fn prepared_statements(&self) -> Option<usize> {
+        self.prepared_statements
+    }
 }

@@ -11,7 +11,12 @@
 //!   answers have just gone out come back with their next item at that very moment.
 //! - While another flusher writes, a batch that is not yet worth a commit of its own waits for the end of that write.
 //!   It waits [`PATIENCE`] at most: a write that is stuck on a lock must not hold up the others.
+//!
+//! And one rule takes them apart: a batch that has waited for a lock in vain is written in pieces, until the rows that
+//! another session holds are alone. Those go to a lane of their own (`stuck.rs`), and later writes of the same rows follow them there, so that
+//! the next batches do not wait for them again.
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,12 +25,13 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 
 use sqlx::MySqlConnection;
-use sqlx::mysql::MySqlConnectOptions;
 use tokio::sync::{Mutex, Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use super::error::StoreError;
-use super::link::{Earlier, Link, Step};
+use super::link::{Earlier, Link, Step, Target};
+use super::stuck::Stuck;
+use crate::job::JobId;
 
 /// How long a small batch waits for the end of a write that is under way.
 const PATIENCE: Duration = Duration::from_millis(2);
@@ -60,6 +66,18 @@ pub(super) trait Batch: Send + Sync + 'static {
         0
     }
 
+    /// The job whose row in `owed` this item has to lock, if it needs one that is there already.
+    fn row(item: &Self::Item) -> Option<JobId> {
+        let _ = item;
+        None
+    }
+
+    /// The answer for an item that need not be written now: its row is locked by another session, or another item of its
+    /// batch is about the same row and the two are not written together. Without one an item stays until it is written.
+    fn left_out() -> Option<Self::Reply> {
+        None
+    }
+
     /// The mark of a new batch.
     fn mark(&self) -> Self::Mark;
 
@@ -77,20 +95,20 @@ pub(super) trait Batch: Send + Sync + 'static {
 const MOST_KIB: usize = 256 << 10;
 
 /// An item that waits, and who waits for it.
-struct Waiting<B: Batch> {
-    item: B::Item,
-    reply: Reply<B>,
+pub(super) struct Waiting<B: Batch> {
+    pub(super) item: B::Item,
+    pub(super) reply: Reply<B>,
 }
 
 /// Where the answer goes, and the room that the item takes until then.
-struct Reply<B: Batch> {
+pub(super) struct Reply<B: Batch> {
     answer: oneshot::Sender<Result<B::Reply, StoreError>>,
     room: Option<OwnedSemaphorePermit>,
 }
 
 impl<B: Batch> Reply<B> {
     /// A caller that went away does not need its answer.
-    fn send(self, answer: Result<B::Reply, StoreError>) {
+    pub(super) fn send(self, answer: Result<B::Reply, StoreError>) {
         let Self { answer: waits, room } = self;
         drop(room);
         let _ = waits.send(answer);
@@ -141,26 +159,21 @@ impl Traffic {
 
 impl<B: Batch> GroupCommit<B> {
     /// Start `flushers` flushers with room for `capacity` waiting items. The tasks are joined through `tasks`.
-    pub(super) fn start(
-        batch: B,
-        options: &MySqlConnectOptions,
-        flushers: usize,
-        capacity: usize,
-        tasks: &TaskTracker,
-    ) -> Self {
+    pub(super) fn start(batch: B, target: &Target, flushers: usize, capacity: usize, tasks: &TaskTracker) -> Self {
         let (entrance, queue) = mpsc::channel(capacity);
         let traffic = Arc::new(Traffic::default());
         let (batch, queue) = (Arc::new(batch), Arc::new(Mutex::new(queue)));
+        let stuck = Stuck::start(&batch, target, tasks);
         for _ in 0..flushers {
-            let (batch, queue, options) = (Arc::clone(&batch), Arc::clone(&queue), options.clone());
-            let traffic = Arc::clone(&traffic);
+            let (batch, queue, target) = (Arc::clone(&batch), Arc::clone(&queue), target.clone());
+            let (traffic, stuck) = (Arc::clone(&traffic), stuck.clone());
             tasks.spawn(async move {
                 // A panic loses its batch, whose callers are told, but never the flusher.
-                while let Err(panic) =
-                    AssertUnwindSafe(flush_until_closed(&batch, &queue, &traffic, Link::new(options.clone())))
-                        .catch_unwind()
-                        .await
-                {
+                loop {
+                    let link = Link::new(target.clone());
+                    let flusher = Flusher { batch: Arc::clone(&batch), link, stuck: stuck.clone() };
+                    let flushed = AssertUnwindSafe(flusher.flush_until_closed(&queue, &traffic)).catch_unwind().await;
+                    let Err(panic) = flushed else { return };
                     tracing::error!(attempted = B::ATTEMPTED, "flusher panicked and starts again");
                     drop(panic);
                 }
@@ -208,62 +221,205 @@ impl<B: Batch> GroupCommit<B> {
     }
 }
 
-async fn flush_until_closed<B: Batch>(
-    batch: &Arc<B>,
-    queue: &Mutex<mpsc::Receiver<Waiting<B>>>,
-    traffic: &Traffic,
-    mut link: Link,
-) {
-    let mut taken: Vec<Waiting<B>> = Vec::new();
-    let rows = metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED);
-    let commit = metrics::histogram!("tickr_commit_seconds", "write" => B::ATTEMPTED);
-    loop {
-        let writing = {
-            // One flusher at a time fills its batch; the lock is released before the write, so the next flusher
-            // gathers while this one waits for the disk.
-            let mut queue = queue.lock().await;
-            let Some(first) = queue.recv().await else { return };
-            traffic.turn(|| queue.len() + 1 < B::FULL / 2).await;
-            gather::<B>(first, &mut queue, &mut taken).await;
-            traffic.enter()
-        };
-        rows.record(taken.len() as f64);
-        let (items, replies): (Vec<_>, Vec<_>) = taken.drain(..).map(|waiting| (waiting.item, waiting.reply)).unzip();
-        let items = Arc::new(items);
-        let mark = batch.mark();
-        let began = Instant::now();
-        let flushed = flush(batch, &items, mark, &mut link).await;
-        commit.record(began.elapsed().as_secs_f64());
-        match flushed {
+/// Pieces that a batch is cut into when one of its rows is locked. Each that is stuck costs a second.
+const PIECES: usize = 16;
+
+/// Writes batches, one at a time, over a connection of its own.
+struct Flusher<B: Batch> {
+    batch: Arc<B>,
+    link: Link,
+    stuck: Stuck<B>,
+}
+
+/// What was written of a batch, or of a piece of it.
+enum Flushed<B: Batch> {
+    /// Everything: each caller has its answer.
+    Written,
+    /// Nothing: another session holds a lock.
+    Locked(Vec<Waiting<B>>),
+    /// Nothing, and the rest of the batch will not be written either. Those in it have their answers.
+    Out(StoreError),
+}
+
+impl<B: Batch> Flusher<B> {
+    async fn flush_until_closed(mut self, queue: &Mutex<mpsc::Receiver<Waiting<B>>>, traffic: &Traffic) {
+        let rows = metrics::histogram!("tickr_batch_rows", "write" => B::ATTEMPTED);
+        let commit = metrics::histogram!("tickr_commit_seconds", "write" => B::ATTEMPTED);
+        loop {
+            let mut taken: Vec<Waiting<B>> = Vec::new();
+            let writing = {
+                // One flusher at a time fills its batch; the lock is released before the write, so the next flusher
+                // gathers while this one waits for the disk.
+                let mut queue = queue.lock().await;
+                let Some(first) = queue.recv().await else { return };
+                traffic.turn(|| queue.len() + 1 < B::FULL / 2).await;
+                gather::<B>(first, &mut queue, &mut taken).await;
+                traffic.enter()
+            };
+            let mark = self.batch.mark();
+            let taken = self.stuck.divert(taken, mark);
+            if taken.is_empty() {
+                continue;
+            }
+            rows.record(taken.len() as f64);
+            let began = Instant::now();
+            self.write(taken, mark).await;
+            commit.record(began.elapsed().as_secs_f64());
+            // After the answers, so that whoever waits for the end of this write can take in what follows from them.
+            drop(writing);
+        }
+    }
+
+    /// Write a batch and answer each caller in it.
+    async fn write(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) {
+        if let Flushed::Locked(taken) = self.flush(taken, mark).await {
+            metrics::counter!("tickr_batches_split_total", "write" => B::ATTEMPTED).increment(1);
+            self.link.hurry(true);
+            let all_locked = self.write_in_pieces(taken, mark).await;
+            self.link.hurry(false);
+            if !all_locked.is_empty() {
+                self.flush_patiently(all_locked, mark).await;
+            }
+        }
+    }
+
+    /// Write a batch in pieces and leave those whose row is locked to their lane. Gives back what is left when nothing gets
+    /// through: then the lock is not about single rows, and pieces would only wait one after the other.
+    async fn write_in_pieces(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
+        let mut rest = without_twins(taken);
+        let size = rest.len().div_ceil(PIECES).max(1);
+        let (mut passed, mut locked) = (false, Vec::new());
+        while !rest.is_empty() {
+            let after = rest.split_off(size.min(rest.len()));
+            match self.flush(std::mem::replace(&mut rest, after), mark).await {
+                Flushed::Written => passed = true,
+                Flushed::Locked(piece) => locked.push(piece),
+                Flushed::Out(error) => return answer_all(locked.into_iter().flatten().chain(rest), &error),
+            }
+            if !passed && locked.len() > 1 && size > 1 {
+                return locked.into_iter().flatten().chain(rest).collect();
+            }
+        }
+        let mut alone = locked.into_iter().flatten();
+        while let Some(one) = alone.next() {
+            match if size > 1 { self.flush(vec![one], mark).await } else { Flushed::Locked(vec![one]) } {
+                Flushed::Written => {}
+                Flushed::Locked(one) => one.into_iter().for_each(|one| self.stuck.take_in(one, mark)),
+                Flushed::Out(error) => return answer_all(alone, &error),
+            }
+        }
+        Vec::new()
+    }
+
+    /// Write all of these, or none if a row of theirs is locked.
+    async fn flush(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
+        if taken.is_empty() {
+            return Flushed::Written;
+        }
+        if taken.iter().all(|one| B::row(&one.item).is_none()) {
+            return self.flush_patiently(taken, mark).await;
+        }
+        let (items, replies) = apart(taken);
+        match flush(&self.batch, &items, mark, &mut self.link).await {
+            Ok(None) => Flushed::Locked(together(items, replies)),
+            Ok(Some(answers)) => self.answer(items, replies, Ok(answers), mark).await,
+            Err(error) => self.answer(items, replies, Err(error), mark).await,
+        }
+    }
+
+    /// Write all of these, however long a lock is to be waited for, within the rules of a [`Link`].
+    async fn flush_patiently(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
+        let (items, replies) = apart(taken);
+        let written = self.link.run(B::ATTEMPTED, step(&self.batch, &items, mark)).await;
+        self.answer(items, replies, written, mark).await
+    }
+
+    async fn answer(
+        &mut self,
+        items: Arc<Vec<B::Item>>,
+        replies: Vec<Reply<B>>,
+        written: Result<Vec<B::Reply>, StoreError>,
+        mark: B::Mark,
+    ) -> Flushed<B> {
+        match written {
             Ok(answers) => {
                 debug_assert_eq!(answers.len(), replies.len(), "one answer for each item");
                 for (reply, answer) in replies.into_iter().zip(answers) {
                     reply.send(Ok(answer));
                 }
+                Flushed::Written
             }
             // One bad item must not fail its neighbours: try each on its own and let it answer for itself.
-            Err(e) if !e.is_transient() && items.len() > 1 => {
-                tracing::warn!(error = %e, items = items.len(), "batch refused, writing its items one by one");
-                for (item, reply) in Arc::into_inner(items).unwrap_or_default().into_iter().zip(replies) {
-                    // Under the same mark, which finds what the refused run had written before it failed.
-                    let alone = flush(batch, &Arc::new(vec![item]), mark, &mut link).await;
-                    reply.send(alone.and_then(|mut answers| {
-                        answers.pop().ok_or(StoreError::Refused {
-                            attempted: B::ATTEMPTED,
-                            cause: "no answer for a single item".into(),
-                        })
-                    }));
-                }
+            Err(error) if error.is_about_the_row() && items.len() > 1 => {
+                tracing::warn!(%error, items = items.len(), "batch refused, writing its items one by one");
+                self.one_by_one(together(items, replies), mark).await
             }
-            Err(e) => {
+            Err(error) => {
+                let about_the_row = error.is_about_the_row();
                 for reply in replies {
-                    reply.send(Err(e.clone()));
+                    reply.send(Err(error.clone()));
+                }
+                if about_the_row { Flushed::Written } else { Flushed::Out(error) }
+            }
+        }
+    }
+
+    /// Under the same mark, which finds what the refused run had written before it failed.
+    async fn one_by_one(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
+        let mut rest = without_twins(taken).into_iter();
+        while let Some(one) = rest.next() {
+            // In a box, because writing a single item could come back here as far as the compiler knows.
+            match Box::pin(self.flush(vec![one], mark)).await {
+                Flushed::Written => {}
+                Flushed::Locked(one) => one.into_iter().for_each(|one| self.stuck.take_in(one, mark)),
+                // An outage meets all of them: their callers need not wait for two hundred tries of it.
+                Flushed::Out(error) => {
+                    answer_all(rest, &error);
+                    return Flushed::Out(error);
                 }
             }
         }
-        // After the answers, so that whoever waits for the end of this write can take in what follows from them.
-        drop(writing);
+        Flushed::Written
     }
+}
+
+/// The error for an item whose row stays locked.
+pub(super) fn locked_row<B: Batch>() -> StoreError {
+    StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "another session holds a lock on its row".into() }
+}
+
+/// Only the first of several items about one row, if the others can be left out. Written together they know of each other;
+/// written apart, under one mark, each would take what the first has done for its own.
+fn without_twins<B: Batch>(taken: Vec<Waiting<B>>) -> Vec<Waiting<B>> {
+    let mut seen = HashSet::new();
+    let mut kept = Vec::with_capacity(taken.len());
+    for one in taken {
+        let again = B::row(&one.item).is_some_and(|row| !seen.insert(row));
+        match again.then(B::left_out).flatten() {
+            Some(answer) => one.reply.send(Ok(answer)),
+            None => kept.push(one),
+        }
+    }
+    kept
+}
+
+/// The same error for all of them.
+fn answer_all<B: Batch>(taken: impl Iterator<Item = Waiting<B>>, error: &StoreError) -> Vec<Waiting<B>> {
+    for one in taken {
+        one.reply.send(Err(error.clone()));
+    }
+    Vec::new()
+}
+
+fn apart<B: Batch>(taken: Vec<Waiting<B>>) -> (Arc<Vec<B::Item>>, Vec<Reply<B>>) {
+    let (items, replies): (Vec<_>, Vec<_>) = taken.into_iter().map(|waiting| (waiting.item, waiting.reply)).unzip();
+    (Arc::new(items), replies)
+}
+
+/// Each item with its caller again. No step holds the items any more.
+fn together<B: Batch>(items: Arc<Vec<B::Item>>, replies: Vec<Reply<B>>) -> Vec<Waiting<B>> {
+    let items = Arc::into_inner(items).unwrap_or_default();
+    items.into_iter().zip(replies).map(|(item, reply)| Waiting { item, reply }).collect()
 }
 
 /// Fill a batch: what waits already, and what those hand in who are ready to run.
@@ -294,22 +450,33 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
     }
 }
 
-async fn flush<B: Batch>(
+/// Write these, or nothing if a lock was waited for in vain.
+pub(super) async fn flush<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
     mark: B::Mark,
     link: &mut Link,
-) -> Result<Vec<B::Reply>, StoreError> {
-    link.run(B::ATTEMPTED, |conn, earlier| {
+) -> Result<Option<Vec<B::Reply>>, StoreError> {
+    link.run_unless_locked(B::ATTEMPTED, step(batch, items, mark)).await
+}
+
+/// One run of the write.
+fn step<B: Batch>(
+    batch: &Arc<B>,
+    items: &Arc<Vec<B::Item>>,
+    mark: B::Mark,
+) -> impl for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, Vec<B::Reply>> {
+    move |conn, earlier| {
         // Shared, not borrowed: the step must be able to outlive any one connection.
         let (batch, items) = (Arc::clone(batch), Arc::clone(items));
         Box::pin(async move { batch.write(conn, &items, mark, earlier).await })
-    })
-    .await
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use sqlx::mysql::MySqlConnectOptions;
+
     use super::*;
 
     /// Items that say how large they are.
@@ -336,7 +503,7 @@ mod tests {
     #[tokio::test]
     async fn what_waits_is_bounded_in_bytes() {
         // Everything waits: on one thread the flusher does not come to run before this awaits something that is not ready.
-        let group = GroupCommit::start(Sizes, &MySqlConnectOptions::new(), 1, 100, &TaskTracker::new());
+        let group = GroupCommit::start(Sizes, &Target::new(MySqlConnectOptions::new()), 1, 100, &TaskTracker::new());
         let half = MOST_KIB << 9;
         let mut first = std::pin::pin!(group.submit_or_refuse(half));
         let mut second = std::pin::pin!(group.submit_or_refuse(half));

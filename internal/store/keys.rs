@@ -1,13 +1,13 @@
 //! Keys of the API: names, scopes and digests. The keys themselves are never here.
 
-use sqlx::mysql::{MySqlPool, MySqlRow};
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use super::audit::{Act, record};
 use super::error::{Fault, corrupt, fault};
 use super::insert::read_clock;
-use super::link::{on_pool, transact};
+use super::link::{Pool, on_pool, transact};
 use super::once::Digest;
 use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
@@ -187,7 +187,7 @@ async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Re
     statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
 }
 
-async fn keys_through(pool: &MySqlPool) -> Result<Vec<ApiKey>, StoreError> {
+async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
     on_pool(pool, "read the keys", |conn, _| {
         Box::pin(async move {
             let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");

@@ -3,7 +3,7 @@
 //! Rules that every caller gets from here, because each of them was somebody's outage:
 //! - Work runs in a task of its own. A client that hangs up or a timeout that fires drops a *waiter*, never a future that
 //!   is in the middle of a transaction: the driver would put such a connection back with the transaction still open.
-//! - Every session is READ COMMITTED, UTC, utf8mb4, with a short lock wait.
+//! - Every session is READ COMMITTED, UTC, utf8mb4, with short lock waits, and takes nothing from the server's defaults.
 //! - After an error the transaction is rolled back, also after a lock-wait timeout, which MySQL leaves open.
 //! - Deadlocks and lost connections run the *whole* closure again, bounded and with jitter. The closure is told when an
 //!   earlier run may have committed, so that it can recognise its own work.
@@ -11,13 +11,16 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::Rng;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
-use sqlx::{ConnectOptions, Connection, MySqlConnection};
+use sqlx::{ConnectOptions, Connection, MySqlConnection, Row};
 
-use super::error::{Fault, StoreError, fault};
+use super::error::{
+    Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
+};
 
 /// The future of one run of a closure.
 pub(super) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
@@ -43,15 +46,101 @@ pub(super) enum Earlier {
     MayHaveCommitted,
 }
 
-/// What every session is set to. The settings have the same names on MariaDB and MySQL when written as statements.
-const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED";
-const LOCK_WAIT: &str = "SET SESSION innodb_lock_wait_timeout = 5";
+/// What every session is set to, whatever the server's own defaults are, in one text and one round trip: the driver has set
+/// zone and character set by then. A session that committed nothing by itself, limited its answers or read quotes in another
+/// way would break promises without an error. The row that comes back is what [`Server`] needs to know.
+const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+     SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
+     sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10; \
+     SELECT CAST(@@max_allowed_packet AS SIGNED)";
+/// How long a hurried connection waits for a lock, and how long any other does.
+const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
+const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
 
-/// Open one connection outside the pool.
-pub(super) async fn open(options: &MySqlConnectOptions) -> Result<MySqlConnection, sqlx::Error> {
+/// Most bytes of values in one statement, however much the server takes.
+const MOST_BYTES: usize = 4 << 20;
+/// A statement may have so many at the least: below them the server refuses tickr at its start.
+const LEAST_BYTES: usize = 64 << 10;
+/// Texts that a connection keeps prepared: more than there are, if the server has room for them.
+const MOST_TEXTS: usize = 1_024;
+/// With room for fewer texts than this none is kept: each would be thrown out before it is used again.
+const LEAST_TEXTS: usize = 32;
+
+/// What a server takes. Read with every connection, because a failover may lead to another server.
+#[derive(Debug)]
+pub(super) struct Server {
+    packet: AtomicUsize,
+    texts: AtomicUsize,
+}
+
+tokio::task_local! {
+    /// Most bytes of values in one statement of the step that runs here.
+    static STATEMENT_BYTES: usize;
+}
+
+/// Most bytes of values in one statement, for the server that the running step talks to.
+pub(super) fn statement_bytes() -> usize {
+    STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MOST_BYTES)
+}
+
+impl Server {
+    fn unknown() -> Self {
+        Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MOST_TEXTS) }
+    }
+
+    /// Largest packet that it takes.
+    pub(super) fn packet(&self) -> usize {
+        self.packet.load(Ordering::Relaxed)
+    }
+
+    /// A quarter of a packet: values may be written as twice as many digits, and statements have words as well.
+    fn statement_bytes(&self) -> usize {
+        (self.packet() / 4).clamp(LEAST_BYTES, MOST_BYTES)
+    }
+
+    /// It has room for `most` prepared statements, and this process has `connections`. Three quarters of the room are left to
+    /// other runners and other programs.
+    pub(super) fn share_statements(&self, most: usize, connections: usize) {
+        self.texts.store(Self::worth_keeping(most / 4 / connections.max(1)), Ordering::Relaxed);
+    }
+
+    /// It had no room for another prepared statement: keep half as many on each connection.
+    fn keep_fewer(&self) {
+        let halve = |texts: usize| Some(Self::worth_keeping(texts / 2));
+        let _ = self.texts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, halve);
+    }
+
+    fn worth_keeping(texts: usize) -> usize {
+        if texts < LEAST_TEXTS { 0 } else { texts.min(MOST_TEXTS) }
+    }
+}
+
+/// Where connections lead, and what is known of the server there.
+#[derive(Clone)]
+pub(super) struct Target {
+    options: MySqlConnectOptions,
+    pub(super) server: Arc<Server>,
+}
+
+impl Target {
+    /// Nothing is known of the server before the first connection.
+    pub(super) fn new(options: MySqlConnectOptions) -> Self {
+        // The session's own text sets the mode.
+        let options = options.pipes_as_concat(false).no_engine_substitution(false);
+        Self { options, server: Arc::new(Server::unknown()) }
+    }
+
+    fn options(&self) -> MySqlConnectOptions {
+        self.options.clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed))
+    }
+}
+
+/// Open one connection outside the pools.
+pub(super) async fn open(target: &Target) -> Result<MySqlConnection, sqlx::Error> {
     within(FIRST_WORDS, async {
-        let mut conn = options.connect().await?;
-        prepare_session(&mut conn).await?;
+        let mut conn = target.options().connect().await?;
+        prepare_session(&mut conn, &target.server).await?;
         Ok(conn)
     })
     .await
@@ -71,9 +160,10 @@ pub(super) async fn within<T>(
     }
 }
 
-async fn prepare_session(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql(SESSION).execute(&mut *conn).await?;
-    sqlx::raw_sql(LOCK_WAIT).execute(&mut *conn).await?;
+async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<(), sqlx::Error> {
+    let row = sqlx::raw_sql(SESSION).fetch_one(conn).await?;
+    let packet: i64 = row.try_get(0)?;
+    server.packet.store(usize::try_from(packet).unwrap_or(usize::MAX), Ordering::Relaxed);
     Ok(())
 }
 
@@ -94,21 +184,46 @@ pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
     })
 }
 
-/// The pool for everything that is not a group commit.
-pub(super) fn pool(options: MySqlConnectOptions, size: u32) -> MySqlPool {
-    rolled_back_on_release(MySqlPoolOptions::new())
-        .max_connections(size)
-        .acquire_timeout(Duration::from_secs(3))
-        .idle_timeout(Duration::from_secs(600))
-        // After a restart of MySQL every idle connection is dead: found out before its use, not by it. The round trip
-        // does not matter here; the hot path has connections of its own.
-        .test_before_acquire(true)
-        .after_connect(|conn, _| Box::pin(async move { prepare_session(conn).await }))
-        .connect_lazy_with(options)
+/// Connections for what is not a group commit, of one kind of caller.
+#[derive(Clone)]
+pub(super) struct Pool {
+    connections: MySqlPool,
+    target: Target,
+}
+
+impl Pool {
+    /// None of them is opened before it is needed.
+    pub(super) fn new(target: &Target, size: u32) -> Self {
+        let server = Arc::clone(&target.server);
+        let connections = rolled_back_on_release(MySqlPoolOptions::new())
+            .max_connections(size)
+            .acquire_timeout(Duration::from_secs(3))
+            .idle_timeout(Duration::from_secs(600))
+            // After a restart of MySQL every idle connection is dead: found out before its use, not by it. The round trip
+            // does not matter here; the hot path has connections of its own.
+            .test_before_acquire(true)
+            .after_connect(move |conn, _| {
+                let server = Arc::clone(&server);
+                Box::pin(async move { prepare_session(conn, &server).await })
+            })
+            .connect_lazy_with(target.options());
+        Self { connections, target: target.clone() }
+    }
+
+    /// The driver's own pool.
+    pub(super) fn connections(&self) -> &MySqlPool {
+        &self.connections
+    }
+
+    /// The server has no room for another prepared statement: connections that are opened from now on keep fewer.
+    fn keep_fewer(&self) {
+        self.target.server.keep_fewer();
+        self.connections.set_connect_options(self.target.options());
+    }
 }
 
 /// Run `step` in one transaction on a connection of the pool, in a task of its own.
-pub(super) async fn transact<T, F>(pool: &MySqlPool, attempted: &'static str, step: F) -> Result<T, StoreError>
+pub(super) async fn transact<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
     F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
@@ -128,7 +243,7 @@ where
 }
 
 /// Run `step` on a connection of the pool without a transaction around it: reads, and single statements.
-pub(super) async fn on_pool<T, F>(pool: &MySqlPool, attempted: &'static str, step: F) -> Result<T, StoreError>
+pub(super) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
     F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
@@ -137,11 +252,16 @@ where
     let task = tokio::spawn(async move {
         let mut pace = Pace::new(attempted);
         loop {
-            let outcome = match pool.acquire().await {
+            let outcome = match pool.connections.acquire().await {
                 Err(e) => Err(e),
                 Ok(mut conn) => {
-                    let outcome = within(RUN_LIMIT, step(&mut conn, pace.earlier)).await;
-                    if outcome.as_ref().is_err_and(|e| fault(e) == Fault::Reconnect) {
+                    let bytes = pool.target.server.statement_bytes();
+                    let work = STATEMENT_BYTES.scope(bytes, step(&mut conn, pace.earlier));
+                    let outcome = within(RUN_LIMIT, work).await;
+                    if outcome.as_ref().is_err_and(is_out_of_statements) {
+                        pool.keep_fewer();
+                    }
+                    if outcome.as_ref().is_err_and(ends_connection) {
                         // Nobody knows what such a connection would answer next: close it instead of releasing it.
                         conn.close_on_drop();
                     }
@@ -160,18 +280,31 @@ where
     }
 }
 
+/// Is a connection useless after this? A packet that is too large ends it as well.
+fn ends_connection(error: &sqlx::Error) -> bool {
+    fault(error) == Fault::Reconnect || number(error) == Some(1153)
+}
+
 /// A connection of its own, reopened when it breaks: for the group commits and the heartbeat, which are tasks that
 /// nobody cancels and which must not wait for the pool.
 pub(super) struct Link {
-    options: MySqlConnectOptions,
+    target: Target,
     conn: Option<MySqlConnection>,
     /// When the connection was last heard of.
     heard: Instant,
+    /// Is it to wait for locks for a second only? And has the open connection been told so?
+    hurried: bool,
+    told_hurried: bool,
 }
 
 impl Link {
-    pub(super) fn new(options: MySqlConnectOptions) -> Self {
-        Self { options, conn: None, heard: Instant::now() }
+    pub(super) fn new(target: Target) -> Self {
+        Self { target, conn: None, heard: Instant::now(), hurried: false, told_hurried: false }
+    }
+
+    /// From now on, wait for locks for a second only; or, if not hurried, as long as other connections do.
+    pub(super) fn hurry(&mut self, hurried: bool) {
+        self.hurried = hurried;
     }
 
     /// Run `step`, reopening the connection and repeating as often as the rules allow.
@@ -183,12 +316,27 @@ impl Link {
         loop {
             match self.once(&step, pace.earlier).await {
                 Ok(value) => return Ok(value),
-                Err(e) => {
-                    if fault(&e) == Fault::Reconnect || !self.rolled_back().await {
-                        self.conn = None;
-                    }
-                    pace.after(&e).await?;
-                }
+                Err(e) => pace.after(&e).await?,
+            }
+        }
+    }
+
+    /// As [`run`](Self::run), but come back with nothing as soon as `step` has waited for a lock in vain. It is rolled back
+    /// by then.
+    pub(super) async fn run_unless_locked<T, F>(
+        &mut self,
+        attempted: &'static str,
+        step: F,
+    ) -> Result<Option<T>, StoreError>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        let mut pace = Pace::new(attempted);
+        loop {
+            match self.once(&step, pace.earlier).await {
+                Ok(value) => return Ok(Some(value)),
+                Err(e) if waited_for_lock(&e) => return Ok(None),
+                Err(e) => pace.after(&e).await?,
             }
         }
     }
@@ -206,7 +354,24 @@ impl Link {
         matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
     }
 
+    /// One run. After an error the connection is rolled back, or closed.
     async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        let outcome = self.talk(step, earlier).await;
+        if let Err(e) = &outcome {
+            if is_out_of_statements(e) {
+                self.target.server.keep_fewer();
+            }
+            if ends_connection(e) || !self.rolled_back().await {
+                self.conn = None;
+            }
+        }
+        outcome
+    }
+
+    async fn talk<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
     where
         F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
     {
@@ -215,9 +380,19 @@ impl Link {
         }
         let conn = match &mut self.conn {
             Some(conn) => conn,
-            empty => empty.insert(open(&self.options).await?),
+            empty => {
+                let conn = open(&self.target).await?;
+                self.told_hurried = false;
+                empty.insert(conn)
+            }
         };
-        let outcome = within(RUN_LIMIT, step(conn, earlier)).await;
+        if self.told_hurried != self.hurried {
+            let text = if self.hurried { HURRIED } else { UNHURRIED };
+            within(FIRST_WORDS, sqlx::raw_sql(text).execute(&mut *conn)).await?;
+            self.told_hurried = self.hurried;
+        }
+        let bytes = self.target.server.statement_bytes();
+        let outcome = within(RUN_LIMIT, STATEMENT_BYTES.scope(bytes, step(conn, earlier))).await;
         self.heard = Instant::now();
         outcome
     }
@@ -245,9 +420,17 @@ impl Pace {
         match fault(error) {
             // Our own rows: the first run's commit arrived after all. The next run recognises them.
             Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
-            Fault::Final | Fault::Duplicate => return Err(StoreError::from_driver(self.attempted, error)),
-            Fault::Again => metrics::counter!("tickr_store_repeats_total", "cause" => "conflict").increment(1),
+            Fault::Unfit | Fault::Refused | Fault::Duplicate => {
+                return Err(StoreError::from_driver(self.attempted, error));
+            }
+            Fault::Again => {
+                if !certainly_rolled_back(error) {
+                    self.earlier = Earlier::MayHaveCommitted;
+                }
+                metrics::counter!("tickr_store_repeats_total", "cause" => "conflict").increment(1);
+            }
             Fault::Reconnect => {
+                tell_outage(self.attempted, error);
                 // Three tries tell a killed connection from a server that is out; the caller knows how to wait longer.
                 // The pool has tried for seconds by itself.
                 if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {

@@ -69,6 +69,7 @@ mod settle;
 mod shape;
 mod startable;
 mod stats;
+mod stuck;
 mod ticks;
 mod verifications;
 
@@ -124,14 +125,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sqlx::MySqlConnection;
 use sqlx::mysql::MySqlConnectOptions;
+use sqlx::{MySqlConnection, Row};
 use tokio_util::task::TaskTracker;
 
 use claim::Claims;
+use durability::Variables;
 use group_commit::GroupCommit;
 use insert::{Inserts, together};
-use link::Link;
+use link::{Link, Target};
 use once::OnceInserts;
 use pools::Pools;
 use settle::{Lanes, Settles};
@@ -168,7 +170,7 @@ impl std::fmt::Debug for StoreSettings {
 
 /// What all parts of the store share.
 struct Shared {
-    options: MySqlConnectOptions,
+    options: Target,
     pools: Pools,
     clock: Arc<StoreClock>,
     lanes: Lanes,
@@ -189,18 +191,19 @@ pub struct Store {
 /// What a start asks first. All of it is one try: a line may fall silent at any of its steps.
 struct FirstWords {
     clock: StoreClock,
-    refuses_writes: Option<String>,
+    variables: Variables,
 }
 
 impl FirstWords {
-    async fn exchange(options: &MySqlConnectOptions) -> Result<Self, sqlx::Error> {
-        let mut conn = link::open(options).await?;
+    async fn exchange(target: &Target) -> Result<Self, sqlx::Error> {
+        let mut conn = link::open(target).await?;
         link::within(link::FIRST_WORDS, async {
             let sent = Instant::now();
-            let now = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?;
+            // Nothing is prepared before it is known for how many statements there is room.
+            let now = sqlx::raw_sql("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?.try_get(0)?;
             let clock = StoreClock::starting_at(sent, Instant::now(), now);
-            let refuses_writes = durability::refuses_writes(&mut conn).await?;
-            Ok(Self { clock, refuses_writes })
+            let variables = durability::variables(&mut conn).await?;
+            Ok(Self { clock, variables })
         })
         .await
     }
@@ -223,12 +226,14 @@ impl Store {
         let refused = |cause: String| StoreError::Refused { attempted, cause };
         let options = MySqlConnectOptions::from_str(&settings.url)
             // The driver's message may quote the URL.
-            .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?
-            .statement_cache_capacity(1_024);
+            .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?;
+        let options = Target::new(options);
         let (started, mut told) = (Instant::now(), false);
         let first = loop {
             match FirstWords::exchange(&options).await {
                 Ok(first) => break first,
+                // A wrong password at a start is a mistake; later it is an outage.
+                Err(e) if error::is_wrong_address(&e) => return Err(refused(e.to_string())),
                 Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
                     // Said once; the end of the wait says the rest.
                     if !std::mem::replace(&mut told, true) {
@@ -240,8 +245,20 @@ impl Store {
             }
         };
         let was_out = started.elapsed() > PROMPT;
-        if let Some(cause) = first.refuses_writes {
+        if let Some(cause) = first.variables.refuses_writes() {
             return Err(refused(cause));
+        }
+        // Beside the pools: the flushers of the three group commits and of the claims, those for rows that are locked, one
+        // for suspects, the heartbeat.
+        let connections = settings.connections.max(Split::LEAST) as usize + 5 * settings.flushers + 5;
+        if let Some(most) = first.variables.prepared_statements() {
+            if most < connections {
+                return Err(refused(format!(
+                    "the server's max_prepared_stmt_count is {most}, and each of the {connections} connections of tickr needs \
+                     one statement at the least; raise it, as in SET GLOBAL max_prepared_stmt_count = 16382"
+                )));
+            }
+            options.server.share_statements(most, connections);
         }
         let clock = Arc::new(first.clock);
         let shared = Arc::new(Shared {
@@ -284,7 +301,8 @@ impl Store {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(refused("the name of a database is made of letters, digits and underscores"));
         }
-        let conn = link::open(&options.database("")).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
+        let conn =
+            link::open(&Target::new(options.database(""))).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))
     }
 
@@ -333,6 +351,22 @@ impl Store {
             Box::pin(async move { sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await })
         });
         matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_)))
+    }
+
+    /// Does the server take a job whose payload has so many bytes, and the answer that is kept for its request?
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when its `max_allowed_packet` is too small for that.
+    pub fn carries(&self, payload_bytes: usize) -> Result<(), StoreError> {
+        let (packet, wanted) = (self.shared.options.server.packet(), 2 * payload_bytes + (256 << 10));
+        if packet >= wanted {
+            return Ok(());
+        }
+        let cause = format!(
+            "the server's max_allowed_packet is {packet} bytes, too few for a job of body_limit = {payload_bytes} bytes: it must be \
+             {wanted} at the least, as in SET GLOBAL max_allowed_packet = 16777216; or set a smaller body_limit"
+        );
+        Err(StoreError::Refused { attempted: "check what the server takes", cause })
     }
 
     /// Did [`connect`](Self::connect) have to wait for MySQL? Then others may have had to as well.

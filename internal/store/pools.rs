@@ -3,22 +3,20 @@
 //!
 //! Every method of the [`Store`](super::Store) says which pool it uses. Their sum is `mysql_connections`.
 
-use sqlx::mysql::{MySqlConnectOptions, MySqlPool};
-
-use super::link;
+use super::link::{Pool, Target};
 
 /// What a caller of the store is. Each kind has connections of its own.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Pools {
     /// What operators set (keys, queues, drain) and what each process reads of it every second: short statements only.
-    pub(super) controls: MySqlPool,
+    pub(super) controls: Pool,
     /// What every runner does by itself: reaper, reconciler, ticker, operator, janitor, permits, alerts, recorder,
     /// readiness. Each is one task and uses one connection at a time.
-    pub(super) loops: MySqlPool,
+    pub(super) loops: Pool,
     /// What clients change apart from plain enqueues: jobs with keys, cancels, retries, operations, schedules.
-    pub(super) steering: MySqlPool,
+    pub(super) steering: Pool,
     /// What clients read.
-    pub(super) reads: MySqlPool,
+    pub(super) reads: Pool,
 }
 
 /// How many connections each pool has.
@@ -56,20 +54,20 @@ impl Split {
 
 impl Pools {
     /// Split `total` connections. None is opened before it is needed.
-    pub(super) fn new(options: &MySqlConnectOptions, total: u32) -> Self {
+    pub(super) fn new(target: &Target, total: u32) -> Self {
         let Split { controls, loops, steering, reads } = Split::of(total);
-        let pool = |size| link::pool(options.clone(), size);
+        let pool = |size| Pool::new(target, size);
         Self { controls: pool(controls), loops: pool(loops), steering: pool(steering), reads: pool(reads) }
     }
 
     /// Each pool and its name.
-    pub(super) fn each(&self) -> [(&'static str, &MySqlPool); 4] {
+    pub(super) fn each(&self) -> [(&'static str, &Pool); 4] {
         [("controls", &self.controls), ("loops", &self.loops), ("steering", &self.steering), ("reads", &self.reads)]
     }
 
     /// Say goodbye on every connection.
     pub(super) async fn close(&self) {
-        tokio::join!(self.controls.close(), self.loops.close(), self.steering.close(), self.reads.close());
+        futures_util::future::join_all(self.each().map(|(_, pool)| pool.connections().close())).await;
     }
 }
 

@@ -1,13 +1,13 @@
 //! What operators have set about queues.
 
-use sqlx::mysql::{MySqlPool, MySqlRow};
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
 use super::audit::{Act, record, was_recorded};
 use super::condition::Condition;
 use super::error::corrupt;
 use super::insert::read_clock;
-use super::link::{Earlier, on_pool, transact};
+use super::link::{Earlier, Pool, on_pool, transact};
 use super::shape::statement;
 use super::{Store, StoreError};
 use crate::job::{Actor, Name, Priority, Timestamp};
@@ -222,7 +222,7 @@ async fn write(conn: &mut MySqlConnection, after: &QueueSetting) -> Result<(), s
         .map(drop)
 }
 
-async fn queues_through(pool: &MySqlPool) -> Result<Vec<QueueSetting>, StoreError> {
+async fn queues_through(pool: &Pool) -> Result<Vec<QueueSetting>, StoreError> {
     on_pool(pool, "read the queues", |conn, _| {
         Box::pin(async move {
             let sql = format!("SELECT {COLUMNS} FROM queues ORDER BY name LIMIT 2000");

@@ -140,6 +140,10 @@ impl Batch for Settles {
         1 + follow_ups + item.result.as_ref().map_or(0, |raw| raw.get().len()) / BYTES_PER_ROW
     }
 
+    fn row(item: &Settlement) -> Option<JobId> {
+        Some(item.id)
+    }
+
     fn mark(&self) -> u8 {
         self.lanes.of_turn(self.batches.fetch_add(1, Ordering::Relaxed))
     }
@@ -481,7 +485,8 @@ pub(super) async fn append_to_ledger(
     lines: &[Line<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    let bytes = |line: &Line<'_>| 200 + line.result.map_or(0, str::len) + line.error.map_or(0, str::len);
+    let text = |text: Option<&str>| text.map_or(0, str::len);
+    let bytes = |line: &Line<'_>| 200 + text(line.result) + text(line.error) + text(line.exchange);
     for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \

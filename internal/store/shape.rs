@@ -9,11 +9,11 @@ use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments};
 use sqlx::query::Query;
 
+use super::link::statement_bytes;
+
 /// Most rows in one statement.
 pub(super) const MOST_ROWS: usize = 256;
 
-/// Most bytes of values in one statement: a quarter of the smallest `max_allowed_packet` that servers come with (16 MiB).
-const MOST_BYTES: usize = 4 << 20;
 /// What counts as one more row of a batch when rows are large.
 pub(super) const BYTES_PER_ROW: usize = 16 << 10;
 
@@ -40,13 +40,14 @@ pub(super) fn groups<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
 
 /// As [`groups`], but no group is larger than a statement may be; `bytes` tells the size of one row.
 pub(super) fn groups_by_bytes<T>(mut rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    let most = statement_bytes();
     std::iter::from_fn(move || {
         if rows.is_empty() {
             return None;
         }
         let mut total = 0;
         let mut fit = 0;
-        while fit < rows.len() && fit < MOST_ROWS && (fit == 0 || total + bytes(&rows[fit]) <= MOST_BYTES) {
+        while fit < rows.len() && fit < MOST_ROWS && (fit == 0 || total + bytes(&rows[fit]) <= most) {
             total += bytes(&rows[fit]);
             fit += 1;
         }
@@ -109,7 +110,7 @@ mod tests {
         fn large_rows_make_small_groups(sizes in prop::collection::vec(1_usize..(6 << 20), 0..600)) {
             let groups: Vec<&[usize]> = groups_by_bytes(&sizes, |size| *size).collect();
             prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MOST_ROWS));
-            prop_assert!(groups.iter().all(|g| g.len() == 1 || g.iter().sum::<usize>() <= MOST_BYTES));
+            prop_assert!(groups.iter().all(|g| g.len() == 1 || g.iter().sum::<usize>() <= statement_bytes()));
             prop_assert_eq!(groups.concat(), sizes);
         }
 

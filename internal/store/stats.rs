@@ -66,7 +66,7 @@ impl Store {
     #[must_use]
     pub fn pool_use(&self) -> [PoolUse; 4] {
         self.shared.pools.each().map(|(name, pool)| {
-            let (size, idle) = (pool.size() as usize, pool.num_idle());
+            let (size, idle) = (pool.connections().size() as usize, pool.connections().num_idle());
             PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }
         })
     }

@@ -136,6 +136,13 @@ pub static METRICS: &[Metric] = &[
     ),
     row("tickr_batch_rows", Histogram(ROWS), Runner, &["write"], "Items that shared one write of a group commit"),
     row(
+        "tickr_batches_split_total",
+        Counter,
+        Runner,
+        &["write"],
+        "Writes of a group commit that were cut in pieces, because another session held a lock on one of their rows",
+    ),
+    row(
         "tickr_store_repeats_total",
         Counter,
         Runner,

@@ -404,3 +404,201 @@ async fn a_server_whose_binary_log_would_refuse_every_write_is_refused_at_the_st
     store.migrate().await.unwrap();
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_outlive_a_password_that_is_changed_while_they_come() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    let runner = ordinary(&tickr, |config| config.workers = 20).await;
+    let running = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 1_500}}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
+    let password = async |password: &str| {
+        for host in ["localhost", "127.0.0.1"] {
+            tickr.sql(format!("ALTER USER app@'{host}' IDENTIFIED BY '{password}'")).await;
+        }
+    };
+    let mut own = tickr.mysql().await;
+    password("another").await;
+    let changed = Instant::now();
+    for row in own.fetch_all("SHOW PROCESSLIST").await.unwrap() {
+        if row.try_get::<String, _>("User").unwrap() == "app" {
+            let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
+        }
+    }
+    // It is an outage, for callers as well.
+    assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
+    assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop", "unique_key": "k"})).await);
+    assert_out(&ask(&runner, &format!("/v1/jobs/{}", running[0])).await);
+    assert_eq!(ask(&runner, "/readyz").await.status, 503);
+    tokio::time::sleep_until(changed + Duration::from_secs(5)).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0, "nobody could write a result");
+    password("").await;
+    for id in &running {
+        tickr.until(*id, State::Completed).await;
+        assert_eq!(tickr.verdicts(*id).await, ["succeeded"], "{id}");
+    }
+    tickr.assert_each_ran_once(20).await;
+    runner.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// Errors of servers, clusters and proxies that write nothing now and may later: a proxy without a backend, a proxy or a
+/// cluster's gate that says so in its own way, a group that lost its quorum, a binary log whose disk is full.
+const FOREIGN_ERRORS: [u16; 5] = [9001, 1105, 3100, 1026, 1598];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_double_nothing() {
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        (config.workers, config.queues, config.lease) = (16, vec!["default".into()], Duration::from_secs(30));
+    };
+    let runner = behind.another_with(through, Registry::new()).await;
+    let over = CancellationToken::new();
+    let faults = async {
+        for error in FOREIGN_ERRORS {
+            // Not done, and done all the same; then what begins a transaction.
+            proxy.refuse("COMMIT", error, 9);
+            eventually("commits are refused", || async { proxy.is_through().then_some(()) }).await;
+            proxy.refuse_what_is_done("COMMIT", error, 2);
+            eventually("commits are made and refused", || async { proxy.is_through().then_some(()) }).await;
+            proxy.refuse("BEGIN", error, 30);
+            eventually("transactions are refused", || async { proxy.is_through().then_some(()) }).await;
+        }
+        over.cancel();
+    };
+    let broker = runner.broker();
+    let (one, other, ()) = tokio::join!(load(broker, &over), load(broker, &over), faults);
+    let (accepted, refused) = ([one.0, other.0].concat(), one.1 + other.1);
+    let lost = assert_done(&behind, &accepted).await;
+    println!("{} jobs, {refused} enqueues refused, {lost} attempts lost", accepted.len());
+    assert!(accepted.len() > 50 && refused > 0, "{} {refused}", accepted.len());
+    assert_eq!(lost, 0, "no result was thrown away");
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_job_is_there() {
+    let behind = TestApp::start_alone(|_| {}, bystander).await;
+    let proxy = Proxy::start(behind.config.mysql_url().unwrap().expose()).await;
+    let through = |config: &mut Config| {
+        config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap());
+        (config.workers, config.queues, config.lease) = (2, vec!["default".into()], Duration::from_secs(30));
+    };
+    let runner = behind.another_with(through, Registry::new()).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 500}});
+    let jobs = behind.enqueue_many([sleep.clone(), sleep]).await;
+    behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
+    // The gate of a cluster refuses every commit; nothing else fails.
+    proxy.refuse("COMMIT", 3100, usize::MAX);
+    let answer = post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await;
+    assert_out(&answer);
+    // A person removes one of the two jobs meanwhile.
+    let hex = jobs[0].uuid().simple();
+    behind.sql(format!("DELETE FROM owed WHERE id = x'{hex}'; DELETE FROM jobs WHERE id = x'{hex}'")).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(behind.count("SELECT COUNT(*) FROM attempts").await, 0);
+    proxy.pass();
+    behind.until(jobs[1], State::Completed).await;
+    assert_eq!(behind.verdicts(jobs[1]).await, ["succeeded"]);
+    // Both slots are free again: two jobs that wait for each other's start end.
+    let next = behind.enqueue_many((0..2).map(|_| json!({"kind": "sleep", "payload": {"ms": 800}}))).await;
+    behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
+    for id in next {
+        behind.until(id, State::Completed).await;
+    }
+    assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
+    runner.stop(CancellationToken::new()).await;
+    behind.stop().await;
+}
+
+/// Defaults of a server that change what statements mean, commit nothing, or leave little room.
+fn strange_defaults() -> Vec<&'static str> {
+    let mode = if std::env::var_os("TICKR_MYSQLD").is_some_and(|path| !path.is_empty()) {
+        "--sql-mode=ANSI,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE"
+    } else {
+        "--sql-mode=ORACLE,EMPTY_STRING_IS_NULL,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE"
+    };
+    vec![
+        mode,
+        "--autocommit=0",
+        "--completion-type=1",
+        "--max-allowed-packet=1M",
+        "--max-prepared-stmt-count=100",
+        "--lock-wait-timeout=100000",
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
+    let tickr = TestApp::start_on_servers_with(&strange_defaults(), |_| {}, |config| config.workers = 16).await;
+    // More than a packet in one request, and as much again in many at once.
+    let text = "x".repeat(450);
+    let small = (0..500).map(|n| json!({"kind": "noop", "payload": {"n": n, "text": text}}));
+    let batch = tickr.post("/v1/jobs/batch", json!({"jobs": small.collect::<Vec<_>>()})).await;
+    assert_eq!(batch.status, 201, "{:#}", batch.body);
+    let large = "\u{e4}".repeat(100_000);
+    let calls = (0..40).map(|n| {
+        let key = (n % 4 == 0).then(|| format!("k{n}"));
+        let job = json!({"kind": "noop", "payload": {"text": large}, "unique_key": key});
+        tickr.post("/v1/jobs", job)
+    });
+    for answer in futures_util::future::join_all(calls).await {
+        assert_eq!(answer.status, 201, "{:#}", answer.body);
+    }
+    // Quotes and backslashes mean what they mean to tickr, and an empty text is not null.
+    let odd = json!({"kind": "noop", "payload": {"text": "it's \\ \"x\" || '' `y`"}, "unique_key": "o'c\\\""});
+    let id = tickr.enqueue(odd.clone()).await;
+    assert_eq!(tickr.until(id, State::Completed).await["payload"], odd["payload"]);
+    tickr.until_idle().await;
+    tickr.assert_each_ran_once(541).await;
+    // What was acknowledged was committed, for every other session to see.
+    let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
+    let put = answer(http().put(tickr.url("/v1/schedules/hourly")).json(&schedule)).await;
+    assert!(put.status < 300, "{:#}", put.body);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules").await, 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_carry_the_largest_job_is_refused_at_the_start() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    tickr.sql("SET GLOBAL max_allowed_packet = 524288").await;
+    let refused = App::start(&tickr.config, Registry::new()).await.unwrap_err().to_string();
+    assert!(refused.contains("max_allowed_packet is 524288 bytes") && refused.contains("body_limit"), "{refused}");
+    let mut small = tickr.config.clone();
+    small.body_limit_bytes = 64 << 10;
+    App::start(&small, Registry::new()).await.unwrap().stop(CancellationToken::new()).await;
+    tickr.sql("SET GLOBAL max_allowed_packet = 16777216; SET GLOBAL max_prepared_stmt_count = 10").await;
+    let refused = App::start(&tickr.config, Registry::new()).await.unwrap_err().to_string();
+    assert!(refused.contains("max_prepared_stmt_count is 10"), "{refused}");
+    tickr.sql("SET GLOBAL max_prepared_stmt_count = 16382").await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_room_for_prepared_statements_is_taken_is_used_without_new_connections_all_the_time() {
+    let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 16).await;
+    let wave = async || {
+        let keyed = (0..40).map(|n| json!({"kind": "noop", "unique_key": format!("{n}"), "tags": ["t"]}));
+        tickr.enqueue_many(keyed.chain((0..200).map(|_| json!({"kind": "noop"})))).await;
+        tickr.until_idle().await;
+        let mut own = tickr.mysql().await;
+        let row = own.fetch_one("SHOW GLOBAL STATUS LIKE 'Connections'").await.unwrap();
+        row.try_get::<String, _>(1).unwrap().parse::<i64>().unwrap()
+    };
+    wave().await;
+    tickr.sql("SET GLOBAL max_prepared_stmt_count = 40").await;
+    let mut connections = vec![wave().await];
+    for _ in 0..5 {
+        connections.push(wave().await);
+    }
+    println!("{connections:?}");
+    // The looks of this test are connections as well.
+    let last = connections[5] - connections[3];
+    assert!(last < 30, "connections are opened over and over: {connections:?}");
+    tickr.sql("SET GLOBAL max_prepared_stmt_count = 16382").await;
+    tickr.assert_each_ran_once(7 * 240).await;
+    tickr.stop().await;
+}

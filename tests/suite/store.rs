@@ -496,6 +496,103 @@ async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
     test.stop().await;
 }
 
+/// Longer than one wait for a lock and a second for a piece of the batch; much shorter than two waits.
+const ONE_WAIT: Duration = Duration::from_millis(8_500);
+
+/// Hold the row of this job in a transaction, as an operator who went to lunch does.
+async fn hold(mysql: &mut MySqlConnection, id: JobId) -> sqlx::Transaction<'_, sqlx::MySql> {
+    let mut tx = mysql.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
+    tx
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait() {
+    let (name, url) = database().await;
+    // With one flusher every batch has to wait for the one before it.
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..131).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let claimed = futures_util::future::join_all(ids.iter().map(|id| test.claimed(*id))).await;
+    let [first, stuck, free @ ..] = &claimed[..] else { panic!("there are more") };
+    let (free, later) = free.split_at(64);
+    let (mut operator, mut other) = (test.mysql().await, test.mysql().await);
+    let held = hold(&mut operator, stuck.id).await;
+    let first_held = hold(&mut other, first.id).await;
+    let settle = |claimed: &Claimed| {
+        let (store, end) = (test.store.clone(), settlement(claimed, Verdict::Succeeded));
+        tokio::spawn(async move { store.settle(end).await })
+    };
+    // While the first waits, all others come; then they are one batch, with the one that is stuck in their middle.
+    let mut ends = vec![settle(first)];
+    test.until_said("DELETE FROM owed", 1).await;
+    ends.extend(free[..32].iter().map(settle));
+    let waits = settle(stuck);
+    ends.extend(free[32..].iter().map(settle));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    first_held.commit().await.unwrap();
+    let began = std::time::Instant::now();
+    for done in futures_util::future::join_all(ends).await {
+        assert!(matches!(done.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
+    }
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(4), "they were not in one batch: {took:?}");
+    assert!(took < ONE_WAIT, "{took:?}");
+    // The next batches do not wait for it at all, as soon as it was found to be the one: a second for each of two pieces.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    let began = std::time::Instant::now();
+    for done in futures_util::future::join_all(later.iter().map(settle)).await {
+        assert!(matches!(done.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
+    }
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(!waits.is_finished());
+    held.commit().await.unwrap();
+    assert!(matches!(waits.await.unwrap().unwrap(), Settled::Done { state: State::Completed, .. }));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 131);
+    assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 131);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none() {
+    let (name, url) = database().await;
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..65).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let (stuck, free) = ids.split_first().unwrap();
+    let mut operator = test.mysql().await;
+    let held = hold(&mut operator, *stuck).await;
+    let claim = |id: &JobId| {
+        let (claimant, id) = (test.claimant.clone(), *id);
+        tokio::spawn(async move { claimant.claim(id).await })
+    };
+    let began = std::time::Instant::now();
+    // Each of them twice: the index may deliver an id again, and only one of the two may run it.
+    let asked: Vec<_> = std::iter::once(stuck).chain(free).chain(free).map(claim).collect();
+    let mut won: HashMap<JobId, u32> = HashMap::new();
+    for (at, answer) in futures_util::future::join_all(asked).await.into_iter().enumerate() {
+        match answer.unwrap().unwrap() {
+            Claim::Won(claimed) => *won.entry(claimed.id).or_default() += 1,
+            Claim::Gone => {}
+            other => panic!("{at}: {other:?}"),
+        }
+    }
+    assert!(began.elapsed() < ONE_WAIT, "{:?}", began.elapsed());
+    assert!(!won.contains_key(stuck));
+    assert_eq!(won.len(), 64, "each free one is claimed");
+    assert!(won.values().all(|times| *times == 1), "and each once: {won:?}");
+    held.commit().await.unwrap();
+    // When it is offered again it can be had.
+    eventually("the row is free", || async {
+        matches!(test.claimant.claim(*stuck).await.unwrap(), Claim::Won(_)).then_some(())
+    })
+    .await;
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1").await, 65);
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     let test = TestStore::start().await;

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use sqlx::migrate::{Migration, Migrator};
-use sqlx::mysql::{MySqlDatabaseError, MySqlPool};
+use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{MySqlConnection, Row as _};
 
 use super::super::StoreError;
-use super::super::link::{FIRST_WORDS, on_pool, within};
+use super::super::link::{FIRST_WORDS, Pool, on_pool, within};
 
 /// The migrations that this binary brings.
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| sqlx::migrate!());
@@ -69,7 +69,7 @@ impl Ledger {
 }
 
 /// Whether everything that this binary brings has been applied.
-pub(super) async fn is_current(pool: &MySqlPool) -> Result<bool, StoreError> {
+pub(super) async fn is_current(pool: &Pool) -> Result<bool, StoreError> {
     let read = on_pool(pool, "read which migrations were applied", |conn, _| {
         Box::pin(within(FIRST_WORDS, Ledger::read(conn)))
     });

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 use sqlx::MySqlConnection;
 
-use super::super::error::{Fault, fault};
+use super::super::error::is_unusual;
 use super::super::link::within;
 use super::Stage;
 
@@ -40,7 +40,7 @@ pub(super) async fn take(conn: &mut MySqlConnection, database: &str, stage: &Sta
                 tracing::warn!("mysql gives no lock for the migration; going on without, which is safe");
                 return Ok(());
             }
-            Err(error) if fault(&error) == Fault::Final => {
+            Err(error) if is_unusual(&error) => {
                 tracing::warn!(%error, "mysql refuses locks for the migration; going on without, which is safe");
                 return Ok(());
             }

@@ -137,7 +137,7 @@ impl Store {
             match run.go().await {
                 Ok(()) => return Ok(()),
                 Err(Halt::Refused(cause)) => return Err(StoreError::Refused { attempted, cause }),
-                Err(Halt::Driver(e)) if fault(&e) == Fault::Final || runs >= MOST_RUNS => {
+                Err(Halt::Driver(e)) if matches!(fault(&e), Fault::Refused | Fault::Unfit) || runs >= MOST_RUNS => {
                     return Err(StoreError::from_driver(attempted, &e));
                 }
                 Err(Halt::Driver(error)) => {

@@ -56,7 +56,18 @@ impl TestApp {
 
     /// On a pair of servers that only this test has and may make fail. `before` is their condition at the start.
     pub(crate) async fn start_alone(before: impl FnOnce(&Services), change: impl FnOnce(&mut Config)) -> Self {
-        let own = Services::start(&Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")))).unwrap();
+        Self::start_on_servers_with(&[], before, change).await
+    }
+
+    /// As [`start_alone`](Self::start_alone), on a MySQL that is started with these flags.
+    pub(crate) async fn start_on_servers_with(
+        flags: &[&str],
+        before: impl FnOnce(&Services),
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        let options = flags.iter().fold(options, |options, flag| options.mysql_flag(*flag));
+        let own = Services::start(&options).unwrap();
         let name = unique_name();
         let (mysql, redis) = (own.mysql_url(&name), own.redis_url());
         Store::create_database(&mysql).await.unwrap();

@@ -1,6 +1,6 @@
 //! A line to MySQL that can lose an answer: the request arrives, the server does its work, and the connection breaks
-//! before the reply. It can also fall silent, and forget its connections, as a network does. What a client makes of that cannot be tried
-//! in any other way.
+//! before the reply. It can also fall silent, and forget its connections, as a network does, and answer with errors of its own,
+//! as proxies and clusters do. What a client makes of that cannot be tried in any other way.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    /// What is to happen to the next request with this text.
-    wanted: Mutex<Option<(&'static str, Fate)>>,
+    /// What is to happen to the next so many requests with this text.
+    wanted: Mutex<Option<(&'static str, Fate, usize)>>,
     cuts: AtomicUsize,
     /// How often all connections were forgotten.
     forgotten: AtomicUsize,
@@ -40,6 +40,10 @@ enum Fate {
     AnswerLost,
     /// It goes nowhere, like everything on its connection from now on, and nobody is told.
     Swallowed,
+    /// It goes nowhere and is answered with this error.
+    Refused(u16),
+    /// It arrives, and is answered with this error whatever the server says.
+    DoneAndRefused(u16),
 }
 
 enum Upstream {
@@ -73,12 +77,33 @@ impl Proxy {
 
     /// Lose the answer to the next request whose statement begins with this text.
     pub(crate) fn cut_after(&self, text: &'static str) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost));
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost, 1));
     }
 
     /// Fall silent, on one connection, with the next request whose statement begins with this text.
     pub(crate) fn silent_from(&self, text: &'static str) {
-        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed));
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed, 1));
+    }
+
+    /// Answer the next so many requests whose statement begins with this text with this error of the server's, without
+    /// passing them on.
+    pub(crate) fn refuse(&self, text: &'static str, error: u16, times: usize) {
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::Refused(error), times));
+    }
+
+    /// As [`refuse`](Self::refuse), but the server does what it is asked.
+    pub(crate) fn refuse_what_is_done(&self, text: &'static str, error: u16, times: usize) {
+        *self.shared.wanted.lock().unwrap() = Some((text, Fate::DoneAndRefused(error), times));
+    }
+
+    /// Pass everything on again.
+    pub(crate) fn pass(&self) {
+        *self.shared.wanted.lock().unwrap() = None;
+    }
+
+    /// Has everything that was asked for happened?
+    pub(crate) fn is_through(&self) -> bool {
+        self.shared.wanted.lock().unwrap().is_none()
     }
 
     /// Forget the connections that there are: what comes on them from now on goes nowhere, and nobody is told.
@@ -123,6 +148,8 @@ struct Line {
     prepared: HashMap<u32, Vec<u8>>,
     /// The next answer is for nobody.
     lose: bool,
+    /// The next answer is this error.
+    refuse: Option<u16>,
 }
 
 /// Pass packets on until either side ends or an answer is to be lost.
@@ -132,7 +159,10 @@ async fn relay(
     mut to_server: impl AsyncWrite + Unpin,
     shared: Arc<Shared>,
 ) {
-    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_client, to_client) = client.into_split();
+    // Both directions answer: one passes answers on, the other makes some up.
+    let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
+    let answered = Arc::clone(&to_client);
     let line = Arc::<Mutex<Line>>::default();
     let other = Arc::clone(&line);
     let mut answers = tokio::spawn(async move {
@@ -140,9 +170,10 @@ async fn relay(
         loop {
             match from_server.read(&mut bytes).await {
                 Ok(count) if count > 0 => {
-                    let lose = other.lock().unwrap().hear(&bytes[..count]);
+                    let (lose, refuse) = other.lock().unwrap().hear(&bytes[..count]);
+                    let answer = refuse.map_or_else(|| bytes[..count].to_vec(), error_packet);
                     // The answer is here, so the work is done. Nobody hears of it.
-                    if lose || to_client.write_all(&bytes[..count]).await.is_err() {
+                    if lose || answered.lock().await.write_all(&answer).await.is_err() {
                         return;
                     }
                 }
@@ -167,6 +198,7 @@ async fn relay(
             bytes.clear();
             continue;
         }
+        // Up to where the bytes were passed on or dropped.
         let mut whole = 0;
         // Three bytes of length, one of sequence. The driver may send several packets at once.
         while let Some(&[a, b, c, sequence]) = bytes[whole..].first_chunk() {
@@ -176,6 +208,11 @@ async fn relay(
                 let fate = line.lock().unwrap().ask(packet, &shared);
                 shared.cuts.fetch_add(usize::from(fate != Fate::Passed), Ordering::SeqCst);
                 silent |= fate == Fate::Swallowed;
+                if let Fate::Refused(error) = fate {
+                    let _ = to_client.lock().await.write_all(&error_packet(error)).await;
+                    bytes.drain(whole..end);
+                    continue;
+                }
             }
             if silent {
                 break;
@@ -208,23 +245,35 @@ impl Line {
         };
         let mut wanted = shared.wanted.lock().unwrap();
         match *wanted {
-            Some((text, fate)) if !self.lose && statement.starts_with(text.as_bytes()) => {
-                *wanted = None;
+            Some((text, fate, times)) if !self.lose && statement.starts_with(text.as_bytes()) => {
+                *wanted = (times > 1).then_some((text, fate, times - 1));
                 self.lose = fate == Fate::AnswerLost;
+                if let Fate::DoneAndRefused(error) = fate {
+                    self.refuse = Some(error);
+                }
                 fate
             }
             _ => Fate::Passed,
         }
     }
 
-    /// The server answers. Is that to be lost?
-    fn hear(&mut self, bytes: &[u8]) -> bool {
+    /// The server answers. Is that to be lost, or to be an error?
+    fn hear(&mut self, bytes: &[u8]) -> (bool, Option<u16>) {
         if let Some(statement) = self.preparing.take() {
             // The header, a zero for success, and the number.
             if let (Some(0), Some(number)) = (bytes.get(4), bytes.get(5..).and_then(|rest| rest.first_chunk())) {
                 self.prepared.insert(u32::from_le_bytes(*number), statement);
             }
         }
-        self.lose
+        (self.lose, self.refuse.take())
     }
+}
+
+/// The answer to a request that failed: its length, sequence 1, the mark of an error, number, state and text.
+fn error_packet(number: u16) -> Vec<u8> {
+    let text = format!("#HY000the proxy says {number}");
+    let mut packet = vec![u8::try_from(text.len() + 3).unwrap(), 0, 0, 1, 0xff];
+    packet.extend(number.to_le_bytes());
+    packet.extend(text.as_bytes());
+    packet
 }

@@ -1,0 +1,203 @@
+//! Writes whose row another session holds locked: an operator's open transaction, a frozen runner's.
+//!
+//! They wait apart from everything else, in a lane with a connection of its own that tries one after the other, a second each.
+//! Rows that were found locked are known for a while, and later writes of them go to the lane at once.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::FutureExt;
+use tokio::sync::mpsc;
+use tokio_util::task::TaskTracker;
+
+use super::group_commit::{Batch, Waiting, flush, locked_row};
+use super::link::{Link, Target};
+use crate::job::JobId;
+
+/// Most writes in a lane. Their callers are refused beyond it, and try again later.
+const MOST_WAITING: usize = 1_024;
+/// Longest stay in a lane, for callers that do not come back by themselves.
+const LONGEST_STAY: Duration = Duration::from_secs(40);
+/// How long a row counts as locked after it was found so.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// How long it is not tried again for what can be left out.
+const RESPITE: Duration = Duration::from_secs(2);
+/// Rows that are known at the same time.
+const MOST_ROWS: usize = 4_096;
+
+/// The way into the lane of one kind of write.
+pub(super) struct Stuck<B: Batch> {
+    lane: mpsc::Sender<Held<B>>,
+    rows: Arc<Rows>,
+}
+
+impl<B: Batch> Clone for Stuck<B> {
+    fn clone(&self) -> Self {
+        Self { lane: self.lane.clone(), rows: Arc::clone(&self.rows) }
+    }
+}
+
+/// A write in the lane, under the mark of the batch that it came from.
+struct Held<B: Batch> {
+    waiting: Waiting<B>,
+    mark: B::Mark,
+    since: Instant,
+}
+
+/// Rows that were found locked, and when.
+#[derive(Default)]
+struct Rows(Mutex<HashMap<JobId, Instant>>);
+
+impl Rows {
+    fn add(&self, row: JobId) {
+        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if rows.len() >= MOST_ROWS {
+            rows.retain(|_, found| found.elapsed() < REMEMBERED);
+        }
+        if rows.len() < MOST_ROWS {
+            rows.insert(row, Instant::now());
+        }
+    }
+
+    fn remove(&self, row: JobId) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&row);
+    }
+
+    /// For how long each of these has not been tried, if it was found locked.
+    fn found(&self, row: Option<JobId>) -> Option<Duration> {
+        let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let row = row?;
+        let since = rows.get(&row)?.elapsed();
+        if since > REMEMBERED {
+            rows.remove(&row);
+            return None;
+        }
+        Some(since)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+impl<B: Batch> Stuck<B> {
+    /// Start the lane of `batch`. It ends when the last way into it is gone.
+    pub(super) fn start(batch: &Arc<B>, target: &Target, tasks: &TaskTracker) -> Self {
+        let (lane, mut came) = mpsc::channel(MOST_WAITING);
+        let rows = Arc::<Rows>::default();
+        let (batch, target, known) = (Arc::clone(batch), target.clone(), Arc::clone(&rows));
+        tasks.spawn(async move {
+            loop {
+                let mut link = Link::new(target.clone());
+                link.hurry(true);
+                let worked = AssertUnwindSafe(work_off(&batch, &known, &mut came, &mut link)).catch_unwind().await;
+                let Err(panic) = worked else { return };
+                tracing::error!(attempted = B::ATTEMPTED, "the lane of locked rows panicked and starts again");
+                drop(panic);
+            }
+        });
+        Self { lane, rows }
+    }
+
+    /// Take in a write whose row was found locked.
+    pub(super) fn take_in(&self, waiting: Waiting<B>, mark: B::Mark) {
+        if let Some(row) = B::row(&waiting.item) {
+            self.rows.add(row);
+        }
+        match B::left_out() {
+            Some(answer) => waiting.reply.send(Ok(answer)),
+            None => self.hand_over(waiting, mark),
+        }
+    }
+
+    /// Take those out of a batch whose row was found locked not long ago.
+    pub(super) fn divert(&self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
+        if self.rows.is_empty() {
+            return taken;
+        }
+        let mut free = Vec::with_capacity(taken.len());
+        for waiting in taken {
+            match self.rows.found(B::row(&waiting.item)) {
+                None => free.push(waiting),
+                Some(since) => match B::left_out().filter(|_| since < RESPITE) {
+                    Some(answer) => waiting.reply.send(Ok(answer)),
+                    None => self.hand_over(waiting, mark),
+                },
+            }
+        }
+        free
+    }
+
+    fn hand_over(&self, waiting: Waiting<B>, mark: B::Mark) {
+        let held = Held { waiting, mark, since: Instant::now() };
+        if let Err(mpsc::error::TrySendError::Full(held) | mpsc::error::TrySendError::Closed(held)) =
+            self.lane.try_send(held)
+        {
+            held.waiting.reply.send(Err(locked_row::<B>()));
+        }
+    }
+}
+
+/// Try one after the other, and again from the first, until no more can come and each caller has its answer.
+async fn work_off<B: Batch>(batch: &Arc<B>, rows: &Rows, came: &mut mpsc::Receiver<Held<B>>, link: &mut Link) {
+    let mut waiting: VecDeque<Held<B>> = VecDeque::new();
+    loop {
+        if waiting.is_empty() {
+            // Long enough without a locked row, and the connection is not worth keeping.
+            match tokio::time::timeout(REMEMBERED, came.recv()).await {
+                Ok(Some(held)) => waiting.push_back(held),
+                Ok(None) => return,
+                Err(_) => link.disconnect(),
+            }
+        }
+        while waiting.len() < MOST_WAITING
+            && let Ok(held) = came.try_recv()
+        {
+            waiting.push_back(held);
+        }
+        if let Some(held) = waiting.pop_front()
+            && let Some(held) = attempt(batch, rows, held, link, came.is_closed()).await
+        {
+            waiting.push_back(held);
+        }
+    }
+}
+
+/// Try one. It comes back if its row is still locked and its caller goes on waiting.
+async fn attempt<B: Batch>(
+    batch: &Arc<B>,
+    rows: &Rows,
+    held: Held<B>,
+    link: &mut Link,
+    closing: bool,
+) -> Option<Held<B>> {
+    let Held { waiting: Waiting { item, reply }, mark, since } = held;
+    let row = B::row(&item);
+    let items = Arc::new(vec![item]);
+    let written = flush(batch, &items, mark, link).await;
+    match written {
+        Ok(Some(mut answers)) => {
+            row.into_iter().for_each(|row| rows.remove(row));
+            reply.send(answers.pop().ok_or_else(locked_row::<B>));
+            None
+        }
+        Ok(None) => {
+            row.into_iter().for_each(|row| rows.add(row));
+            let item = Arc::into_inner(items).and_then(|mut items| items.pop());
+            match (B::left_out(), item) {
+                (Some(answer), _) => reply.send(Ok(answer)),
+                (None, Some(item)) if !closing && since.elapsed() < LONGEST_STAY => {
+                    return Some(Held { waiting: Waiting { item, reply }, mark, since });
+                }
+                (None, _) => reply.send(Err(locked_row::<B>())),
+            }
+            None
+        }
+        Err(error) => {
+            reply.send(Err(error));
+            None
+        }
+    }
+}
