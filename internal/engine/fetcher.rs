@@ -1,10 +1,10 @@
 //! The fetcher: the only one who takes ids, and only while workers are free to start them.
 //!
 //! Normally from Redis: everything there is for the free slots in one round trip, and when there is nothing, one
-//! blocking pop. As soon as anybody here finds Redis out, it reads due work from the store by its index; the claims are
-//! the same.
+//! blocking pop. As soon as anybody here finds Redis out, it reads due work from the store, the same lines in the same
+//! order; the claims are the same.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,8 +17,8 @@ use super::permits::Permit;
 use super::service::Service;
 use crate::broker::Settings;
 use crate::index::{Fetch, Health, IndexError, Popped};
-use crate::job::JobId;
-use crate::store::{DueCursor, DueJob};
+use crate::job::{JobId, Timestamp};
+use crate::store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
 /// A due job, the slot it will run in, and the permit of its queue.
 pub(super) struct Ticket {
@@ -34,15 +34,38 @@ const STORE_POLL: Duration = Duration::from_millis(200);
 /// Pauses between tries of a Redis that failed the fetcher, before jitter. The store is asked meanwhile.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Rows in one page of the store when the first page held too little for this runner.
+/// Lines of which due work is read from the store at a time.
+const LINES_AT_ONCE: usize = 8;
+/// Rows in one page of the store, and pages read between two looks at the other lines, when a line begins with work that
+/// this runner may not take.
 const LARGER_PAGE: usize = 2_000;
-
-/// Due work straight from the store that this runner may not take now, in front of what it may: where to go on looking,
-/// and since when it is known.
-type Skipped = Option<(DueCursor, Instant)>;
-
-/// How long it is believed that what was skipped need not be looked at again.
+const LARGER_PAGES: usize = 8;
+/// How long it is believed that what was skipped need not be looked at again, once its end was found; and how long a search
+/// for the end may be interrupted.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
+const SEARCHED_FOR: Duration = Duration::from_secs(10);
+
+/// Due work straight from the store that this runner may not take, at the front of a line: jobs of kinds that it does not
+/// have, suspects that wait for the ward, and jobs that it gave back because it cannot read them.
+#[derive(Clone, Copy, Debug)]
+struct Skipped {
+    /// Where to go on looking.
+    until: DueCursor,
+    /// When it was last seen.
+    seen: Instant,
+    /// Its end was not found yet.
+    goes_on: bool,
+}
+
+/// What a look for due work in the store came to.
+enum Looked {
+    /// Work for this runner.
+    Found(Vec<(JobId, Permit)>),
+    /// There is none.
+    Nothing,
+    /// None yet, behind some that it may not take.
+    GoesOn,
+}
 
 /// The fetcher of one runner.
 pub(super) struct Fetcher {
@@ -51,7 +74,8 @@ pub(super) struct Fetcher {
     service: Service,
     /// What the service follows.
     settings: Arc<Settings>,
-    skipped: Skipped,
+    /// By the place of the line.
+    skipped: HashMap<usize, Skipped>,
 }
 
 impl Fetcher {
@@ -59,7 +83,7 @@ impl Fetcher {
         let settings = shared.controls.now();
         let service = Service::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(service.lines(), &shared.runner);
-        Self { shared, fetch, service, settings, skipped: None }
+        Self { shared, fetch, service, settings, skipped: HashMap::new() }
     }
 
     pub(super) async fn fetch_until_stopped(mut self, slots: Arc<Semaphore>, entrance: mpsc::Sender<Ticket>) {
@@ -117,7 +141,7 @@ impl Fetcher {
         if !Arc::ptr_eq(&now, &self.settings) {
             if now.queues != self.settings.queues {
                 self.service.follow(&now);
-                self.skipped = None;
+                self.skipped.clear();
             }
             self.settings = now;
         }
@@ -182,64 +206,136 @@ impl Fetcher {
         Ok(permitted)
     }
 
-    /// Due work straight from the store. Reads more than is needed and shuffles, so that several runners rarely claim the
-    /// same rows. What others must run, and what stands still, may stand in front in any number, so it reads on, in bounded
-    /// pages, until it finds work for this runner, and remembers for a moment how far it came.
+    /// Due work straight from the store.
     async fn take_from_store(&mut self, most: usize) -> Vec<(JobId, Permit)> {
         let shared = Arc::clone(&self.shared);
+        match self.look_in_store(most).await {
+            Ok(Looked::Found(ids)) => return ids,
+            Ok(Looked::GoesOn) => return Vec::new(),
+            Ok(Looked::Nothing) => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot read due jobs");
+                shared.store_failed();
+                return Vec::new();
+            }
+        }
+        tokio::select! {
+            () = shared.stop_fetching.cancelled() => {}
+            () = tokio::time::sleep(STORE_POLL) => {}
+            () = shared.broker.wake().fetcher() => {}
+        }
+        Vec::new()
+    }
+
+    /// The same lines in the same order as from Redis: those of paused queues and of queues at their limit are not even
+    /// read. Reads more than is needed and shuffles, so that several runners rarely claim the same rows.
+    async fn look_in_store(&mut self, most: usize) -> Result<Looked, StoreError> {
+        let shared = Arc::clone(&self.shared);
         let now = shared.store.clock().now();
-        self.skipped.take_if(|(_, since)| since.elapsed() > SKIPPED_FOR);
-        let (mut found, mut after) = (Vec::new(), self.skipped.map(|(place, _)| place));
-        let (mut page_size, mut hopeless) = (most * 4 + shared.live.len(), true);
-        while found.is_empty() && !shared.stop_fetching.is_cancelled() {
-            let page = match shared.store.due_page(after, now, page_size).await {
-                Ok(page) => page,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot read due jobs");
-                    shared.store_failed();
-                    return Vec::new();
+        self.skipped
+            .retain(|_, skipped| skipped.seen.elapsed() < if skipped.goes_on { SEARCHED_FOR } else { SKIPPED_FOR });
+        let (order, _) = self.service.next_turn(|queue| shared.permits.room(queue));
+        let queues: HashSet<usize> = order.lines.iter().map(|place| self.service.queue_of(*place)).collect();
+        let names = queues.into_iter().map(|queue| shared.settings.queues[queue].clone()).collect();
+        let filled: HashSet<DueLine> = shared.store.lines_of(names).await?.into_iter().collect();
+        let lines: Vec<usize> =
+            order.lines.into_iter().filter(|place| filled.contains(&self.service.due_line(*place))).collect();
+        let (mut taken, mut barred) = (Vec::new(), Vec::new());
+        for places in lines.chunks(LINES_AT_ONCE) {
+            let left = most - taken.len();
+            for (place, page) in self.read_lines(places, now, left * 4).await? {
+                let whole = page.next.is_none();
+                let found = self.runnable(&page);
+                if found.is_empty() && !whole {
+                    barred.push(place);
+                    self.skip(place, &page);
+                } else {
+                    self.end_of_skipped(place);
                 }
-            };
-            hopeless &= page.jobs.iter().all(|job| !self.serves(job));
-            found.extend(page.jobs.into_iter().filter_map(|job| self.may_run(&job)));
-            after = page.next;
-            let Some(place) = page.next else { break };
-            if hopeless {
-                let since = self.skipped.map_or_else(Instant::now, |(_, since)| since);
-                self.skipped = Some((place, since));
+                self.take_permitted(place, found, most, &mut taken);
             }
-            page_size = LARGER_PAGE;
+            if taken.len() == most {
+                break;
+            }
         }
-        // Urgent ones first, and those of a rank in any order.
+        if taken.is_empty() && !barred.is_empty() {
+            return self.look_further(&barred, now, most).await;
+        }
+        Ok(if taken.is_empty() { Looked::Nothing } else { Looked::Found(taken) })
+    }
+
+    /// What this runner may not take stands in front in any number. So it reads on, in larger pages, and looks at the other
+    /// lines again in between.
+    async fn look_further(&mut self, barred: &[usize], now: Timestamp, most: usize) -> Result<Looked, StoreError> {
+        let mut taken = Vec::new();
+        let mut goes_on = false;
+        for place in barred {
+            for _ in 0..LARGER_PAGES.div_ceil(barred.len()) {
+                let Some((_, page)) = self.read_lines(&[*place], now, LARGER_PAGE).await?.pop() else { break };
+                let found = self.runnable(&page);
+                if found.is_empty() && page.next.is_some() {
+                    self.skip(*place, &page);
+                    continue;
+                }
+                self.end_of_skipped(*place);
+                self.take_permitted(*place, found, most, &mut taken);
+                break;
+            }
+            if !taken.is_empty() {
+                return Ok(Looked::Found(taken));
+            }
+            goes_on |= self.skipped.get(place).is_some_and(|skipped| skipped.goes_on);
+        }
+        Ok(if goes_on { Looked::GoesOn } else { Looked::Nothing })
+    }
+
+    /// The first rows of these lines behind what is skipped.
+    async fn read_lines(
+        &self,
+        places: &[usize],
+        now: Timestamp,
+        most: usize,
+    ) -> Result<Vec<(usize, LinePage)>, StoreError> {
+        let range = |place: &usize| DueRange {
+            line: self.service.due_line(*place),
+            after: self.skipped.get(place).map_or(DueCursor::FRONT, |skipped| skipped.until),
+            until: now,
+        };
+        let pages = self.shared.store.due_rows(places.iter().map(range).collect(), most, Depth::Waiting).await?;
+        Ok(places.iter().copied().zip(pages).collect())
+    }
+
+    /// Those that this runner can run, in any order.
+    fn runnable(&self, page: &LinePage) -> Vec<JobId> {
+        let has_kind =
+            |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| self.shared.registry.get(kind.as_str()).is_some());
+        let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
+        found.retain(|id| !self.shared.ward.keeps(*id) && !self.shared.unread.rests(*id));
         found.shuffle(&mut rand::rng());
-        found.sort_by_key(|(rank, _, _)| *rank);
-        let permitted = found.into_iter().filter_map(|(_, queue, id)| Some((id, shared.permits.take(queue)?)));
-        let ids: Vec<(JobId, Permit)> = permitted.take(most).collect();
-        if ids.is_empty() {
-            tokio::select! {
-                () = shared.stop_fetching.cancelled() => {}
-                () = tokio::time::sleep(STORE_POLL) => {}
-                () = shared.broker.wake().fetcher() => {}
+        found
+    }
+
+    fn take_permitted(&self, place: usize, found: Vec<JobId>, most: usize, taken: &mut Vec<(JobId, Permit)>) {
+        let queue = self.service.queue_of(place);
+        for id in found {
+            if taken.len() == most {
+                return;
             }
+            let Some(permit) = self.shared.permits.take(queue) else { return };
+            taken.push((id, permit));
         }
-        ids
     }
 
-    /// Could this runner run it, had it room?
-    fn serves(&self, job: &DueJob) -> bool {
-        let queue = self.service.place_of(&job.queue);
-        queue.is_some_and(|queue| !self.service.is_paused(queue))
-            && self.shared.registry.get(job.kind.as_str()).is_some()
+    fn skip(&mut self, place: usize, page: &LinePage) {
+        if let Some(until) = page.next {
+            self.skipped.insert(place, Skipped { until, seen: Instant::now(), goes_on: true });
+        }
     }
 
-    /// May this runner run it now? Then its rank, the place of its queue, and its id.
-    fn may_run(&self, job: &DueJob) -> Option<(usize, usize, JobId)> {
-        let queue = self.service.place_of(&job.queue)?;
-        let may = self.serves(job)
-            && self.shared.permits.room(queue) != Some(0)
-            && !self.shared.ward.keeps(job.id)
-            && !self.shared.unread.rests(job.id);
-        may.then(|| (self.service.rank(queue, job.priority), queue, job.id))
+    fn end_of_skipped(&mut self, place: usize) {
+        if let Some(skipped) = self.skipped.get_mut(&place).filter(|skipped| skipped.goes_on) {
+            (skipped.seen, skipped.goes_on) = (Instant::now(), false);
+        }
     }
 }
 

@@ -1,14 +1,19 @@
 //! The reconciler: makes the index hold what the store says it should.
 //!
 //! Redis may forget anything: a flush, an eviction, a lost hint, an id popped by a runner that died before its claim.
-//! So the store's due order is read in bounded pages and compared with the index, and what is missing is hinted again.
+//! So the store is read line by line, in bounded pages, and compared with the index, and what is missing is hinted again.
 //! Too much is harmless (claims drop it), too little never lasts:
 //! - *rebuild*, when the epoch is gone or Redis was out: everything due within the horizon
-//! - every few seconds: what became due since the last pass, what is due next, and the oldest overdue work
+//! - every few seconds: what is due next, and what is overdue
 //! - *feed*: what the horizon newly reaches
 //! - *refill*: a full ready list left jobs out and has run low
+//!
+//! A runner reads the lines of the queues that it serves, and in a rebuild those of the other living runners as well. It
+//! never reads other queues, so no backlog of theirs delays it. No runner needs their entries: a runner that serves one
+//! of these queues begins with a rebuild when it starts.
 
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +23,8 @@ use tokio::time::Instant;
 use super::Shared;
 use crate::event::Event;
 use crate::index::{Entry, Health, IndexError, Line, RefillPlace};
-use crate::job::{JobId, Timestamp};
-use crate::store::{DueCursor, DueJob, StoreError};
+use crate::job::{JobId, Name, Priority, Timestamp};
+use crate::store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
 
 /// Between passes, before jitter. With the grace it bounds how long a lost entry stays lost (G3).
 const PASS_EVERY: Duration = Duration::from_secs(3);
@@ -31,11 +36,17 @@ const GRACE: TimeDelta = TimeDelta::seconds(1);
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
 /// Rows in one page.
 const PAGE: usize = 2_000;
-/// Pages looked at in each pass: of what became due lately, of the oldest overdue work, and of the walk through the rest.
-const RECENT_PAGES: usize = 50;
-const OLDEST_PAGES: usize = 2;
-const WALK_PAGES: usize = 8;
-/// Pages that one refill reads in search of jobs of its line.
+/// Overdue rows that one pass compares. With more, the lines that were compared longest ago come first in the next pass.
+const ROWS_IN_A_PASS: usize = 100_000;
+/// Overdue rows of one line that one pass compares beyond a full ready list: those that execute stand in front of it, and
+/// behind it those that show that the note of what it left out is lost.
+const ROWS_BEYOND_A_LIST: usize = 10_000;
+/// Of a line that is too long for one pass, what became due lately is compared in each, up to so many pages.
+const RECENT: TimeDelta = TimeDelta::seconds(15);
+const RECENT_PAGES: usize = 10;
+/// A ready list with fewer entries is compared before the longer ones: what it lost would start soon.
+const SHORT_LIST: usize = 2_000;
+/// Pages that one refill reads.
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -54,11 +65,12 @@ enum PassError {
 }
 
 /// What the loop remembers between passes.
+#[derive(Default)]
 struct Memory {
-    /// Everything due before this has been compared with the index once.
-    compared_until: Timestamp,
-    /// Where the walk through a long backlog goes on; absent: at its beginning.
-    walk: Option<DueCursor>,
+    /// When each line was compared last.
+    compared: HashMap<DueLine, Instant>,
+    /// Where to go on in lines that are too long for one pass.
+    walks: HashMap<DueLine, DueCursor>,
     /// Everything due before this has been fed to the index.
     fed_until: Option<Timestamp>,
     /// Lines that had left jobs out.
@@ -66,8 +78,7 @@ struct Memory {
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    let now = shared.store.clock().now();
-    let mut memory = Memory { compared_until: now, walk: None, fed_until: None, noted: HashSet::new() };
+    let mut memory = Memory::default();
     let mut pause = FIRST_PAUSE;
     let (mut passed, mut next_pass) = (Instant::now(), Instant::now());
     loop {
@@ -115,34 +126,22 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     shared.index.begin_epoch().await?;
     let now = shared.store.clock().now();
     let until = now + horizon(shared);
+    let lines = shared.store.lines_of(queues_to_rebuild(shared).await?).await?;
     let mut compare = Compare::begin(shared).await?;
     let mut hinted = 0;
-    let mut page = shared.store.due_page(None, until, PAGE).await?;
-    loop {
-        // The next page is read while Redis takes this one.
-        let next = page.next;
-        let read = async {
-            match next {
-                Some(after) => shared.store.due_page(Some(after), until, PAGE).await.map(Some).map_err(PassError::from),
-                None => Ok(None),
-            }
-        };
-        let feed = async {
-            let missing = compare.missing(page.jobs, now).await?;
-            if shared.index.hint(&missing).await?.left_out > 0 {
-                // The rest of a long backlog is the refill's, and need not be offered again and again.
-                compare.left_out = shared.index.left_out().await?;
-            }
-            Ok(missing.len())
-        };
-        let (fed, read) = tokio::try_join!(feed, read)?;
-        hinted += fed;
-        match read {
-            Some(next) => page = next,
-            None => break,
+    let overdue = lines.iter().map(|line| DueRange::until(line.clone(), now));
+    let mut walk = shared.store.walk(overdue, PAGE, Depth::Waiting);
+    while let Some(pages) = walk.next().await? {
+        let missing = compare.missing(&pages).await?;
+        hinted += missing.len();
+        if shared.index.hint(&missing).await?.left_out > 0 {
+            compare.read_notes().await?;
         }
+        // The rest of a long backlog is the refill's: it is not even read here.
+        walk.retain(|range| !compare.is_left_out(range));
     }
-    *memory = Memory { compared_until: now, walk: None, fed_until: Some(until), noted: HashSet::new() };
+    hinted += feed(shared, &lines, now, until).await?.jobs;
+    *memory = Memory { fed_until: Some(until), ..Memory::default() };
     if !shared.index.health().rebuilt(troubles, hinted, began.elapsed()) {
         // Redis failed somebody since this began: hints may be missing that no page has shown.
         return Ok(());
@@ -154,55 +153,22 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     Ok(())
 }
 
+/// The queues of this runner first, then those of other living runners. These repair their own lines, but only what is
+/// due soon: what becomes due later they feed in their own rebuilds, and they may not notice that one is needed.
+async fn queues_to_rebuild(shared: &Shared) -> Result<Vec<Name>, StoreError> {
+    let mut queues = shared.settings.queues.clone();
+    let own: BTreeSet<Name> = queues.iter().cloned().collect();
+    queues.extend(shared.store.fed_queues().await?.difference(&own).cloned());
+    Ok(queues)
+}
+
 async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let now = shared.store.clock().now();
-    let mut compare = Compare::begin(shared).await?;
-    let mut suspects = Suspects { shared, found: Vec::new(), brought_back: 0 };
+    let lines = shared.store.lines_of(shared.settings.queues.clone()).await?;
 
     // What is due next. The sorted set takes an entry twice without harm.
-    let mut drift = feed(shared, now, now + LOOK_AHEAD).await?;
-
-    // What became due since the last pass; of a long backlog a part, and the next pass goes on from there.
-    let mut after = Some(DueCursor::at(memory.compared_until - GRACE - GRACE));
-    for _ in 0..RECENT_PAGES {
-        let page = shared.store.due_page(after, now, PAGE).await?;
-        after = page.next;
-        suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
-        if after.is_none() {
-            break;
-        }
-    }
-    memory.compared_until = after.map_or(now, |place| place.moment() + GRACE + GRACE);
-
-    // The oldest overdue work, and beside it a walk through whatever backlog there is. The note of what a full list left
-    // out may have been lost, and with it the way to the jobs behind the list: then the walk begins anew.
-    let noted: HashSet<Line> = compare.left_out.keys().cloned().collect();
-    if !memory.noted.is_subset(&noted) {
-        memory.walk = None;
-    }
-    memory.noted = noted;
-    let mut after = None;
-    for _ in 0..OLDEST_PAGES {
-        let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
-        after = page.next;
-        suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
-        if after.is_none() {
-            break;
-        }
-    }
-    if after.is_some() {
-        let mut after = memory.walk.take().or(after);
-        for _ in 0..WALK_PAGES {
-            let page = shared.store.due_page(after, now - GRACE, PAGE).await?;
-            after = page.next;
-            suspects.add(compare.missing(page.jobs, now - GRACE).await?).await?;
-            if after.is_none() {
-                break;
-            }
-        }
-        memory.walk = after;
-    }
-    drift += suspects.end().await?;
+    let mut drift = feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
+    drift += compare_overdue(shared, memory, &lines, now - GRACE).await?;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
     shared.index.health().compared(drift);
 
@@ -210,24 +176,111 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let reach = now + horizon(shared);
     let fed_until = memory.fed_until.unwrap_or(now);
     if reach - fed_until >= (horizon(shared) / 4).min(TimeDelta::seconds(30)) {
-        feed(shared, fed_until, reach).await?;
+        feed(shared, &lines, fed_until, reach).await?;
         memory.fed_until = Some(reach);
     }
     Ok(())
 }
 
-/// Hint everything that is due from `from` to `until`; how much of it the index did not know, or for another time.
-async fn feed(shared: &Shared, from: Timestamp, until: Timestamp) -> Result<usize, PassError> {
-    let (mut after, mut unknown) = (Some(DueCursor::at(from)), 0);
-    while after.is_some() {
-        let page = shared.store.due_page(after, until, PAGE).await?;
-        after = page.next;
-        unknown += shared.index.hint(&page.jobs.iter().map(entry).collect::<Vec<_>>()).await?.changed;
-    }
-    Ok(unknown)
+/// What a feed did.
+#[derive(Default)]
+struct Fed {
+    /// Jobs that were hinted.
+    jobs: usize,
+    /// Those of them that the index did not know, or for another time.
+    unknown: usize,
 }
 
-/// Overdue jobs that stand in no list, brought back a page at a time: after a long outage there may be any number.
+/// Hint everything of these lines that is due from `from` to `until`, which is not yet: so none of it executes.
+async fn feed(shared: &Shared, lines: &[DueLine], from: Timestamp, until: Timestamp) -> Result<Fed, PassError> {
+    let ranges = lines.iter().map(|line| DueRange { line: line.clone(), after: DueCursor::at(from), until });
+    let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
+    let (mut fed, mut pages) = (Fed::default(), walk.next().await?);
+    while let Some(found) = pages {
+        let found: Vec<Entry> = found.iter().flat_map(entries).collect();
+        // The next page is read while Redis takes this one.
+        let hint = async { shared.index.hint(&found).await.map_err(PassError::from) };
+        let read = async { walk.next().await.map_err(PassError::from) };
+        let (hinted, next) = tokio::try_join!(hint, read)?;
+        fed.jobs += found.len();
+        fed.unknown += hinted.changed;
+        pages = next;
+    }
+    Ok(fed)
+}
+
+/// Compare the overdue jobs of these lines with the ready lists, and bring back what is missing: how many it were.
+async fn compare_overdue(
+    shared: &Shared,
+    memory: &mut Memory,
+    lines: &[DueLine],
+    until: Timestamp,
+) -> Result<usize, PassError> {
+    let mut compare = Compare::begin(shared).await?;
+    let mut suspects = Suspects { shared, found: Vec::new(), brought_back: 0 };
+    memory.follow(lines, &compare);
+
+    let recent = |line: &DueLine| DueRange { line: line.clone(), after: DueCursor::at(until - RECENT), until };
+    let mut walk = shared.store.walk(memory.walks.keys().map(recent), PAGE, Depth::Owed);
+    for _ in 0..RECENT_PAGES {
+        let Some(pages) = walk.next().await? else { break };
+        suspects.add(&mut compare, &pages).await?;
+    }
+
+    let most_of_a_line = shared.index.high_water() + ROWS_BEYOND_A_LIST;
+    let (mut left, mut read) = (ROWS_IN_A_PASS.max(most_of_a_line), HashMap::<DueLine, usize>::new());
+    let ranges = memory.in_turn(shared, lines, until).await?;
+    let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
+    let began = Instant::now();
+    while let Some(pages) = walk.next().await? {
+        suspects.add(&mut compare, &pages).await?;
+        for page in &pages {
+            *read.entry(page.line.clone()).or_default() += page.rows.len();
+            left = left.saturating_sub(page.rows.len());
+            memory.compared.insert(page.line.clone(), began);
+            memory.walks.remove(&page.line);
+        }
+        walk.retain(|range| {
+            let too_long = read.get(&range.line).is_some_and(|rows| *rows >= most_of_a_line);
+            if too_long {
+                memory.walks.insert(range.line.clone(), range.after);
+            }
+            !too_long && !compare.is_left_out(range)
+        });
+        if left == 0 {
+            let begun = walk.rest().filter(|range| read.contains_key(&range.line));
+            memory.walks.extend(begun.map(|range| (range.line.clone(), range.after)));
+            break;
+        }
+    }
+    suspects.end().await
+}
+
+impl Memory {
+    /// Forget lines that are gone. The note of what a full list left out may have been lost, and with it the way to the
+    /// jobs behind the list: then the walk through that line begins anew.
+    fn follow(&mut self, lines: &[DueLine], compare: &Compare<'_>) {
+        let lines: HashSet<&DueLine> = lines.iter().collect();
+        let lost = |line: &Line| self.noted.contains(line) && !compare.left_out.contains_key(line);
+        self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
+        self.compared.retain(|line, _| lines.contains(line));
+        self.noted = compare.left_out.keys().cloned().collect();
+    }
+
+    /// What to compare, the lines with short lists first, then those that were compared longest ago.
+    async fn in_turn(&self, shared: &Shared, lines: &[DueLine], until: Timestamp) -> Result<Vec<DueRange>, IndexError> {
+        let names: Vec<Line> = lines.iter().map(name_of).collect();
+        let (_, lengths) = shared.index.depth(&names).await?;
+        let mut lines: Vec<(&DueLine, usize)> = lines.iter().zip(lengths).collect();
+        let ago = |line: &DueLine| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
+        lines.sort_by_cached_key(|(line, length)| (*length >= SHORT_LIST, Reverse(ago(line))));
+        let after = |line: &DueLine| self.walks.get(line).copied().unwrap_or(DueCursor::FRONT);
+        Ok(lines.into_iter().map(|(line, _)| DueRange { line: line.clone(), after: after(line), until }).collect())
+    }
+}
+
+/// Overdue jobs that wait and stand in no list, brought back a page at a time: after a long outage there may be any
+/// number.
 struct Suspects<'a> {
     shared: &'a Shared,
     found: Vec<Entry>,
@@ -235,10 +288,17 @@ struct Suspects<'a> {
 }
 
 impl Suspects<'_> {
-    async fn add(&mut self, found: Vec<Entry>) -> Result<(), PassError> {
-        self.found.extend(found);
+    async fn add(&mut self, compare: &mut Compare<'_>, pages: &[LinePage]) -> Result<(), PassError> {
+        let missing = compare.missing(pages).await?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        // Most of them execute.
+        let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
+        self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
             self.brought_back += bring_back(self.shared, std::mem::take(&mut self.found)).await?;
+            compare.read_notes().await?;
         }
         Ok(())
     }
@@ -252,6 +312,7 @@ impl Suspects<'_> {
 /// Hint again what is still missing after a moment. Most suspects are on their way: popped and about to be claimed, or
 /// claimed since they were read. Hinting those would only make workers claim in vain.
 async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, PassError> {
+    let suspects = restless(shared, suspects).await?;
     if suspects.is_empty() {
         return Ok(0);
     }
@@ -259,22 +320,25 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
         () = shared.stop_loops.cancelled() => return Ok(0),
         () = tokio::time::sleep(SECOND_LOOK) => {}
     }
-    let waiting = shared.store.still_waiting(suspects.iter().map(|entry| entry.id).collect()).await?;
-    // Overdue and yet scheduled for later: offered to a runner that has no handler for it, and resting for a moment. For
-    // longer than that only a wrong score keeps an entry.
-    let rested = (shared.store.clock().now() + LONGEST_REST).timestamp_millis();
-    let scores = shared.index.scores(&suspects).await?;
-    let restless = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
-    let mut listed: HashMap<Line, HashSet<JobId>> = HashMap::new();
-    let mut missing = Vec::new();
-    for suspect in restless.map(|(entry, _)| entry).filter(|entry| waiting.contains(&entry.id)) {
-        if !listed.contains_key(&suspect.line) {
-            listed.insert(suspect.line.clone(), shared.index.ready_ids(&suspect.line).await?);
-        }
-        if listed.get_mut(&suspect.line).is_some_and(|ids| ids.insert(suspect.id)) {
-            missing.push(suspect);
-        }
+    let suspects = restless(shared, suspects).await?;
+    let due = shared.store.due_jobs(suspects.iter().map(|entry| entry.id).collect()).await?;
+    // As they stand now: an operator may have moved them.
+    let now = suspects.iter().filter_map(|suspect| due.get(&suspect.id)).map(|job| Entry {
+        id: job.id,
+        line: Line::new(&job.queue, job.priority),
+        execute_at: job.execute_at,
+    });
+    let mut of_lines: HashMap<Line, Vec<Entry>> = HashMap::new();
+    for entry in now {
+        of_lines.entry(entry.line.clone()).or_default().push(entry);
     }
+    let (lines, found): (Vec<Line>, Vec<Vec<Entry>>) = of_lines.into_iter().unzip();
+    let lists = shared.index.ready_lists(&lines).await?;
+    let unlisted = found
+        .into_iter()
+        .zip(lists)
+        .flat_map(|(found, mut listed)| found.into_iter().filter(move |e| listed.insert(e.id)));
+    let missing: Vec<Entry> = unlisted.collect();
     let hinted = shared.index.hint(&missing).await?;
     if hinted.ready > 0 {
         tracing::info!(jobs = hinted.ready, "overdue jobs were missing from the index and are back");
@@ -283,18 +347,36 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
     Ok(hinted.ready)
 }
 
+/// Without those that are overdue and yet scheduled for later: they were offered to a runner that has no handler for them,
+/// and rest for a moment. For longer than that only a wrong score keeps an entry.
+async fn restless(shared: &Shared, suspects: Vec<Entry>) -> Result<Vec<Entry>, IndexError> {
+    if suspects.is_empty() {
+        return Ok(suspects);
+    }
+    let rested = (shared.store.clock().now() + LONGEST_REST).timestamp_millis();
+    let scores = shared.index.scores(&suspects).await?;
+    let restless = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
+    Ok(restless.map(|(entry, _)| entry).collect())
+}
+
 fn horizon(shared: &Shared) -> TimeDelta {
     TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15))
 }
 
-fn entry(job: &DueJob) -> Entry {
-    Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
+/// The line as Redis knows it.
+fn name_of(line: &DueLine) -> Line {
+    Line::new(&line.queue, line.priority)
 }
 
-/// Compares rows with the ready lists, each of which is read at most once.
+fn entries(page: &LinePage) -> impl Iterator<Item = Entry> + '_ {
+    let line = name_of(&page.line);
+    page.rows.iter().map(move |row| Entry { id: row.id, line: line.clone(), execute_at: row.execute_at })
+}
+
+/// Compares overdue rows with the ready lists, each of which is read once for as long as its line is read.
 struct Compare<'a> {
     shared: &'a Shared,
-    ready: HashMap<Line, HashSet<JobId>>,
+    ready: HashMap<DueLine, HashSet<JobId>>,
     /// Where the lines that left jobs out did so: from there on they are the refill's.
     left_out: HashMap<Line, RefillPlace>,
 }
@@ -304,25 +386,36 @@ impl<'a> Compare<'a> {
         Ok(Self { shared, ready: HashMap::new(), left_out: shared.index.left_out().await? })
     }
 
-    /// Those that the index should hold and does not: all that are not due by `now`, and of the others those that
-    /// stand in no ready list.
-    async fn missing(&mut self, jobs: Vec<DueJob>, now: Timestamp) -> Result<Vec<Entry>, IndexError> {
+    /// A list that had no room for all has a note now.
+    async fn read_notes(&mut self) -> Result<(), IndexError> {
+        self.left_out = self.shared.index.left_out().await?;
+        Ok(())
+    }
+
+    /// Is what is left of this range behind the place from which the refill brings it?
+    fn is_left_out(&self, range: &DueRange) -> bool {
+        let place = self.left_out.get(&name_of(&range.line));
+        place.is_some_and(|place| range.after.moment() >= place.execute_at)
+    }
+
+    /// Those of these overdue jobs that stand in no ready list, and that no refill will bring.
+    async fn missing(&mut self, pages: &[LinePage]) -> Result<Vec<Entry>, IndexError> {
+        let new = pages.iter().filter(|page| !page.rows.is_empty() && !self.ready.contains_key(&page.line));
+        let new: Vec<&DueLine> = new.map(|page| &page.line).collect();
+        let names: Vec<Line> = new.iter().map(|line| name_of(line)).collect();
+        if !new.is_empty() {
+            let lists = self.shared.index.ready_lists(&names).await?;
+            self.ready.extend(new.into_iter().cloned().zip(lists));
+        }
         let mut missing = Vec::new();
-        for job in &jobs {
-            let entry = entry(job);
-            if job.execute_at <= now {
-                if !self.ready.contains_key(&entry.line) {
-                    let ids = self.shared.index.ready_ids(&entry.line).await?;
-                    self.ready.insert(entry.line.clone(), ids);
-                }
-                if self.left_out.get(&entry.line).is_some_and(|place| job.execute_at >= place.execute_at) {
-                    continue;
-                }
-                if !self.ready.get_mut(&entry.line).is_some_and(|listed| listed.insert(job.id)) {
-                    continue;
-                }
+        for page in pages {
+            let Some(listed) = self.ready.get_mut(&page.line) else { continue };
+            let left_out = self.left_out.get(&name_of(&page.line)).map(|place| place.execute_at);
+            let due = entries(page).filter(|entry| left_out.is_none_or(|from| entry.execute_at < from));
+            missing.extend(due.filter(|entry| listed.insert(entry.id)));
+            if page.next.is_none() {
+                self.ready.remove(&page.line);
             }
-            missing.push(entry);
         }
         Ok(missing)
     }
@@ -330,67 +423,79 @@ impl<'a> Compare<'a> {
 
 /// Fill ready lists that left jobs out, whenever the scheduler or the fetcher sees one run low.
 pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
-    let lines = Line::of_queues(&shared.settings.queues);
+    let of_queue = |queue: &Name| {
+        let queue = queue.clone();
+        Priority::all().map(move |priority| DueLine { queue: queue.clone(), priority })
+    };
+    let lines: Vec<DueLine> = shared.settings.queues.iter().flat_map(of_queue).collect();
     loop {
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
             () = shared.refill.notified() => {}
         }
+        let noted = match shared.index.left_out().await {
+            Ok(noted) => noted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot refill ready lists");
+                continue;
+            }
+        };
         for line in &lines {
-            if let Err(error) = refill(&shared, line).await {
-                tracing::warn!(line = line.as_str(), %error, "cannot refill a ready list");
+            let name = name_of(line);
+            if !noted.contains_key(&name) {
+                continue;
+            }
+            if let Err(error) = refill(&shared, line, &name).await {
+                tracing::warn!(line = name.as_str(), %error, "cannot refill a ready list");
             }
         }
     }
 }
 
-async fn refill(shared: &Shared, line: &Line) -> Result<(), PassError> {
-    if !shared.index.has_run_low(line).await? {
+async fn refill(shared: &Shared, line: &DueLine, name: &Line) -> Result<(), PassError> {
+    if !shared.index.has_run_low(name).await? {
         return Ok(());
     }
-    let Some(refill) = shared.index.begin_refill(line).await? else { return Ok(()) };
-    match list_more(shared, line, refill.place).await {
-        Ok(rest) => Ok(shared.index.end_refill(line, refill, rest).await?),
+    let Some(refill) = shared.index.begin_refill(name).await? else { return Ok(()) };
+    match list_more(shared, line, name, refill.place).await {
+        Ok(rest) => Ok(shared.index.end_refill(name, refill, rest).await?),
         Err(error) => {
             // The note was taken off at the beginning; without it nobody would look for what was left out.
             let place = refill.place;
-            shared.index.end_refill(line, refill, Some(place)).await?;
+            shared.index.end_refill(name, refill, Some(place)).await?;
             Err(error)
         }
     }
 }
 
 /// List more jobs of a line from a place on, as many as there is room for; where it stopped short.
-async fn list_more(shared: &Shared, line: &Line, place: RefillPlace) -> Result<Option<RefillPlace>, PassError> {
-    let listed = shared.index.ready_ids(line).await?;
+async fn list_more(
+    shared: &Shared,
+    line: &DueLine,
+    name: &Line,
+    place: RefillPlace,
+) -> Result<Option<RefillPlace>, PassError> {
+    let listed = shared.index.ready_ids(name).await?;
     let room = shared.index.high_water().saturating_sub(listed.len());
-    let now = shared.store.clock().now();
-    let mut after =
-        Some(place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id)));
-    let (mut entries, mut rest) = (Vec::with_capacity(room), None);
-    'pages: for pages in 1.. {
-        let page = shared.store.due_page(after, now, PAGE).await?;
-        for job in page.jobs {
-            if Line::new(&job.queue, job.priority) != *line || listed.contains(&job.id) {
-                continue;
-            }
-            if entries.len() >= room {
-                rest = entries
-                    .last()
-                    .map(|last: &Entry| RefillPlace { execute_at: last.execute_at, after: Some(last.id) });
+    let after = place.after.map_or(DueCursor::at(place.execute_at), |id| DueCursor::after(place.execute_at, id));
+    let range = DueRange { line: line.clone(), after, until: shared.store.clock().now() };
+    let mut walk = shared.store.walk([range], PAGE, Depth::Waiting);
+    let (mut found, mut rest) = (Vec::with_capacity(room), None);
+    'pages: for _ in 0..REFILL_PAGES {
+        let Some(pages) = walk.next().await? else { break };
+        for entry in pages.iter().flat_map(entries).filter(|entry| !listed.contains(&entry.id)) {
+            if found.len() >= room {
+                rest = found.last().map(|last: &Entry| DueCursor::after(last.execute_at, last.id)).or(Some(after));
                 break 'pages;
             }
-            entries.push(Entry { id: job.id, line: line.clone(), execute_at: job.execute_at });
+            found.push(entry);
         }
-        after = page.next;
-        let Some(reached) = after else { break };
-        if pages == REFILL_PAGES {
-            // Few of this line among many of others: the rest in another turn, so that other lines get theirs.
-            rest = Some(RefillPlace { execute_at: reached.moment(), after: Some(reached.id()) });
-            shared.refill.notify_one();
-            break;
-        }
+        // A refill that stops here goes on in another turn, so that other lines get theirs.
+        rest = walk.rest().next().map(|range| range.after);
     }
-    shared.index.hint(&entries).await?;
-    Ok(rest)
+    if found.len() < room && rest.is_some() {
+        shared.refill.notify_one();
+    }
+    shared.index.hint(&found).await?;
+    Ok(rest.map(|rest| RefillPlace { execute_at: rest.moment(), after: Some(rest.id()) }))
 }

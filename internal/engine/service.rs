@@ -8,6 +8,7 @@
 use crate::broker::Settings;
 use crate::index::{Line, Order};
 use crate::job::{Name, Priority};
+use crate::store::DueLine;
 
 /// One turn in so many is for those whom the strict order would never serve.
 const SHARE: u64 = 10;
@@ -62,14 +63,15 @@ impl Service {
         self.lines.iter().map(|served| served.line.clone()).collect()
     }
 
+    /// The line at this place, as the store knows it.
+    pub(super) fn due_line(&self, place: usize) -> DueLine {
+        let Served { queue, priority, .. } = self.lines[place];
+        DueLine { queue: self.queues[queue].clone(), priority }
+    }
+
     /// The place of a line's queue.
     pub(super) fn queue_of(&self, line: usize) -> usize {
         self.lines[line].queue
-    }
-
-    /// The place of a queue that this runner serves.
-    pub(super) fn place_of(&self, queue: &Name) -> Option<usize> {
-        self.queues.iter().position(|served| served == queue)
     }
 
     /// Does the queue at this place stand still?
@@ -124,12 +126,6 @@ impl Service {
             }
         }
         (order, left_alone)
-    }
-
-    /// The rank of a job of this queue and priority: the lower, the sooner it is served.
-    pub(super) fn rank(&self, queue: usize, priority: Priority) -> usize {
-        let here = |place: &usize| self.lines[*place].queue == queue && self.lines[*place].priority == priority;
-        self.levels.iter().position(|lines| lines.iter().any(here)).unwrap_or(usize::MAX)
     }
 }
 

@@ -39,6 +39,9 @@ use keys::Keys;
 use link::Link;
 use tokio::sync::watch;
 
+/// Most ids in one answer about several ready lists.
+const MOST_LISTED: usize = 20_000;
+
 /// How to reach Redis, and how much to keep there.
 #[derive(Clone)]
 pub struct IndexSettings {
@@ -400,6 +403,38 @@ impl Index {
         let list = self.shared.keys.ready(line);
         let ids = self.call("read a ready list", |mut conn| async move { conn.lrange(list, 0, -1).await }).await?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
+    }
+
+    /// The ids in the ready lists of these lines, in this order. As few round trips as fit: each brings a bounded number
+    /// of ids, or one list.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`] when Redis did not do it.
+    pub async fn ready_lists(&self, lines: &[Line]) -> Result<Vec<HashSet<JobId>>, IndexError> {
+        let (_, lengths) = self.depth(lines).await?;
+        let mut lists = vec![HashSet::new(); lines.len()];
+        let filled: Vec<(usize, usize)> = lengths.into_iter().enumerate().filter(|(_, length)| *length > 0).collect();
+        let mut rest = filled.as_slice();
+        while !rest.is_empty() {
+            let mut total = 0;
+            let fit = rest.iter().take_while(|(_, length)| {
+                total += length;
+                total <= MOST_LISTED
+            });
+            let (now, later) = rest.split_at(fit.count().max(1));
+            let mut pipe = redis::pipe();
+            for (place, _) in now {
+                pipe.lrange(self.shared.keys.ready(&lines[*place]), 0, -1);
+            }
+            let attempted = "read ready lists";
+            let found: Vec<Vec<String>> =
+                self.call(attempted, |mut conn| async move { pipe.query_async(&mut conn).await }).await?;
+            for ((place, _), ids) in now.iter().zip(found) {
+                lists[*place] = ids.iter().filter_map(|id| id.parse().ok()).collect();
+            }
+            rest = later;
+        }
+        Ok(lists)
     }
 
     /// The score of each of these entries in the sorted set, unix milliseconds, if it is there.

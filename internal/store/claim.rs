@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::due::{DueJob, due_job};
 use super::error::corrupt;
 use super::group_commit::Batch;
+use super::line::unreadable;
 use super::link::{Earlier, Step};
 use super::script::{Script, Value};
 use super::shape::{pad, padded, places, statement};
@@ -234,10 +235,12 @@ impl Claims {
             query = query.bind(id);
         }
         let found = query.fetch_all(conn).await?;
-        found
+        // A row that cannot be read must not cost its neighbours the answer.
+        let readable = found
             .iter()
-            .map(|row| {
-                let job = due_job(row)?;
+            .filter_map(|row| due_job(row).map(|job| (row, job)).map_err(|error| unreadable(&error.to_string())).ok());
+        readable
+            .map(|(row, job)| {
                 let id = job.id;
                 let due_suspect: bool = row.try_get(5)?;
                 let claim = if !self.kinds.contains(&job.kind) {

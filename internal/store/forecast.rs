@@ -3,6 +3,7 @@
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
+use super::line::{lines_of, queues_to_show};
 use super::link::on_pool;
 use super::schedules::read_cadence;
 use super::shape::statement;
@@ -11,6 +12,8 @@ use crate::job::{Cadence, Timestamp};
 
 /// Jobs due in one hour that are counted at most.
 const MOST_IN_AN_HOUR: i64 = 50_000;
+/// Queues whose jobs are counted beside those that runners serve, the first by name.
+const MOST_QUEUES: usize = 200;
 /// Schedules of a forecast, those that tick first.
 const MOST_SCHEDULES: usize = 2_000;
 
@@ -45,23 +48,37 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count what becomes due", move |conn, _| {
             Box::pin(async move {
                 let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
-                let mut forecast = Vec::with_capacity(hours as usize);
-                for hour in 0..hours {
-                    let from = now + chrono::TimeDelta::hours(i64::from(hour));
-                    let jobs: i64 = sqlx::query_scalar(
-                        "SELECT COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_due) WHERE execute_at >= ? AND execute_at < ? \
-                         LIMIT ?) o",
+                let (queues, others) = queues_to_show(conn, MOST_QUEUES).await?;
+                let start = |hour: u32| now + chrono::TimeDelta::hours(i64::from(hour));
+                let mut forecast: Vec<HourDue> =
+                    (0..hours).map(|hour| HourDue { from: start(hour), jobs: 0, more: others }).collect();
+                if hours == 0 {
+                    return Ok(forecast);
+                }
+                // One statement for each line, with a branch for each hour.
+                let branch = |hour| {
+                    format!(
+                        "SELECT {hour}, COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
+                         AND priority = ? AND execute_at >= ? AND execute_at < ? LIMIT ?) o"
                     )
-                    .bind(from)
-                    .bind(from + chrono::TimeDelta::hours(1))
-                    .bind(MOST_IN_AN_HOUR)
-                    .fetch_one(&mut *conn)
-                    .await?;
-                    forecast.push(HourDue {
-                        from,
-                        jobs: u32::try_from(jobs).unwrap_or(u32::MAX),
-                        more: jobs >= MOST_IN_AN_HOUR,
-                    });
+                };
+                let sql = (0..hours).map(branch).collect::<Vec<_>>().join(" UNION ALL ");
+                for line in lines_of(conn, &queues).await? {
+                    let mut query = statement(sql.clone());
+                    for (hour, counted) in (0..hours).zip(&forecast) {
+                        query = query
+                            .bind(line.queue.as_str())
+                            .bind(line.priority.level())
+                            .bind(counted.from)
+                            .bind(start(hour + 1))
+                            .bind(MOST_IN_AN_HOUR - i64::from(counted.jobs));
+                    }
+                    for row in &query.fetch_all(&mut *conn).await? {
+                        let hour = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
+                        let Some(counted) = forecast.get_mut(hour) else { continue };
+                        counted.jobs += u32::try_from(row.try_get::<i64, _>(1)?).unwrap_or(0);
+                        counted.more |= i64::from(counted.jobs) >= MOST_IN_AN_HOUR;
+                    }
                 }
                 Ok(forecast)
             })

@@ -12,7 +12,7 @@
 //! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what
 //! - `runners.rs`: the list of runners, what is in their slots, drain
 //! - `lease.rs`: renew and reap · `purge.rs`: retention · `remove.rs`: the removal of ended jobs · `forget.rs`: runners and
-//!   tallies that rest · `due.rs`: what feeds the index
+//!   tallies that rest · `line.rs`, `due.rs`: what feeds the index
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
 //! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
@@ -46,6 +46,7 @@ mod insert;
 mod keyed;
 mod keys;
 mod lease;
+mod line;
 mod link;
 mod migrate;
 mod once;
@@ -81,7 +82,7 @@ pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use clock::StoreClock;
 pub use condition::Condition;
 pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
-pub use due::{DueCursor, DueJob, DuePage, DueWithin};
+pub use due::{DueJob, DueWithin};
 pub use durability::Durability;
 pub use error::StoreError;
 pub use evidence::{
@@ -97,6 +98,9 @@ pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
 pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow};
+#[doc(hidden)]
+pub use line::due_statements;
+pub use line::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
 #[doc(hidden)]
 pub use link::rolled_back_on_release;
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};

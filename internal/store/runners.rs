@@ -2,11 +2,11 @@
 //!
 //! Executing jobs have no index of their own, and shall not get one, because every claim and every settle would pay for
 //! it. They are found in two ways, neither of which searches the owed rows: each runner writes the ids in its slots down
-//! with its beat, which finds what has run for a while; and what executes was due, so most of it stands at the beginning
-//! of the due order, which finds what has just begun. A job that began since the last beat behind a long backlog shows
+//! with its beat, which finds what has run for a while; and what executes was due, so most of it stands at the front of
+//! its line, which finds what has just begun. A job that began since the last beat behind a long backlog shows
 //! with the next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use sqlx::mysql::MySqlRow;
@@ -17,6 +17,7 @@ use super::audit::{Act, record, was_recorded};
 use super::error::corrupt;
 use super::insert::read_clock;
 use super::lease::LiveAttempt;
+use super::line::lines_of;
 use super::link::{Earlier, on_pool, transact};
 use super::queues::{Pause, Paused};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
@@ -25,8 +26,9 @@ use crate::job::{Actor, JobId, Name, Progress, RunnerId, Timestamp};
 
 /// Most jobs in slots that a runner writes down; the column has room for so many.
 pub const MOST_SLOT_JOBS: usize = 200;
-/// Rows at the beginning of the due order that are looked at for executing ones.
+/// Rows at the front of the lines that are looked at for executing ones, and most lines.
 const MOST_LOOKED_AT: u32 = 2_000;
+const MOST_LINES: usize = 100;
 
 /// One line of the list of runners.
 #[derive(Clone, Debug)]
@@ -187,18 +189,26 @@ impl Store {
             runners.iter().map(|runner| (runner.id.clone(), crowded(runner))).collect();
         let told: Vec<Uuid> =
             runners.iter().flat_map(|runner| runner.slot_jobs.iter().take(most)).map(|id| id.uuid()).collect();
+        let queues: BTreeSet<Name> = runners.iter().flat_map(|runner| runner.queues.iter().cloned()).collect();
+        let queues: Vec<Name> = queues.into_iter().collect();
         on_pool(&self.shared.pools.reads, "read the jobs in slots", move |conn, _| {
-            let (known, told) = (known.clone(), told.clone());
+            let (known, told, queues) = (known.clone(), told.clone(), queues.clone());
             Box::pin(async move {
                 let mut found = BTreeMap::new();
+                // What executes was due, so most of it stands at the front of its line.
                 let first = format!(
-                    "SELECT {SLOT} FROM (SELECT {SLOT}, state FROM owed FORCE INDEX (owed_due) \
-                     WHERE execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT ?) o WHERE state = 'executing'"
+                    "SELECT {SLOT} FROM (SELECT {SLOT}, state FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                     AND execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT ?) o WHERE state = 'executing'"
                 );
-                let rows = statement(first).bind(MOST_LOOKED_AT).fetch_all(&mut *conn).await?;
-                for row in &rows {
-                    let (runner, job) = slot_job(row)?;
-                    found.insert(job.id, (runner, job));
+                let mut lines = lines_of(conn, &queues).await?;
+                lines.truncate(MOST_LINES);
+                let most_of_each = MOST_LOOKED_AT / u32::try_from(lines.len().max(1)).unwrap_or(u32::MAX);
+                for line in lines {
+                    let front = statement(first.clone()).bind(line.queue.as_str()).bind(line.priority.level());
+                    for row in &front.bind(most_of_each).fetch_all(&mut *conn).await? {
+                        let (runner, job) = slot_job(row)?;
+                        found.insert(job.id, (runner, job));
+                    }
                 }
                 let rest: Vec<Uuid> =
                     told.into_iter().filter(|id| !found.contains_key(&JobId::from_uuid(*id))).collect();

@@ -78,26 +78,6 @@ impl Store {
         Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
     }
 
-    /// Queues that a living runner serves; nothing when no runner lives.
-    ///
-    /// # Errors
-    /// When MySQL cannot be reached or refuses.
-    pub async fn served_queues(&self) -> Result<Option<BTreeSet<Name>>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the queues of living runners", |conn, _| {
-            Box::pin(async move {
-                let sql = "SELECT DISTINCT queues FROM runners WHERE stopped_at IS NULL \
-                           AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND";
-                let found: Vec<String> = sqlx::query_scalar(sql).fetch_all(conn).await?;
-                let mut queues = None;
-                for text in found {
-                    queues.get_or_insert_with(BTreeSet::new).extend(names(&text)?);
-                }
-                Ok(queues)
-            })
-        })
-        .await
-    }
-
     /// Those of these jobs that wait, as they stand now.
     ///
     /// # Errors

@@ -6,12 +6,15 @@ use sqlx::Row;
 
 use super::error::corrupt;
 use super::forget::OTHER;
+use super::line::{lines_of, queues_to_show};
 use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{Name, State, Timestamp};
 
 /// Owed rows beyond this are not counted exactly: the figure is then a floor.
 const MOST_COUNTED: i64 = 1_000_000;
+/// Queues whose oldest and next jobs are looked for beside those that runners serve, the first by name.
+const MOST_QUEUES: usize = 200;
 
 /// Open failures beyond this are not counted.
 const MOST_OPEN: u32 = 100_000;
@@ -90,17 +93,21 @@ impl Store {
                 )
                 .fetch_all(&mut *conn)
                 .await?;
-                let oldest_due: Option<Timestamp> = sqlx::query_scalar(
-                    "SELECT execute_at FROM owed WHERE execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' \
-                     ORDER BY execute_at LIMIT 1",
-                )
-                .fetch_optional(&mut *conn)
-                .await?;
-                let next_due: Option<Timestamp> = sqlx::query_scalar(
-                    "SELECT execute_at FROM owed WHERE execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1",
-                )
-                .fetch_optional(&mut *conn)
-                .await?;
+                let (queues, _) = queues_to_show(conn, MOST_QUEUES).await?;
+                let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
+                for line in lines_of(conn, &queues).await? {
+                    let edges = sqlx::query(
+                        "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                         AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1), \
+                         (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                         AND execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1)",
+                    );
+                    let (queue, priority) = (line.queue.as_str(), line.priority.level());
+                    let edges = edges.bind(queue).bind(priority).bind(queue).bind(priority);
+                    let row = edges.fetch_one(&mut *conn).await?;
+                    oldest_due = earlier(oldest_due, row.try_get(0)?);
+                    next_due = earlier(next_due, row.try_get(1)?);
+                }
                 let letters = sqlx::query(
                     "SELECT queue, COUNT(*) FROM (SELECT queue FROM dead_letters FORCE INDEX (dead_letters_queue) \
                      WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
@@ -149,4 +156,9 @@ impl Store {
         })
         .await
     }
+}
+
+/// The earlier of two moments, of which either may be absent.
+fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
 }

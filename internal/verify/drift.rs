@@ -8,8 +8,8 @@ use chrono::TimeDelta;
 
 use super::{Check, Pace, Report, VerifySettings};
 use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
-use crate::job::{JobId, Name, Timestamp};
-use crate::store::{DueCursor, DueJob, Store, StoreError};
+use crate::job::{JobId, Timestamp};
+use crate::store::{Depth, DueJob, DueRange, LinePage, Store, StoreError};
 
 /// Rows and entries read at a time.
 const PAGE: usize = 2_000;
@@ -23,6 +23,8 @@ const BOUND: TimeDelta = TimeDelta::seconds(6);
 const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
 /// Overdue jobs of which at least one must be started while a runner is free.
 const OLDEST: usize = 1_000;
+/// Of these, at least so many of each line.
+const OLDEST_OF_LINE: usize = 10;
 /// A job that took runners along waits for a place where it can do no harm. Such a job counts as stuck when it is overdue
 /// by this.
 const SUSPECTS_WAIT: TimeDelta = TimeDelta::minutes(10);
@@ -120,21 +122,7 @@ fn entry(job: &DueJob) -> Entry {
 /// From this loss in a row on, a job waits for a place of its own.
 const FIRST_SUSPECT_LOSS: u32 = 1;
 
-/// Queues of which the index need hold nothing: no living runner serves them, and the first one that does brings what
-/// waits there. While no runner lives there is none such, because the last ones left the index as it is.
-struct Unserved(Option<BTreeSet<Name>>);
-
-impl Unserved {
-    async fn look(store: &Store) -> Result<Self, StoreError> {
-        Ok(Self(store.served_queues().await?))
-    }
-
-    fn contains(&self, queue: &Name) -> bool {
-        self.0.as_ref().is_some_and(|served| !served.contains(queue))
-    }
-}
-
-/// First look: everything that is due within the horizon, and everything that is scheduled.
+/// First look: everything of served queues that is due within the horizon, and everything that is scheduled.
 async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
     let mut suspects = Vec::new();
     let began = Instant::now();
@@ -143,15 +131,13 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     // The far end of the horizon is fed in steps.
     let until = (now + horizon - (horizon / 4).min(TimeDelta::seconds(30)) - TimeDelta::seconds(10)).max(now);
     let mut look = Look::begin(index).await?;
-    let unserved = Unserved::look(store).await?;
-    let mut after: Option<DueCursor> = None;
+    let mut walk = store.walk(ranges(store, until).await?, PAGE, Depth::Waiting);
     loop {
         let read = Instant::now();
-        let mut page = store.due_page(after, until, PAGE).await?;
-        page.jobs.retain(|job| !unserved.contains(&job.queue));
-        suspects.extend(look.missing(&page.jobs, now).await?);
-        after = page.next;
-        if after.is_none() || suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
+        let Some(pages) = walk.next().await? else { break };
+        let jobs: Vec<DueJob> = pages.iter().flat_map(LinePage::jobs).collect();
+        suspects.extend(look.missing(&jobs, now).await?);
+        if suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
             break;
         }
         pace.rest(read).await;
@@ -173,6 +159,14 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         report.notes.push(format!("{left_over} entries of jobs that wait no more are dropped when they come due"));
     }
     Ok(suspects)
+}
+
+/// All that is due before or at `until` in the queues that runners serve. Redis need not hold the jobs of other queues: a
+/// runner that serves one of these feeds them when it starts.
+async fn ranges(store: &Store, until: Timestamp) -> Result<Vec<DueRange>, StoreError> {
+    let queues = store.fed_queues().await?;
+    let lines = store.lines_of(queues.into_iter().collect()).await?;
+    Ok(lines.into_iter().map(|line| DueRange::until(line, until)).collect())
 }
 
 /// Entries that lead nowhere: of jobs that nobody asked for, or long due and never moved. An entry of a job that was
@@ -287,8 +281,11 @@ struct Stuck {
 impl Stuck {
     async fn look(store: &Store) -> Result<Option<Self>, StoreError> {
         let late = store.clock().now() - BOUND;
-        let jobs = store.due_page(None, late, OLDEST).await?.jobs;
-        let jobs = startable(store, jobs).await?;
+        // The oldest of each line: a long line must not hide what stands still in another.
+        let ranges = ranges(store, late).await?;
+        let most = (OLDEST / ranges.len().max(1)).max(OLDEST_OF_LINE);
+        let pages = store.due_rows(ranges, most, Depth::Waiting).await?;
+        let jobs = startable(store, pages.iter().flat_map(LinePage::jobs).collect()).await?;
         Ok((!jobs.is_empty()).then_some(Self { jobs }))
     }
 
