@@ -53,6 +53,15 @@ mutants() {
     mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
         'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
         recovery::a_lost_ready_list_comes_back_within_its_bound
+    mutant 'queues of other living runners in a rebuild' internal/engine/reconciler.rs \
+        'queues.extend(shared.store.served_queues().await?.difference(&own).cloned());' '' \
+        backlog::a_runner_that_starts_later_feeds_the_queues_that_no_other_served
+    mutant 'rows that cannot be read' internal/store/line.rs \
+        'Err(error) => unreadable(&format!("{error}, job {id}")),' 'Err(error) => return Err(error),' \
+        backlog::a_row_that_cannot_be_read_costs_no_other_its_start
+    mutant 'order of the index' internal/store/line.rs \
+        'ORDER BY execute_at, id LIMIT ?)' 'ORDER BY id, execute_at LIMIT ?)' \
+        backlog::a_look_at_due_work_reads_its_lines_and_nothing_else
     mutant 'attempt counted before the start' internal/store/claim.rs \
         "SET state = 'executing', attempt = attempt + 1," "SET state = 'executing', attempt = attempt + (attempt = 0)," \
         recovery::a_job_that_kills_its_runners_ends_as_failed

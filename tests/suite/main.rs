@@ -7,6 +7,7 @@ mod support;
 
 mod api;
 mod audit;
+mod backlog;
 mod bench;
 mod blackbox;
 mod cancel;

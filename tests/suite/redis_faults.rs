@@ -15,7 +15,7 @@ use tickr::services::{Options, Services};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Condition, Relay, TestApp, draft, eventually};
+use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually};
 
 /// G3 for lost index entries, and a second for a busy machine.
 const BOUND: Duration = Duration::from_secs(7);
@@ -214,34 +214,6 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
     noted("the note is back").await;
     assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
     release(&tickr, sleeper, 1_000).await;
-    tickr.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_list_behind_a_long_backlog_of_others_comes_back_within_the_bound() {
-    let (tickr, sleeper) = start_busy(|_| {}).await;
-    // A queue that nobody serves, with more overdue work than several passes look at.
-    insert_owed(&tickr, 60_000, "mail", "UTC_TIMESTAMP(3) - INTERVAL 1 DAY").await;
-    let mut redis = tickr.redis().await;
-    let rebuild = async { redis.clone().del(tickr.key("epoch")).await.map(drop).unwrap() };
-    tickr.event("a rebuild", rebuild, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
-    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
-    let list = tickr.key("ready:default");
-    let listed = || {
-        eventually("all are listed", || {
-            let (mut redis, list) = (redis.clone(), list.clone());
-            async move { (redis.llen(list).await.unwrap() == 50).then_some(()) }
-        })
-    };
-    listed().await;
-    redis.clone().del(&list).await.unwrap();
-    let lost = Instant::now();
-    listed().await;
-    assert!(lost.elapsed() < BOUND, "{:?}", lost.elapsed());
-    // Of the backlog, one bounded list.
-    assert_eq!(redis.llen(tickr.key("ready:mail")).await.unwrap(), tickr.config.ready_high_water);
-    tickr.sql("DELETE FROM owed WHERE queue = 'mail'; DELETE FROM jobs WHERE queue = 'mail'").await;
-    release(&tickr, sleeper, 50).await;
     tickr.stop().await;
 }
 
@@ -615,26 +587,6 @@ async fn without_redis_200_jobs_a_second_start_within_a_second() {
     tickr.stop().await;
 }
 
-/// Insert owed jobs behind tickr's back, in one statement per table, due from `from` on, a millisecond apart.
-async fn insert_owed(tickr: &TestApp, jobs: u32, queue: &str, from: &str) {
-    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
-                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
-    let numbers = format!(
-        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d + 100000 * g.d AS n FROM {digits} a, {digits} b, \
-         {digits} c, {digits} e, {digits} f, {digits} g) numbers WHERE n < {jobs}"
-    );
-    let id = "UNHEX(CONCAT('019000000000', '7000', '8000', LPAD(HEX(n), 12, '0')))";
-    let due = format!("{from} + INTERVAL n * 1000 MICROSECOND");
-    tickr
-        .sql(format!(
-            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
-             SELECT {id}, 'noop', '{queue}', 5, 5, '{{}}', {due}, UTC_TIMESTAMP(6) FROM {numbers}; \
-             INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
-             SELECT {id}, 'noop', '{queue}', 5, 5, 'waiting', {due} FROM {numbers}"
-        ))
-        .await;
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
     // `TICKR_TEST_FAR_JOBS=1000000` for the full million.
@@ -644,7 +596,7 @@ async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
     let mut redis = direct(tickr.services()).await;
     let before = info(&mut redis, "used_memory").await;
     let began = Instant::now();
-    insert_owed(&tickr, jobs, "default", "UTC_TIMESTAMP(3) + INTERVAL 1 DAY").await;
+    Owed { due: "UTC_TIMESTAMP(3) + INTERVAL 1 DAY", ..Owed::overdue(jobs) }.insert(&tickr, 0).await;
     println!("{jobs} jobs inserted in {:?}", began.elapsed());
     // By the accepted way, too.
     tickr.enqueue_many((0..2_000).map(|n| json!({"kind": "noop", "delay_ms": 86_400_000 + n}))).await;

@@ -7,6 +7,7 @@ pub(crate) mod clock;
 pub(crate) mod contract;
 mod gate;
 pub(crate) mod halted;
+mod owed;
 pub(crate) mod program;
 mod proxy;
 mod relay;
@@ -18,6 +19,7 @@ mod sse;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
 pub(crate) use gate::gated;
+pub(crate) use owed::Owed;
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;

@@ -1,0 +1,58 @@
+//! Many owed jobs at once, made on the server behind tickr's back: backlogs that would take minutes to enqueue.
+
+use super::TestApp;
+
+/// Rows of one statement.
+const CHUNK: u32 = 100_000;
+/// The digits whose products are the numbers of a chunk.
+const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 \
+                      UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+
+/// Jobs to be made, a millisecond apart.
+pub(crate) struct Owed<'a> {
+    pub(crate) jobs: u32,
+    /// Their queue: a name in quotes, or an expression over `n`, the number of the job.
+    pub(crate) queue: &'a str,
+    pub(crate) priority: u8,
+    pub(crate) kind: &'a str,
+    /// When the first is due, in SQL.
+    pub(crate) due: &'a str,
+}
+
+impl Owed<'_> {
+    /// Overdue no-ops of normal priority.
+    pub(crate) fn overdue(jobs: u32) -> Self {
+        Self { jobs, queue: "'default'", priority: 5, kind: "noop", due: "UTC_TIMESTAMP(3) - INTERVAL 1 DAY" }
+    }
+
+    /// Make them. Ids of different series differ.
+    pub(crate) async fn insert(&self, tickr: &TestApp, series: u16) {
+        let Self { jobs, queue, priority, kind, due } = self;
+        for first in (0..*jobs).step_by(CHUNK as usize) {
+            let numbers = format!(
+                "(SELECT {first} + a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {DIGITS} a, {DIGITS} b, \
+                 {DIGITS} c, {DIGITS} e, {DIGITS} f) numbers WHERE n < {jobs}"
+            );
+            let id = format!("UNHEX(CONCAT('0190{series:04x}0000', '7000', '8000', LPAD(HEX(n), 12, '0')))");
+            let due = format!("{due} + INTERVAL n * 1000 MICROSECOND");
+            tickr
+                .sql(format!(
+                    "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+                     SELECT {id}, '{kind}', {queue}, {priority}, 5, '{{}}', {due}, UTC_TIMESTAMP(6) FROM {numbers}; \
+                     INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+                     SELECT {id}, '{kind}', {queue}, {priority}, 5, 'waiting', {due} FROM {numbers}"
+                ))
+                .await;
+        }
+    }
+
+    /// Take those of these series that are still owed away again, as if they had never been asked for.
+    pub(crate) async fn remove(tickr: &TestApp) {
+        let made = "id >= UNHEX('01900000000000000000000000000000') AND id < UNHEX('01910000000000000000000000000000')";
+        tickr
+            .sql(format!(
+                "DELETE FROM jobs WHERE {made} AND id IN (SELECT id FROM owed WHERE {made}); DELETE FROM owed WHERE {made}"
+            ))
+            .await;
+    }
+}
