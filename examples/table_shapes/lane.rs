@@ -328,7 +328,7 @@ impl Settle<'_> {
     async fn delete_owed(&self, conn: &mut MySqlConnection) -> Result<()> {
         let fence = match self.shape {
             Shape::C2 => "AND token = ?".to_owned(),
-            Shape::C5 | Shape::C9 | Shape::C10 => self.fence(),
+            Shape::C5 | Shape::C9 | Shape::C10 | Shape::C11 => self.fence(),
             _ => String::new(),
         };
         let ids = places(self.ids.len());
@@ -339,7 +339,7 @@ impl Settle<'_> {
         }
         match self.shape {
             Shape::C2 => delete = delete.bind(self.claimed.first().context("a settle of nothing")?.token),
-            Shape::C5 | Shape::C9 | Shape::C10 => {
+            Shape::C5 | Shape::C9 | Shape::C10 | Shape::C11 => {
                 for (id, token) in &self.pairs {
                     delete = delete.bind(id).bind(token);
                 }

@@ -9,7 +9,7 @@
 //! cargo run --release --example table_shapes -- --mysql-url mysql://root@127.0.0.1:3306/mysql
 //! ```
 //!
-//! `--help` says what each shape is, from A to C10.
+//! `--help` says what each shape is, from A to C11.
 //!
 //! How to read it. Absolute figures belong to the machine; the ratios between shapes are the finding. Shapes take turns
 //! within a round and every round starts with a different one, so that a noisy minute hits all of them; a cell is the

@@ -37,10 +37,12 @@ pub(crate) enum Shape {
     C9,
     /// As C9, with the end in the ledger as in C7.
     C10,
+    /// As C10, with the line in front of the due time: index on (queue, priority, execute_at).
+    C11,
 }
 
 impl Shape {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::A,
         Self::B1,
         Self::B2,
@@ -56,6 +58,7 @@ impl Shape {
         Self::C8,
         Self::C9,
         Self::C10,
+        Self::C11,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -75,6 +78,7 @@ impl Shape {
             Self::C8 => "C8",
             Self::C9 => "C9",
             Self::C10 => "C10",
+            Self::C11 => "C11",
         }
     }
 
@@ -89,17 +93,17 @@ impl Shape {
     /// InnoDB stores NULL in no bytes at all, so a row grows when a NULL column is filled, and growing rows split full
     /// pages. These shapes keep a stand-in value there instead.
     fn has_full_width(self) -> bool {
-        matches!(self, Self::B3 | Self::B4 | Self::C8 | Self::C9 | Self::C10)
+        matches!(self, Self::B3 | Self::B4 | Self::C8 | Self::C9 | Self::C10 | Self::C11)
     }
 
     /// Whether the end of a job is written to its ledger row and nowhere else.
     pub(crate) fn ends_in_ledger(self) -> bool {
-        matches!(self, Self::C7 | Self::C10)
+        matches!(self, Self::C7 | Self::C10 | Self::C11)
     }
 
     /// Whether a settle looks at the tokens first, rather than fence its first write by them.
     pub(crate) fn locks_before_settling(self) -> bool {
-        !matches!(self, Self::B4 | Self::C2 | Self::C5 | Self::C9 | Self::C10)
+        !matches!(self, Self::B4 | Self::C2 | Self::C5 | Self::C9 | Self::C10 | Self::C11)
     }
 
     /// Whether the end state waits in the asked row as a stand-in of the same width.
@@ -156,6 +160,7 @@ impl Shape {
                     created_at DATETIME(6) NOT NULL, {end}, {due})"
             ));
         } else {
+            let due = if self == Self::C11 { "queue, priority, execute_at" } else { "execute_at" };
             let kind = if self == Self::C3 { "" } else { "kind VARBINARY(64) NOT NULL," };
             tables.push(format!(
                 "CREATE TABLE jobs (
@@ -168,7 +173,7 @@ impl Shape {
                 "CREATE TABLE owed (
                     id BINARY(16) NOT NULL PRIMARY KEY, queue VARBINARY(64) NOT NULL, {kind}
                     priority TINYINT NOT NULL, state TINYINT NOT NULL DEFAULT 0, execute_at DATETIME(3) NOT NULL,
-                    {running}, KEY due (execute_at))"
+                    {running}, KEY due ({due}))"
             ));
         }
         tables
