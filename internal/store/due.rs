@@ -8,7 +8,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::error::corrupt;
-use super::line::{lines_of, fed_queues, unreadable};
+use super::line::{fed_queues, lines_of, unreadable};
 use super::link::on_pool;
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};

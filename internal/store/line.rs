@@ -184,7 +184,8 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn fed_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the queues of living runners", |conn, _| Box::pin(fed_queues(conn))).await
+        on_pool(&self.shared.pools.loops, "read the queues of living runners", |conn, _| Box::pin(fed_queues(conn)))
+            .await
     }
 }
 

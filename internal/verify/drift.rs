@@ -1,7 +1,7 @@
 //! The index against the store. Both live on while they are compared, so a disagreement is a suspicion first: it is
 //! looked at again until it is gone or has lasted longer than the repair loops need.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
@@ -196,11 +196,10 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
     let due = store.due_jobs(others.iter().map(|suspect| suspect.entry.id).collect()).await?;
     let mut look = Look::begin(index).await?;
     let mut left = Vec::new();
-    let unserved = Unserved::look(store).await?;
-    let still: Vec<DueJob> = others
-        .iter()
-        .filter_map(|suspect| due.get(&suspect.entry.id).filter(|job| !unserved.contains(&job.queue)).cloned())
-        .collect();
+    // The last runner that served a queue may have ended meanwhile.
+    let fed = store.fed_queues().await?;
+    let now_due = others.iter().filter_map(|suspect| due.get(&suspect.entry.id));
+    let still: Vec<DueJob> = now_due.filter(|job| fed.contains(&job.queue)).cloned().collect();
     for page in still.chunks(PAGE) {
         left.extend(look.missing(page, now).await?);
     }
