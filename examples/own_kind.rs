@@ -1,7 +1,8 @@
 //! A whole tickr with a kind of your own: the kinds that ship, the API, the command line of `tickr serve`, and
 //! `thumbnail`.
 //!
-//!     cargo run --example own_kind -- --mysql-url mysql://… --redis-url redis://…
+//!     export TICKR_MYSQL_URL=mysql://… TICKR_REDIS_URL=redis://…
+//!     cargo run --example own_kind
 //!     curl localhost:7070/v1/jobs -H 'content-type: application/json' \
 //!       -d '{"kind": "thumbnail", "payload": {"image": "cat.png", "width": 320}}'
 

@@ -27,6 +27,22 @@ main() {
 }
 
 mutants() {
+    mutant 'a statement that ran before is no error' internal/store/migrate/mod.rs \
+        '[1050, 1060, 1061, 1826, 3822]' '[1, 2, 3, 4, 5]' \
+        migrations::a_migration_killed_two_hundred_times_is_completed_by_the_next_run
+    mutant 'finite wait of a migration for a table' internal/store/migrate/mod.rs \
+        'let turn = (1 + u64::from(turns) / 4).min(3);' 'let turn = (60 + u64::from(turns) / 4).max(3);' \
+        migrations::a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is_in_the_way
+    mutant 'rights before the first statement' internal/store/migrate/mod.rs \
+        'if !lacking.is_empty() {' 'if lacking.len() > 9 {' \
+        migrations::an_account_that_may_not_is_told_the_grant_before_anything_is_changed
+    mutant 'owner of a table before the first statement' internal/store/migrate/mod.rs \
+        'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? {' \
+        'if let Owner::Another { lacks } = Self::owner(&mut conn, statement).await? && lacks.is_empty() {' \
+        migrations::a_table_of_another_program_is_named_and_not_touched
+    mutant 'lock of a migration' internal/store/migrate/lock.rs \
+        'Ok(Some(1_i64)) => return Ok(()),' 'Ok(Some(0 | 1_i64)) => return Ok(()),' \
+        migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
     mutant 'token in settle' internal/store/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \

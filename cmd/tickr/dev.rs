@@ -1,7 +1,9 @@
 //! `tickr dev`: everything on one machine, with private servers in a data folder.
 
+use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -57,7 +59,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     // their addresses here is never used.
     let flags = Flags::from_matches(matches);
     crate::load_flags(
-        &flags.clone().with("mysql_url", "mysql://placeholder/tickr").with("redis_url", "redis://placeholder"),
+        &flags.clone().with("mysql_url", "mysql://localhost/tickr").with("redis_url", "redis://placeholder"),
     )?;
     // Signals before servers: a Ctrl-C during their start stops them in order as well.
     let runtime = crate::runtime()?;
@@ -69,7 +71,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let outcome = runtime.block_on(async {
         tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
         let app = App::start(&loaded.config, Registry::new()).await?;
-        welcome(&app, &loaded.config, &services, &dir).await;
+        let addresses = Addresses::write(&app, &loaded.config, &dir)?;
+        welcome(&app, &loaded.config, &services, &dir, &addresses).await;
         if !matches.get_flag("no-samples") {
             // A signal meanwhile is kept by the stream and seen right after.
             let enqueued = enqueue_samples(&app, began).await;
@@ -145,22 +148,61 @@ fn callback_secret(dir: &Path) -> anyhow::Result<CallbackSecret> {
     })
 }
 
-async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path) {
+/// A file of this folder that names the running servers to the other commands, such as `tickr verify`. It is not for the
+/// screen: where the servers listen on ports, their addresses carry a password. Removed at the end, with the servers.
+struct Addresses(PathBuf);
+
+impl Addresses {
+    fn write(app: &App, config: &Config, dir: &Path) -> anyhow::Result<Self> {
+        let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+        let text: String = [
+            ("TICKR_URL", format!("http://{}", app.addr())),
+            ("TICKR_MYSQL_URL", config.mysql_url()?.expose().to_owned()),
+            ("TICKR_REDIS_URL", config.redis_url()?.expose().to_owned()),
+            ("TICKR_REDIS_PREFIX", config.redis_prefix.clone()),
+        ]
+        .into_iter()
+        .map(|(name, value)| format!("export {name}={}\n", quoted(&value)))
+        .collect();
+        let path = dir.join("env");
+        let _ = std::fs::remove_file(&path);
+        let open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+        let written = open.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.with_context(|| format!("write {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, addresses: &Addresses) {
     let url = format!("http://{}", app.addr());
+    // Passwords are masked; private servers have some only where they listen on ports.
+    let [mysql, redis] =
+        [config.mysql_url(), config.redis_url()].map(|url| url.map(ToString::to_string).unwrap_or_default());
     println!("tickr {} is running; Ctrl-C stops it\n", env!("CARGO_PKG_VERSION"));
-    println!("  API      {url}/docs");
-    println!("  OpenAPI  {url}/openapi.json");
-    println!("  kinds    {url}/v1/kinds");
-    println!("  stats    {url}/v1/stats");
-    println!("  data     {}", dir.display());
-    println!("  outbox   {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
-    println!("  mysql    {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
-    println!("  redis    {}", place(services.redis().address(), "redis-cli -s ", ""));
+    println!("  dashboard  {url}/");
+    println!("  API        {url}/docs");
+    println!("  OpenAPI    {url}/openapi.json");
+    println!("  data       {}", dir.display());
+    println!("  outbox     {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
+    println!("  MySQL      {mysql}");
+    println!("  Redis      {redis}");
     // Of this machine alone, and its receivers need it.
     if let [secret] = config.callback_secret.as_slice() {
         println!("  callbacks are signed with {}", secret.show());
     }
     println!();
+    println!("in another terminal, for tickr verify, check, rebuild and all other commands:\n");
+    println!("  . '{}'", addresses.0.display().to_string().replace('\'', "'\\''"));
+    println!("  tickr verify\n");
+    println!("to look into the servers:\n");
+    println!("  {}", place(services.mysql().address(), "mariadb -u root --socket=", "tickr"));
+    println!("  {}\n", place(services.redis().address(), "redis-cli -s ", ""));
     if let Ok(stats) = app.broker().store().stats().await {
         let owed: i64 = stats.owed.iter().map(|count| count.jobs).sum();
         let ended: i64 = stats.ended.iter().map(|count| count.jobs).sum();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::{StartError, of_the_store};
 use crate::broker::{Broker, Invalid};
 use crate::config::{Config, ConfigError, ConfigErrors};
+use crate::handlers::Problem;
 use crate::job::Actor;
 use crate::store::{Condition, Origin, Put};
 
@@ -33,12 +34,21 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
                 says("kind", "this runner does not have the kind".to_owned(), &format!("write one of {known}"));
             }
             Invalid::Payload { problems, kind } => {
-                // Only where: what is wrong would quote the payload.
-                let places: BTreeSet<&str> = problems.iter().map(|problem| problem.pointer.as_str()).collect();
-                let places: Vec<&str> =
-                    places.into_iter().map(|at| if at.is_empty() { "its top" } else { at }).collect();
+                // Names of fields, but no values: this goes to the log, and the payload is not for the log.
+                let problems = match broker.registry().get(kind.as_str()) {
+                    Some(kind) => kind.check_discreetly(&declared.schedule.template.payload),
+                    None => problems,
+                };
+                let wrong: BTreeSet<String> = problems
+                    .into_iter()
+                    .map(|Problem { pointer, detail }| {
+                        let place = if pointer.is_empty() { "its top" } else { &pointer };
+                        format!("at {place}: {detail}")
+                    })
+                    .collect();
+                let wrong: Vec<String> = wrong.into_iter().collect();
                 let right = format!("write what the kind {kind} takes, as GET /v1/kinds shows it");
-                says("payload", format!("does not fit the kind at {}", places.join(", ")), &right);
+                says("payload", format!("does not fit the kind {}", wrong.join(", and ")), &right);
             }
             // Without the message, which may quote the payload.
             Invalid::Panicked(panicked) => {

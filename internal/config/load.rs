@@ -12,7 +12,7 @@ use super::setting::{Reach, Setting, Shape};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
 use super::suggest::nearest;
-use super::{Config, Loaded};
+use super::{Config, Loaded, ServerUrl};
 
 /// Variables that belong to the tests and to `tickr dev` rather than to a setting.
 const OTHER_VARIABLES: [&str; 7] =
@@ -177,6 +177,16 @@ impl<'a> Loading<'a> {
         if !self.has_failed(&water) && config.ready_low_water >= config.ready_high_water {
             let right = format!("write a low water below the high water, which is {}", config.ready_high_water);
             self.fail_effective("ready_low_water", Wrong::new("not below ready_high_water", right));
+        }
+        for (setting, url) in [("mysql_url", &config.mysql_url), ("reports.mysql_url", &config.reports.mysql_url)] {
+            if url.as_ref().is_some_and(ServerUrl::is_unverified) {
+                self.warn(
+                    setting,
+                    "leads to another machine without a check of the server's certificate, so that an attacker on the \
+                     line could read and change what is sent; add ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for a CA of \
+                     your own, like mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
+                );
+            }
         }
     }
 

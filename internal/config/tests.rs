@@ -37,7 +37,7 @@ const KEY_C: &str = "whsec_Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0ND";
 /// Three good values for each setting, told apart in the typed configuration.
 fn samples(name: &str) -> [&'static str; 3] {
     match name {
-        "mysql_url" => ["mysql://a@h/d", "mysql://b@h/d", "mysql://c@h/d"],
+        "mysql_url" => ["mysql://a@localhost/d", "mysql://b@localhost/d", "mysql://c@localhost/d"],
         "redis_url" => ["redis://a", "redis://b", "redis://c"],
         "http_addr" => ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
         "queues" | "redis_prefix" | "outbox_dir" | "reports_dir" => ["qa", "qb", "qc"],

@@ -46,6 +46,20 @@ impl ServerUrl {
         self.url.expose_secret()
     }
 
+    /// Does the connection leave this machine without a check of the server's certificate? An attacker on the line could
+    /// then pose as the server, and read and change what is sent.
+    pub fn is_unverified(&self) -> bool {
+        let Ok(parts) = Parts::of(self.expose(), &["mysql"]) else { return false };
+        let parameter = |names: &[&str]| {
+            let pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.filter(|(name, _)| names.contains(name)).last().map(|(_, value)| value.to_ascii_lowercase())
+        };
+        let host = parts.host.trim_start_matches('[').trim_end_matches(']');
+        let is_here = host.parse().map_or(host == "localhost", |ip: std::net::IpAddr| ip.is_loopback());
+        let mode = parameter(&["ssl-mode", "sslmode"]).unwrap_or_default();
+        !is_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
+    }
+
     /// The URL with its password, and every query value that could be one, replaced by `***`.
     pub fn masked(&self) -> &str {
         &self.masked
@@ -256,6 +270,26 @@ mod tests {
         assert_eq!(format!("{url:?}"), "ServerUrl(mysql://u:***@h/d?ssl-mode=REQUIRED&ssl-key=***)");
         let url = ServerUrl::redis("redis+unix:///run/r.sock?pass=canary&db=1").unwrap();
         assert_eq!(url.masked(), "redis+unix:///run/r.sock?pass=***&db=1");
+    }
+
+    #[test]
+    fn only_verified_certificates_make_a_line_to_another_machine_safe() {
+        let is_unverified = |url: &str| ServerUrl::mysql(url).unwrap().is_unverified();
+        for url in
+            ["mysql://u@db/t", "mysql://u@10.0.0.1:3306/t?ssl-mode=REQUIRED", "mysql://u@[fd00::1]/t?ssl-mode=DISABLED"]
+        {
+            assert!(is_unverified(url), "{url}");
+        }
+        for url in [
+            "mysql://u@db/t?ssl-mode=VERIFY_IDENTITY",
+            "mysql://u@db/t?charset=utf8mb4&sslmode=verify_ca",
+            "mysql://u@localhost/t",
+            "mysql://u@127.0.0.9:3306/t",
+            "mysql://u@[::1]/t",
+            "mysql:///t?socket=/run/mysqld.sock",
+        ] {
+            assert!(!is_unverified(url), "{url}");
+        }
     }
 
     #[test]

@@ -207,6 +207,23 @@ impl Registered {
         if problems.is_empty() { self.handler.check(payload) } else { problems }
     }
 
+    /// As [`check`](Self::check), in words that quote nothing of the payload but names of its fields: for places that
+    /// others read, such as a log. Where the handler alone finds fault, only the place is told.
+    #[must_use]
+    pub fn check_discreetly(&self, payload: &RawValue) -> Vec<Problem> {
+        let Ok(value) = serde_json::from_str::<Value>(payload.get()) else {
+            return vec![Problem::at("", "is not JSON")];
+        };
+        let schema = self.validator.iter_errors(&value).take(20);
+        let problems: Vec<Problem> =
+            schema.map(|e| Problem::at(e.instance_path().to_string(), shortened(e.masked().to_string()))).collect();
+        if !problems.is_empty() {
+            return problems;
+        }
+        let refused = self.handler.check(payload).into_iter();
+        refused.map(|problem| Problem::at(problem.pointer, "is refused by the kind")).collect()
+    }
+
     /// Read `payload` and start the handler on it, both when the future is polled. A panic of either comes out of the future.
     #[must_use]
     pub fn run(&self, payload: Box<RawValue>, ctx: Context) -> RunFuture {

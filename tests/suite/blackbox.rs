@@ -39,7 +39,7 @@ impl Desk {
 
     async fn start(&self, more: &[&str]) -> (Program, String) {
         let mut program = Program::spawn(self.dev(more));
-        let docs = program.says("  API      ").await;
+        let docs = program.says("  API        ").await;
         (program, docs.strip_suffix("/docs").unwrap().to_owned())
     }
 
@@ -80,6 +80,36 @@ fn mails(outbox: &Path) -> Vec<(String, String)> {
             (head.replace("\n ", " "), body.to_owned())
         })
         .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dev_names_its_dashboard_first_and_hands_its_servers_to_the_other_commands() {
+    let desk = Desk::new();
+    let (mut program, url) = desk.start(&["--no-samples"]).await;
+    let page = program.says("  dashboard  ").await;
+    assert_eq!(page, format!("{url}/"));
+    let env = program.says("  . ").await;
+    program.says("enqueue a job").await;
+    let said = program.said();
+    let first = said.lines().find(|line| line.contains("http://") && line.starts_with("  ")).unwrap();
+    assert!(first.contains("dashboard"), "{said}");
+    for part in ["  MySQL      mysql://", "  Redis      redis+unix://"] {
+        assert!(said.contains(part), "{part} is not in:\n{said}");
+    }
+    // As a user pastes it, in another folder. Without it the commands find no server.
+    let shell =
+        async |line: String| outcome(command("sh".as_ref(), &desk.root.path().join("work"), &["-c", &line])).await;
+    let tickr = tickr();
+    let tickr = tickr.to_str().unwrap();
+    for words in ["verify", "check --pending", "migrate", "rebuild", "jobs list"] {
+        let (code, out, err) = shell(format!(". {env}\n'{tickr}' {words}")).await;
+        assert_eq!(code, 0, "{words}: {out}{err}");
+    }
+    assert_eq!(shell(format!("'{tickr}' verify")).await.0, 2);
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    assert!(!desk.data().join("env").exists());
+    desk.is_tidy().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

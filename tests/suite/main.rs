@@ -42,6 +42,7 @@ mod operations;
 mod poison;
 mod problems;
 mod queues;
+mod readme;
 mod recovery;
 mod redis_faults;
 mod report;

@@ -23,7 +23,7 @@ pub(crate) use owed::Owed;
 pub(crate) use proxy::Proxy;
 pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
-pub(crate) use servers::{connect, database, drop_database, servers};
+pub(crate) use servers::{connect, database, drop_database, servers, unique_name};
 pub(crate) use sse::{EventStream, Told};
 
 use std::future::Future;
