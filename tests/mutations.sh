@@ -196,6 +196,39 @@ mutants() {
     mutant 'ledger behind a name that is used again' internal/store/schedules.rs \
         'last_tick_of(conn, name).await?.map_or(now, |last| last.max(now))' 'last_tick_of(conn, name).await?.map_or(now, |_| now)' \
         schedules::a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line
+    mutant 'last line read again behind the lock of a purge' internal/store/remove.rs \
+        'discarded.is_none() && finished_at < now - age' 'discarded.is_none() && finished_at < now + age + TimeDelta::hours(1)' \
+        bounds::a_job_that_ended_anew_while_the_purge_waited_for_it_stays
+    mutant 'delete of all lines of a job' internal/store/remove.rs \
+        '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
+        operations::a_delete_takes_every_line_of_its_jobs_and_no_other
+    mutant 'note of a batch that lost a job' internal/store/remove.rs \
+        'self.batches.retain(|_, (size, jobs)| jobs < size);' 'self.batches.clear();' \
+        verify::what_operators_and_retention_remove_is_told_from_what_is_lost
+    mutant 'note of a tick that lost its job' internal/store/remove.rs \
+        'UPDATE ticks SET job_removed = TRUE' 'UPDATE ticks SET job_removed = FALSE' \
+        verify::what_operators_and_retention_remove_is_told_from_what_is_lost
+    mutant 'pauses and limits in verify' internal/store/startable.rs \
+        '!self.still.contains(queue)' 'true' \
+        verify::what_waits_on_purpose_breaks_no_promise
+    mutant 'torn batches counted again' internal/verify/mod.rs \
+        'if there + removed < u64::from(batch.size) {' 'if there + removed < u64::from(batch.size) || removed == 0 {' \
+        verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'retries meanwhile' internal/verify/mod.rs \
+        'if counted + retried < *jobs {' 'if counted < *jobs + retried - retried {' \
+        verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'snapshot of one page' internal/store/evidence.rs \
+        'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
+        verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
+    mutant 'verdict without Redis' internal/verify/report.rs \
+        'if self.verdict == Outcome::Kept {' 'if self.verdict == Outcome::Broken {' \
+        verify::without_redis_the_tables_are_checked_all_the_same
+    mutant 'priority of an operation in the job' internal/store/operation.rs \
+        'if params.priority.is_some() {' 'if params.priority.is_some() && params.reason.is_some() {' \
+        operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
+    mutant 'refusal of a strict runner' internal/app/mod.rs \
+        'if config.strict_durability {' 'if config.strict_durability && weaknesses.is_empty() {' \
+        durability::readyz_says_whether_commits_are_durable_with_a_binary_log_and_a_strict_runner_does_not_start_otherwise
     mutant 'wait of a scrape' internal/api/metrics.rs \
         'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         metrics::a_scrape_answers_while_mysql_and_redis_do_not_and_says_so

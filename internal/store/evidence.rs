@@ -456,7 +456,7 @@ impl Evidence {
         let read = async {
             let row = sqlx::query(
                 "SELECT (SELECT COUNT(*) FROM jobs FORCE INDEX (PRIMARY) WHERE id >= ? AND id <= ? AND batch_id = ?), \
-                 COALESCE((SELECT jobs FROM departures WHERE id = ?), 0)",
+                 CAST(COALESCE((SELECT jobs FROM departures WHERE id = ?), 0) AS SIGNED)",
             )
             .bind(first.uuid())
             .bind(last.uuid())

@@ -101,7 +101,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn break_down_for(&self, action: Action, filter: Filter) -> Result<Breakdown, StoreError> {
-        on_pool(&self.shared.pools.loops, "count jobs of an operation", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
             let filter = filter.clone();
             Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
         })

@@ -52,7 +52,7 @@ impl Store {
         let mut running = Running::default();
         let mut place = Some(Uuid::nil());
         while let Some(after) = place {
-            place = on_pool(&self.shared.pools.loops, "count what executes", move |conn, _| {
+            place = on_pool(&self.shared.pools.reads, "count what executes", move |conn, _| {
                 Box::pin(async move { executing(conn, after).await })
             })
             .await
@@ -62,7 +62,7 @@ impl Store {
             })?;
         }
         let running = std::sync::Arc::new(running);
-        on_pool(&self.shared.pools.loops, "look for idle runners", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "look for idle runners", move |conn, _| {
             let running = std::sync::Arc::clone(&running);
             Box::pin(async move { startable(conn, &running).await })
         })
@@ -74,7 +74,7 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn paused_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
-        let queues = self.queues().await?;
+        let queues = self.listed_queues().await?;
         Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
     }
 
@@ -84,7 +84,7 @@ impl Store {
     /// When MySQL cannot be reached or refuses.
     pub async fn stuck_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, StuckJob>, StoreError> {
         let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pools.loops, "look at overdue jobs again", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "look at overdue jobs again", move |conn, _| {
             let ids = std::sync::Arc::clone(&ids);
             Box::pin(async move {
                 let mut stuck = HashMap::new();

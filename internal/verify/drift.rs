@@ -150,7 +150,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         }
         from += page.len();
         report.looked_at.scheduled += page.len() as u64;
-        suspects.extend(extra(store, page, &mut left_over).await?);
+        suspects.extend(extra(store, index, page, &mut left_over).await?);
     }
     if pace.is_over(began) {
         report.unchecked("time was over before all of Redis was compared with MySQL".into());
@@ -169,16 +169,24 @@ async fn ranges(store: &Store, until: Timestamp) -> Result<Vec<DueRange>, StoreE
     Ok(lines.into_iter().map(|line| DueRange::until(line, until)).collect())
 }
 
-/// Entries that lead nowhere: of jobs that nobody asked for, or long due and never moved. An entry of a job that was
-/// cancelled, or run early, is none: it stays until its time, when its claim drops it.
-async fn extra(store: &Store, entries: Vec<Entry>, left_over: &mut u64) -> Result<Vec<Suspect>, StoreError> {
+/// Entries that lead nowhere: long due and never moved, or of no job and farther ahead than anything is scheduled. An entry
+/// of a job that was cancelled, or run early, is none: it stays until its time, when its claim drops it, also after the job
+/// was removed.
+async fn extra(
+    store: &Store,
+    index: &Index,
+    entries: Vec<Entry>,
+    left_over: &mut u64,
+) -> Result<Vec<Suspect>, StoreError> {
     let waiting = store.still_waiting(entries.iter().map(|entry| entry.id).collect()).await?;
     let idle: Vec<Entry> = entries.into_iter().filter(|entry| !waiting.contains(&entry.id)).collect();
     let known = store.known(idle.iter().map(|entry| entry.id).collect()).await?;
-    let late = store.clock().now() - BOUND;
+    let now = store.clock().now();
+    let (late, horizon) = (now - BOUND, TimeDelta::from_std(index.horizon()).unwrap_or(TimeDelta::minutes(15)));
+    let far = now + horizon + BOUND;
     let mut suspects = Vec::new();
     for entry in idle {
-        if known.contains(&entry.id) && entry.execute_at > late {
+        if entry.execute_at > late && (entry.execute_at <= far || known.contains(&entry.id)) {
             *left_over += 1;
             continue;
         }
@@ -206,7 +214,7 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
     let entries: Vec<Entry> = extra_ones.into_iter().map(|suspect| suspect.entry).collect();
     let scores = index.scores(&entries).await?;
     let there = entries.into_iter().zip(scores).filter(|(_, score)| score.is_some()).map(|(entry, _)| entry);
-    left.extend(extra(store, there.collect(), &mut 0).await?);
+    left.extend(extra(store, index, there.collect(), &mut 0).await?);
     Ok(left)
 }
 

@@ -475,7 +475,7 @@ async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
     page.reads("Rebuilt.").await;
     page.click(&button("Verify now")).await;
     page.click(&button("Verify")).await;
-    page.reads("Everything that was checked is as promised").await;
+    page.reads("Everything is as promised").await;
     tickr.post(&format!("/v1/jobs/{travels}/cancel"), json!({})).await;
     tickr.until(travels, State::Cancelled).await;
     page.assert_calm();

@@ -193,7 +193,7 @@ async fn a_replay_is_a_new_job_with_links_both_ways() {
     let settings = crate::support::halted::settings(&tickr.config, Duration::ZERO, false);
     let report = tickr::verify::verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
     assert!(serde_json::to_string(&report).unwrap().contains("linked back"));
-    tickr.stop().await;
+    tickr.stop_broken("a replay does not name its original").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -285,6 +285,41 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     assert_eq!(store.purge_discarded(keep).await.unwrap(), (1, false));
     assert_eq!(tickr.get(&format!("/v1/jobs/{old}")).await.status, 404);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 0);
+    tickr.stop().await;
+}
+
+/// What on-call looks at: the failure that came last first, whenever its job was made; and counts that fall.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_newest_failures_are_those_that_failed_last_and_their_count_falls_when_they_are_dealt_with() {
+    let tickr = start().await;
+    let late = tickr.enqueue(json!({"kind": "say", "payload": {"error": "late"}, "delay_ms": 86_400_000})).await;
+    let early = fails(&tickr, "early").await;
+    // The oldest job fails last.
+    assert_eq!(tickr.post(&format!("/v1/jobs/{late}/run-now"), json!({})).await.status, 200);
+    tickr.until(late, State::Failed).await;
+    assert_eq!(dead(&tickr, "").await, [early, late], "by job");
+    assert_eq!(dead(&tickr, "order=time").await, [late, early], "by time");
+    for wrong in ["order=time&kind=noop", "order=time&q=kind:say", "order=age"] {
+        let refused = tickr.get(&format!("/v1/dead?{wrong}")).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec!["order"]), "{wrong}");
+    }
+
+    let open = async || {
+        let stats = tickr.get("/v1/stats").await.body;
+        let queues = tickr.get("/v1/queues").await.body;
+        let queue = queues["data"].as_array().unwrap().iter().find(|queue| queue["name"] == "default").unwrap().clone();
+        assert_eq!(stats["open_failures"], queue["open_failures"], "{stats:#} {queue:#}");
+        (stats["open_failures"].as_u64().unwrap(), stats["states"]["failed"].as_u64().unwrap())
+    };
+    assert_eq!(open().await, (2, 2));
+    let done = tickr.post(&format!("/v1/jobs/{early}/discard"), json!({"reason": "known"})).await;
+    assert_eq!(done.status, 200);
+    assert_eq!(open().await, (1, 2));
+    let mend = tickr.post(&format!("/v1/jobs/{late}/replay"), json!({"payload": {}})).await;
+    assert_eq!(mend.status, 201, "{:#}", mend.body);
+    tickr.until_idle().await;
+    let (left, total) = open().await;
+    assert_eq!((left, total >= 2), (0, true), "{left} of {total}");
     tickr.stop().await;
 }
 

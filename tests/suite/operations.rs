@@ -26,7 +26,7 @@ fn dead_letters(count: u32) -> String {
          SELECT id, 1, 1, 'gone/1-x', execute_at, created_at, created_at, 'failed', 'failed', 'no' FROM jobs; \
          INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, since) \
          SELECT id, kind, queue, x'0123456789abcdef', created_at, 'no', created_at FROM jobs; \
-         INSERT INTO tallies VALUES (0, 'parked', 'noop', 'failed', {count})"
+         INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, 'parked', 'noop', 'failed', {count})"
     )
 }
 
@@ -112,6 +112,10 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     );
     assert_eq!(dry.body["sample"].as_array().unwrap().len(), 5);
     assert_eq!(dry.body["sample"][0]["would_be"], "cancelled");
+    assert_eq!(
+        (&dry.body["would_change"], &dry.body["would_skip"], &dry.body["rate"]),
+        (&json!(5), &json!([]), &Value::Null)
+    );
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 25);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM operations").await, 0);
 
@@ -169,6 +173,80 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     let listed = tickr.get("/v1/operations?state=done&limit=2").await.body;
     assert_eq!(listed["data"][0]["action"], "delete");
     assert!(listed["next_cursor"].is_string());
+    tickr.stop().await;
+}
+
+/// The count of a dry run is what would change, and not what matches.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {
+    let tickr = TestApp::start().await;
+    let fails = || json!({"kind": "fail", "payload": {"permanent": true}, "tags": ["night"]});
+    let failed = tickr.enqueue_many((0..4).map(|_| fails())).await;
+    tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "tags": ["night"]}))).await;
+    let waits =
+        tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop", "tags": ["night"], "delay_ms": LATER_MS}))).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed", 2).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{}/cancel", waits[0]), json!({})).await.status, 200);
+    assert_eq!(tickr.post(&format!("/v1/jobs/{}/replay", failed[0]), json!({})).await.status, 201);
+    tickr.until_count("SELECT COUNT(*) FROM owed", 1).await;
+
+    let body = json!({"action": "retry", "filter": {"tag": "night"}, "rate": 7, "dry_run": true});
+    let dry = tickr.post("/v1/operations", body).await.body;
+    // Four failed and one of them was replayed, as a job with the same tag that failed as well; one was cancelled.
+    assert_eq!((&dry["count"], &dry["would_change"], &dry["rate"]), (&json!(9), &json!(5), &json!(7)), "{dry:#}");
+    let skipped = json!([{"jobs": 3, "reason": "completed"}, {"jobs": 1, "reason": "replayed already"}]);
+    assert_eq!(dry["would_skip"], skipped, "{dry:#}");
+    let done = carried_out(&tickr, json!({"action": "retry", "filter": {"tag": "night"}})).await;
+    assert_eq!(done, (5, 4, 0), "and that is what happens");
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(3)", 0).await;
+    tickr.stop().await;
+}
+
+/// The priority of an operation is the job's, also after its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_priority_that_an_operation_set_outlives_the_end_of_the_job() {
+    let tickr = TestApp::start().await;
+    let job = json!({"kind": "fail", "payload": {"permanent": true}, "tags": ["urgent"], "delay_ms": LATER_MS});
+    let id = tickr.enqueue(job).await;
+    let filter = json!({"tag": "urgent"});
+    assert_eq!(
+        carried_out(&tickr, json!({"action": "set_priority", "filter": filter, "priority": 0})).await,
+        (1, 0, 0)
+    );
+    assert_eq!(carried_out(&tickr, json!({"action": "run_now", "filter": filter})).await, (1, 0, 0));
+    tickr.until(id, State::Failed).await;
+    assert_eq!(tickr.job(id).await["priority"], 0);
+    // And a new life begins with it.
+    tickr.post("/v1/queues/default/pause", json!({})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+    assert_eq!(tickr.count("SELECT CAST(priority AS SIGNED) FROM jobs").await, 0);
+    assert_eq!(tickr.job(id).await["priority"], 0);
+    tickr.stop().await;
+}
+
+/// Jobs of any number of ledger lines go as a whole, and only those of the filter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_delete_takes_every_line_of_its_jobs_and_no_other() {
+    let tickr = TestApp::start().await;
+    tickr.sql(dead_letters(150)).await;
+    // 250 lines each: 37,500 together, more than one transaction removes.
+    let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                  SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    tickr
+        .sql(format!(
+            "UPDATE attempts SET number = 250, burned = 1; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT j.id, n.n, 0, 'gone/1-x', j.execute_at, j.created_at, j.created_at, 'interrupted' FROM jobs j, \
+             (SELECT a.d + 10 * b.d + 100 * c.d + 1 AS n FROM {digits} a, {digits} b, {digits} c) n WHERE n.n < 250"
+        ))
+        .await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 37_500);
+    let keep = tickr.enqueue(json!({"kind": "noop", "tags": ["other"]})).await;
+    tickr.until(keep, State::Completed).await;
+    assert_eq!(carried_out(&tickr, json!({"action": "delete", "filter": {"queue": "parked"}})).await, (150, 0, 0));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM dead_letters").await, 0);
     tickr.stop().await;
 }
 

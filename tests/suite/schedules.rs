@@ -690,6 +690,29 @@ async fn one_schedule_that_cannot_be_read_hides_no_other() {
     tickr.stop().await;
 }
 
+/// As many as a page has, and all in front.
+#[tokio::test(flavor = "multi_thread")]
+async fn seventy_schedules_that_cannot_be_read_hide_no_other() {
+    let tickr = TestApp::start().await;
+    put(&tickr, "readable", &yearly()).await;
+    for n in 0..70 {
+        put(&tickr, &format!("broken-{n:02}"), &yearly()).await;
+    }
+    tickr.sql("UPDATE schedules SET zone = 'Atlantis/Capital' WHERE name LIKE 'broken-%'").await;
+    let (mut seen, mut broken, mut pages, mut cursor) = (Vec::new(), 0, 0, String::new());
+    loop {
+        let page = tickr.get(&format!("/v1/schedules?limit=50{cursor}")).await;
+        assert_eq!(page.status, 200, "{:#}", page.body);
+        seen.extend(page.body["data"].as_array().unwrap().iter().map(|row| row["name"].clone()));
+        broken += page.body["unreadable"].as_array().unwrap().len();
+        pages += 1;
+        let Some(next) = page.body["next_cursor"].as_str() else { break };
+        cursor = format!("&cursor={next}");
+    }
+    assert_eq!((seen, broken, pages), (vec![json!("readable")], 70, 2));
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_configuration_changes_it() {
     let declared = |toml: &str| {

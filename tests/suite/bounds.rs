@@ -1,0 +1,306 @@
+//! Tables that end: runners that stopped, tallies that rest, jobs whose retention is over, however many there are; and
+//! what was judged too early is judged again behind the lock.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sqlx::{Executor, Row};
+use tickr::job::{JobId, State};
+use tickr::store::{KEEP_RUNNERS, Retention, Store};
+
+use crate::support::{TestApp, eventually};
+
+const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
+                      SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// `n` from 0 to 9,999.
+fn ten_thousand() -> String {
+    format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e) s"
+    )
+}
+
+/// Rows that the server has read one behind the other, in tables and in indexes.
+async fn rows_read(tickr: &TestApp) -> i64 {
+    let sql =
+        "SHOW GLOBAL STATUS WHERE Variable_name IN ('Handler_read_next', 'Handler_read_prev', 'Handler_read_rnd_next')";
+    let rows = sqlx::raw_sql(sql).fetch_all(&mut tickr.mysql().await).await.unwrap();
+    rows.iter().map(|row| row.get::<String, _>(1).parse::<i64>().unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_thousand_stopped_runners_cost_nobody_anything_and_go_after_a_week() {
+    // Servers of its own, because it looks at their counters.
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, stopped_at) \
+             SELECT CONCAT('old/', n), '0', CONCAT('[\"noop\",\"', REPEAT('x', 60), '\"]'), '[\"default\"]', 4, 30000, \
+             UTC_TIMESTAMP(6) - INTERVAL 30 DAY, UTC_TIMESTAMP(6) - INTERVAL n MINUTE, UTC_TIMESTAMP(6) - INTERVAL 2 * n MINUTE \
+             FROM {}; ANALYZE TABLE runners",
+            ten_thousand()
+        ))
+        .await;
+    let store = tickr.app.broker().store();
+    let before = rows_read(&tickr).await;
+    for _ in 0..20 {
+        assert_eq!(store.silent_runners().await.unwrap(), []);
+        store.living_kinds().await.unwrap();
+        assert!(store.is_eldest(tickr.app.runner()).await.unwrap());
+        assert_eq!(store.runners(100).await.unwrap().len(), 100);
+    }
+    let read = rows_read(&tickr).await - before;
+    // Twenty times a hundred for the lists, and what the loops of the runner read meanwhile. One scan would be ten thousand.
+    assert!(read < 12_000, "{read} rows for twenty looks");
+    let listed = store.runners(3).await.unwrap();
+    assert_eq!(&listed[0].id, tickr.app.runner());
+    assert_eq!(listed[1].id.as_str(), "old/0", "then the ones that stopped last");
+
+    let (mut gone, mut more) = (0, true);
+    while more {
+        let (forgotten, rest) = store.forget_runners(KEEP_RUNNERS).await.unwrap();
+        (gone, more) = (gone + forgotten, rest);
+    }
+    // A week has 10,080 minutes: the one that stopped two minutes ago for each of 5,040 stays.
+    assert!((4_950..=4_961).contains(&gone), "{gone}");
+    let left = "SELECT COUNT(*) FROM runners WHERE stopped_at < UTC_TIMESTAMP(6) - INTERVAL 169 HOUR";
+    assert_eq!(tickr.count(left).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await, 1, "the living one stays");
+    tickr.stop().await;
+}
+
+async fn fold(store: &Store, keep: Duration) {
+    let mut place = None;
+    loop {
+        place = store.fold_lanes(place).await.unwrap().1;
+        if place.is_none() {
+            break;
+        }
+    }
+    loop {
+        place = store.fold_queues(place, keep).await.unwrap().1;
+        if place.is_none() {
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tallies_of_a_thousand_queues_end_and_every_sum_stays() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let done = tickr.enqueue_kind("noop", json!({})).await;
+    tickr.until(done, State::Completed).await;
+    // 1,000 queues of callers, each counted in ten lanes by runners that are gone.
+    tickr
+        .sql(format!(
+            "INSERT INTO tallies (lane, queue, kind, state, n, changed_at) SELECT 1 + n DIV 1000, CONCAT('tenant-', n MOD 1000), \
+             'noop', 'completed', 7, NOW() - INTERVAL 1 HOUR FROM {}; \
+             UPDATE tallies SET n = -3 WHERE queue = 'tenant-5' AND lane = 2; \
+             UPDATE tallies SET changed_at = NOW() - INTERVAL 1 HOUR",
+            ten_thousand()
+        ))
+        .await;
+    let completed = async || {
+        let stats = tickr.get("/v1/stats").await.body;
+        (stats["states"]["completed"].as_i64().unwrap(), stats["queues"]["tenant-5"]["completed"].clone())
+    };
+    assert_eq!(completed().await, (69_991, json!(60)));
+    // A row that changed a moment ago stays where its writer adds to it.
+    tickr.sql("UPDATE tallies SET n = n + 1 WHERE queue = 'tenant-6' AND lane = 3").await;
+    fold(store, DAY).await;
+    assert_eq!(completed().await, (69_992, json!(60)));
+    let rows = "SELECT COUNT(*) FROM tallies WHERE queue LIKE 'tenant-%'";
+    assert_eq!(tickr.count(rows).await, 1_001);
+    assert_eq!(tickr.count("SELECT n FROM tallies WHERE lane = 0 AND queue = 'tenant-5'").await, 60);
+    fold(store, DAY).await;
+    assert_eq!(tickr.count(rows).await, 1_001, "nothing is left to do");
+
+    // After all their jobs have gone, the queues go as well, and the total does not.
+    tickr.sql("UPDATE tallies SET changed_at = NOW() - INTERVAL 400 DAY WHERE queue LIKE 'tenant-%' AND queue <> 'tenant-7'").await;
+    fold(store, DAY * 300).await;
+    // The row of lane 3 came to rest, and lane 0 with it.
+    assert_eq!(tickr.count(rows).await, 2);
+    assert_eq!(completed().await, (69_992, json!(null)));
+    // What a queue counts from then on is its own again, and no check misses what was added up.
+    let again = tickr.enqueue(json!({"kind": "noop", "queue": "default"})).await;
+    tickr.until(again, State::Completed).await;
+    assert_eq!(completed().await.0, 69_993);
+    tickr.stop().await;
+}
+
+/// Wait until a session of tickr waits for the lock of a job.
+async fn until_locked_out(tickr: &TestApp) {
+    eventually("the purge waits for the row", || async {
+        let rows = sqlx::raw_sql("SHOW FULL PROCESSLIST").fetch_all(&mut tickr.mysql().await).await.unwrap();
+        let name = tickr.config.mysql_url().unwrap().expose().to_owned();
+        let waits = rows.iter().any(|row| {
+            let database: Option<String> = row.try_get("db").unwrap_or_default();
+            let info: Option<String> = row.try_get("Info").unwrap_or_default();
+            database.is_some_and(|database| name.contains(&database))
+                && info.is_some_and(|sql| sql.starts_with("SELECT id FROM jobs") && sql.contains("FOR UPDATE"))
+        });
+        waits.then_some(())
+    })
+    .await;
+}
+
+/// A job that was found old enough, and was retried and ended anew before its lock was free, is young again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let fails = json!({"kind": "fail", "payload": {"permanent": true}});
+    let (aged, discarded) = (tickr.enqueue(fails.clone()).await, tickr.enqueue(fails).await);
+    tickr.until(aged, State::Failed).await;
+    tickr.until(discarded, State::Failed).await;
+    let done = tickr.post(&format!("/v1/jobs/{discarded}/discard"), json!({"reason": "known"})).await;
+    assert_eq!(done.status, 200);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    for (id, keep) in [
+        (aged, Retention { failed: Duration::ZERO, ..Retention::all(DAY) }),
+        (discarded, Retention { discarded: Duration::ZERO, ..Retention::all(DAY) }),
+    ] {
+        let bytes = format!("UNHEX('{}')", id.uuid().simple());
+        let mut holder = tickr.mysql().await;
+        let sql = |sql: String| sqlx::raw_sql(sqlx::AssertSqlSafe(sql));
+        holder
+            .execute(sql(format!("START TRANSACTION; SELECT id FROM jobs WHERE id = {bytes} FOR UPDATE")))
+            .await
+            .unwrap();
+        let purge = {
+            let (store, keep) = (store.clone(), keep.clone());
+            tokio::spawn(async move {
+                if keep.failed == Duration::ZERO {
+                    store.purge_page(None, &keep).await.unwrap().jobs
+                } else {
+                    store.purge_discarded(&keep).await.unwrap().0
+                }
+            })
+        };
+        until_locked_out(&tickr).await;
+        // What a retry and its failure leave behind.
+        let now = "UTC_TIMESTAMP(6)";
+        holder
+            .execute(sql(format!(
+                "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, error) \
+                 SELECT job_id, 2, 1, runner, {now}, {now}, {now}, 'rejected', 'failed', error FROM attempts WHERE job_id = {bytes}; \
+                 UPDATE dead_letters SET standing = 'open', since = {now}, failed_at = {now}, actor = NULL, reason = NULL \
+                 WHERE job_id = {bytes}; COMMIT"
+            )))
+            .await
+            .unwrap();
+        assert_eq!(purge.await.unwrap(), 0, "{id}");
+        assert_eq!(tickr.job(id).await["attempts"].as_array().unwrap().len(), 2);
+    }
+    // Nothing stands in the way of their end when it has come.
+    let keep = Retention { failed: Duration::ZERO, ..Retention::all(DAY) };
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 2);
+    tickr.stop().await;
+}
+
+/// A job may have more ledger lines than a page of the purge.
+#[tokio::test(flavor = "multi_thread")]
+async fn retention_ends_for_jobs_of_thousands_of_lines() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let ids = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop"}))).await;
+    tickr.until_idle().await;
+    // The one in the middle was snoozed 5,000 times.
+    let bytes = format!("UNHEX('{}')", ids[1].uuid().simple());
+    tickr
+        .sql(format!(
+            "UPDATE attempts SET number = 5001 WHERE job_id = {bytes}; \
+             INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+             SELECT a.job_id, n + 1, 0, a.runner, a.execute_at, a.started_at, a.started_at, 'snoozed' FROM attempts a, {} \
+             WHERE n < 5000 AND a.job_id = {bytes} AND a.number = 5001",
+            ten_thousand()
+        ))
+        .await;
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let keep = Retention { completed: Duration::ZERO, ..Retention::all(DAY) };
+    let (mut jobs, mut place, mut pages) = (0, None, 0);
+    loop {
+        let purged = store.purge_page(place, &keep).await.unwrap();
+        (jobs, place, pages) = (jobs + purged.jobs, purged.next, pages + 1);
+        if place.is_none() {
+            break;
+        }
+        assert!(pages < 20, "the walk goes on");
+    }
+    assert_eq!((jobs, tickr.count("SELECT COUNT(*) FROM attempts").await), (3, 0));
+    tickr.stop().await;
+}
+
+/// `jobs` ended jobs of last month, in batches of a hundred.
+async fn ended(tickr: &TestApp, jobs: u32) {
+    for thousands in 0..jobs.div_ceil(10_000) {
+        let id = |n: &str| {
+            format!(
+                "UNHEX(CONCAT(LPAD(HEX(1780000000000 + {n} + {thousands} * 10000), 12, '0'), '70008000000000000000'))"
+            )
+        };
+        tickr
+            .sql(format!(
+                "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at, batch_id, batch_size) \
+                 SELECT {}, 'noop', 'default', 5, 1, '{{}}', '2026-06-01', '2026-06-01', {}, 100 FROM {}; \
+                 INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
+                 SELECT {}, 1, 1, 'gone/1-x', '2026-06-01', '2026-06-01', '2026-06-01', 'succeeded', 'completed' FROM {}",
+                id("n"),
+                id("(n DIV 100) * 100"),
+                ten_thousand(),
+                id("n"),
+                ten_thousand(),
+            ))
+            .await;
+    }
+}
+
+/// Purge as the eldest runner does: page after page, with rests of half a page. Jobs per second.
+async fn purge_rate(tickr: &TestApp, jobs: u32) -> f64 {
+    let (store, keep) = (tickr.app.broker().store(), Retention::all(DAY));
+    let (began, mut place, mut gone): (Instant, Option<JobId>, u32) = (Instant::now(), None, 0);
+    loop {
+        let page = Instant::now();
+        let purged = store.purge_page(place, &keep).await.unwrap();
+        gone += purged.jobs as u32;
+        place = purged.next;
+        if place.is_none() {
+            break;
+        }
+        tokio::time::sleep((page.elapsed() / 2).max(Duration::from_millis(2))).await;
+    }
+    assert_eq!(gone, jobs);
+    f64::from(gone) / began.elapsed().as_secs_f64()
+}
+
+/// The janitor of the eldest runner goes on for as long as there is more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_ends_batches_as_a_whole_page_by_page() {
+    let tickr = TestApp::start().await;
+    ended(&tickr, 10_000).await;
+    let rate = purge_rate(&tickr, 10_000).await;
+    println!("{rate:.0} jobs/s");
+    // Pages of two thousand lines leave no batch of a hundred half explained.
+    for table in ["jobs", "attempts", "departures"] {
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT COUNT(*) FROM {table}")))
+            .fetch_one(&mut tickr.mysql().await)
+            .await
+            .unwrap();
+        assert_eq!(count, 0, "{table}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "inserts 400,000 jobs and measures; wants a machine of its own and a release build"]
+async fn a_purge_keeps_up_with_fifteen_thousand_jobs_per_second() {
+    let tickr = TestApp::start().await;
+    ended(&tickr, 400_000).await;
+    let rate = purge_rate(&tickr, 400_000).await;
+    println!("{rate:.0} jobs/s");
+    assert!(rate >= 15_000.0, "{rate:.0} jobs/s");
+    tickr.stop().await;
+}
