@@ -241,6 +241,37 @@ mutants() {
     mutant 'limit of the last spans' internal/telemetry/traces.rs \
         'FLUSH: Duration = Duration::from_secs(2)' 'FLUSH: Duration = Duration::from_secs(120)' \
         traces::a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else
+    mutant 'catch around the check of a kind' internal/handlers/registry.rs \
+        'caught(|| self.problems(payload)).map_err(' 'Ok::<_, String>(self.problems(payload)).map_err(' \
+        panics::a_schedule_whose_payload_panics_stops_no_other_and_says_so
+    mutant "payload read within the attempt's task" internal/handlers/registry.rs \
+        'Box::pin(async move {
+            let typed = serde_json::from_str::<H::Payload>(payload.get());' \
+        'let typed = serde_json::from_str::<H::Payload>(payload.get());
+        Box::pin(async move {' \
+        panics::a_type_that_panics_over_a_payload_costs_the_attempt_and_no_worker
+    mutant 'editions of the living before a job fails unread' internal/engine/unread.rs \
+        'if !may_be_read {' 'if !may_be_read || number > 0 {' \
+        versions::what_one_version_cannot_read_waits_for_the_other_and_burns_nothing
+    mutant 'editions that have tried' internal/engine/unread.rs \
+        'Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),' \
+        'Ok(said) => refused.extend(said.iter().take(0).filter_map(|error| edition_in(error))),' \
+        versions::a_job_that_every_living_version_has_refused_fails_though_all_of_them_live
+    mutant 'leaving alone what was given back' internal/engine/worker.rs \
+        'if shared.unread.puts_off(shared, id).await {' 'if shared.unread.puts_off(shared, id).await && false {' \
+        versions::when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so
+    mutant 'idle connections of a receiver' internal/handlers/http/mod.rs \
+        '.pool_max_idle_per_host(idle)' '.pool_max_idle_per_host(idle.min(4))' \
+        callbacks::callbacks_to_one_receiver_use_its_connections_again
+    mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
+        'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
+        callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
+    mutant 'first failure over retries' internal/store/dead.rs \
+        'graves.iter().filter(|grave| grave.lived_before)' 'graves.iter().filter(|grave| grave.lived_before).take(0)' \
+        callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
+    mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
+        'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
+        callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
 }
 
 # mutant NAME FILES OLD NEW TEST

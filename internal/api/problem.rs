@@ -277,8 +277,12 @@ impl Problem {
                 Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), problems)
             }
             Invalid::Job { problems } => Self::new(Code::InvalidRequest, detail).at(prefix, problems),
-            // A defect of the kind. What the panic said may be about other data than the caller's, and stays here.
-            Invalid::Panicked(_) => Self::new(Code::Internal, detail),
+            // A defect of the kind, but no reason to send the same again. What the panic said may be about other data than the
+            // caller's, and stays here.
+            Invalid::Panicked(_) => {
+                let here = handlers::Problem::at("", "makes the code of the kind panic, which is a defect in it");
+                Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), vec![here])
+            }
         }
     }
 }

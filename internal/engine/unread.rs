@@ -29,9 +29,8 @@ const LONGEST_REST: Duration = Duration::from_secs(60);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Most jobs that are left alone; others are claimed and given back again.
 const MOST_KNOWN: usize = 16_384;
-/// How long it may go unnoticed which runners live: when a job is put off, and when it fails for want of a reader.
+/// How long it may go unnoticed which runners live, when a job is put off. Before one fails for want of a reader, it is asked.
 const STALE: Duration = Duration::from_secs(2);
-const STALE_FOR_A_FAILURE: Duration = Duration::from_millis(200);
 /// How often it is asked whether a job that is left alone waits at all.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -89,7 +88,7 @@ struct Skip {
     priority: Priority,
 }
 
-/// The living runners, and since when that was so.
+/// The living runners, and a moment before that was asked.
 type Readers = Option<(Instant, Arc<Vec<Reader>>)>;
 
 /// The jobs that this runner leaves to others.
@@ -130,7 +129,7 @@ impl Unread {
         if self.count.load(Ordering::Relaxed) == 0 || !self.lock().contains_key(&id) {
             return false;
         }
-        let readers = self.readers(shared, STALE).await;
+        let readers = self.readers_since(shared, a_moment_ago()).await;
         let Some(skip) = self.skip(id, readers.as_ref().map(|readers| readers.as_slice())) else { return false };
         // It may have ended long ago, and pop here only because it was put off again and again.
         if skip.look && shared.store.still_waiting(vec![id]).await.is_ok_and(|waiting| !waiting.contains(&id)) {
@@ -170,12 +169,14 @@ impl Unread {
         self.count.store(left.len(), Ordering::Relaxed);
     }
 
-    /// The living runners, as of a moment ago at most. None when the store does not say.
-    async fn readers(&self, shared: &Shared, stale: Duration) -> Option<Arc<Vec<Reader>>> {
+    /// The living runners, as they were at `moment` or later. None when the store does not say. Many that ask at once are
+    /// answered by one look.
+    async fn readers_since(&self, shared: &Shared, moment: Option<Instant>) -> Option<Arc<Vec<Reader>>> {
         let mut known = self.readers.lock().await;
-        if let Some((_, readers)) = known.as_ref().filter(|(since, _)| since.elapsed() < stale) {
+        if let Some((_, readers)) = known.as_ref().filter(|(asked, _)| moment.is_none_or(|moment| *asked >= moment)) {
             return Some(Arc::clone(readers));
         }
+        let asked = Instant::now();
         let mut readers = match shared.store.readers().await {
             Ok(readers) => readers,
             Err(error) => {
@@ -185,7 +186,7 @@ impl Unread {
         };
         readers.retain(|reader| reader.id != shared.runner);
         let readers = Arc::new(readers);
-        *known = Some((Instant::now(), Arc::clone(&readers)));
+        *known = Some((asked, Arc::clone(&readers)));
         Some(readers)
     }
 }
@@ -211,8 +212,9 @@ pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
         Part::Payload => format!("{UNREAD}payload as {kind}: {why}"),
         Part::Options => format!("{UNREAD}stored job: {why}"),
     };
-    let may_be_read = may(shared.unread.readers(shared, STALE).await)
-        || may(shared.unread.readers(shared, STALE_FOR_A_FAILURE).await);
+    let now = Some(Instant::now());
+    let may_be_read = may(shared.unread.readers_since(shared, a_moment_ago()).await)
+        || may(shared.unread.readers_since(shared, now).await);
     if !may_be_read {
         tracing::error!(job = %id, %kind, "cannot read a job, and no living runner of another version might");
         let error = format!(
@@ -234,6 +236,11 @@ fn may_read(reader: &Reader, part: Part, kind: &Name, queue: &Name, refused: &BT
         Part::Options => !refused.contains(&editions.options),
     });
     untried && reader.kinds.contains(kind) && reader.queues.contains(queue)
+}
+
+/// None when the process is younger than that, and everything it knows is newer.
+fn a_moment_ago() -> Option<Instant> {
+    Instant::now().checked_sub(STALE)
 }
 
 /// The edition that could not read a job, as its error names it.

@@ -11,7 +11,7 @@ use crate::job::{Editions, JobId, Name, RunnerId};
 /// How the error of every attempt begins that ended because its runner could not read the job: "read the payload as …".
 pub const UNREAD: &str = "read the ";
 
-/// A living runner, as far as it matters to who looks for somebody that can read a job.
+/// A living runner, as far as it matters to a runner that looks for another that can read a job.
 #[derive(Clone, Debug)]
 pub struct Reader {
     /// Its identity.

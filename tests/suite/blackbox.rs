@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tickr::config::CallbackSecret;
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, example, nothing_runs_in, outcome, tickr};
@@ -127,6 +128,12 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     kinds.sort_unstable();
     assert_eq!(kinds, ["email", "email", "http", "report"]);
     program.says("the first job completed ").await;
+    // Callbacks are signed, with a secret that receivers can be told, and that lasts.
+    let secret = program.says("  callbacks are signed with ").await;
+    assert!(CallbackSecret::parse(&secret).is_some(), "{secret}");
+    let kept = desk.data().join("callback-secret");
+    assert_eq!(std::fs::read_to_string(&kept).unwrap().trim(), secret);
+    assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&kept).unwrap()) & 0o777, 0o600);
 
     // The report over HTTP, and the same bytes in the mail.
     let report = done.iter().find(|job| job["kind"] == "report").unwrap()["id"].as_str().unwrap();

@@ -337,6 +337,86 @@ async fn a_name_that_changes_its_address_reaches_only_checked_ones() {
     assert_eq!((trapped.load(Ordering::SeqCst), outside.load(Ordering::SeqCst)), (0, 2));
 }
 
+#[tokio::test]
+async fn a_connection_that_is_used_again_goes_where_it_was_allowed_to_go() {
+    let trap = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = trap.local_addr().unwrap().port();
+    let outside = TcpListener::bind(("127.0.0.2", port)).await.unwrap();
+    let (trapped, accepted) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    for (listener, count) in [(trap, Arc::clone(&trapped)), (outside, Arc::clone(&accepted))] {
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::SeqCst);
+                // Kept open for two requests.
+                for _ in 0..2 {
+                    let _ = socket.read(&mut [0; 4_096]).await;
+                    let _ = socket.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
+                }
+            }
+        });
+    }
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    // The name moves inside after its first answer.
+    let answers = vec![vec![ip("127.0.0.2")], vec![ip("127.0.0.1")], vec![ip("127.0.0.1")], vec![ip("127.0.0.1")]];
+    let lookup = Rebinding { answers: HashMap::from([("rebind.example", answers)]), asked: AtomicUsize::new(0) };
+    let handler = guarded(outside_is_two, lookup);
+    let mut verdicts = Vec::new();
+    for _ in 0..3 {
+        verdicts.push(call(&handler, json!({"url": format!("http://rebind.example:{port}/")})).await);
+        // The connection goes back to the pool in a task of its own.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(verdicts[0].is_ok() && verdicts[1].is_ok(), "{verdicts:?}");
+    assert!(matches!(&verdicts[2], Err(Failure::Reject { error }) if error.contains("inner")), "{verdicts:?}");
+    assert_eq!((trapped.load(Ordering::SeqCst), accepted.load(Ordering::SeqCst)), (0, 1));
+}
+
+#[tokio::test]
+async fn a_receiver_that_offers_http_2_is_called_over_one_connection() {
+    let key = rcgen::generate_simple_self_signed(["hooks.example".to_owned()]).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(key.cert.der().clone()).unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![key.cert.der().clone()], key.signing_key.into())
+        .unwrap();
+    tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (accepted, called) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (connections, calls) = (Arc::clone(&accepted), Arc::clone(&called));
+    tokio::spawn(async move {
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(tls));
+        while let Ok((socket, _)) = listener.accept().await {
+            connections.fetch_add(1, Ordering::SeqCst);
+            let (acceptor, calls) = (acceptor.clone(), Arc::clone(&calls));
+            tokio::spawn(async move {
+                let stream = acceptor.accept(socket).await.unwrap();
+                assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+                let answer = hyper::service::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+                    assert_eq!(request.version(), hyper::Version::HTTP_2);
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    std::future::ready(Ok::<_, std::convert::Infallible>(hyper::Response::new(Body::from("thanks"))))
+                });
+                let io = hyper_util::rt::TokioIo::new(stream);
+                let executor = hyper_util::rt::TokioExecutor::new();
+                let _ = hyper::server::conn::http2::Builder::new(executor).serve_connection(io, answer).await;
+            });
+        }
+    });
+    let answers = HashMap::from([("hooks.example", vec![vec!["127.0.0.2".parse().unwrap()]])]);
+    let lookup = Rebinding { answers, asked: AtomicUsize::new(0) };
+    let rule = Rule { judge: outside_is_two, ..Rule::new(false, Vec::new()) };
+    let handler = HttpHandler::with_guard(Vec::new(), rule, 8, Arc::new(lookup), roots).unwrap();
+    let payload = json!({"url": format!("https://hooks.example:{port}/in"), "body": {"n": 1}});
+    let outcomes = futures_util::future::join_all((0..50).map(|_| call(&handler, payload.clone()))).await;
+    assert!(outcomes.iter().all(Result::is_ok), "{:?}", outcomes.iter().find(|outcome| outcome.is_err()));
+    assert_eq!(called.load(Ordering::SeqCst), 50);
+    assert!(accepted.load(Ordering::SeqCst) <= 2, "{accepted:?} connections");
+}
+
 #[test]
 fn the_schema_describes_the_payload() {
     let mut registry = super::super::Registry::new();

@@ -1,0 +1,374 @@
+//! Callbacks as operators and receivers meet them: connections, allowed targets, signatures, errors.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::serve::Listener;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hmac::{Hmac, Mac};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::Sha256;
+use tickr::app::App;
+use tickr::config::{Alerts, CallbackSecret, Config, Flags, Threshold};
+use tickr::handlers::{Context, Kind, Output, Registry};
+use tickr::job::State;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::support::program::{Program, command, outcome, tickr as binary};
+use crate::support::{Runner, TestApp, eventually};
+
+/// A receiver that counts the connections it accepts, and answers as the first part of the path says.
+struct Counting {
+    addr: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+    called: Arc<AtomicUsize>,
+    serving: JoinHandle<()>,
+}
+
+struct Door(TcpListener, Arc<AtomicUsize>);
+
+impl Listener for Door {
+    type Io = TcpStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (TcpStream, SocketAddr) {
+        let (stream, addr) = self.0.accept().await.unwrap();
+        self.1.fetch_add(1, Ordering::SeqCst);
+        (stream, addr)
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
+impl Counting {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (accepted, called) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let calls = Arc::clone(&called);
+        let answer = move |uri: axum::http::Uri| {
+            calls.fetch_add(1, Ordering::SeqCst);
+            let status = uri.path().split('/').nth(1).and_then(|word| word.parse().ok()).unwrap_or(200);
+            std::future::ready((StatusCode::from_u16(status).unwrap(), "so it is"))
+        };
+        let app = axum::Router::new().fallback(answer);
+        let door = Door(listener, Arc::clone(&accepted));
+        let serving = tokio::spawn(async move { axum::serve(door, app).await.unwrap() });
+        Self { addr, accepted, called, serving }
+    }
+
+    fn callback(&self, path: &str) -> Value {
+        json!({"kind": "http", "payload": {"url": format!("http://{}{path}", self.addr), "body": {"n": 1}}})
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+/// Make so many callbacks to one receiver: each over a connection that is there, but for as many as there are workers, and a few
+/// that were opened while one was about to be free.
+async fn one_receiver(jobs: usize) {
+    const WORKERS: usize = 32;
+    let tickr = TestApp::start_with(|config| config.workers = WORKERS, Registry::new()).await;
+    let receiver = Counting::start().await;
+    tickr.enqueue_many((0..jobs).map(|_| receiver.callback("/in"))).await;
+    eventually("all are done", || async { (tickr.count("SELECT COUNT(*) FROM owed").await == 0).then_some(()) }).await;
+    let accepted = receiver.accepted.load(Ordering::SeqCst);
+    println!("{jobs} callbacks, {accepted} connections");
+    assert_eq!(receiver.called.load(Ordering::SeqCst), jobs);
+    assert!(accepted <= 2 * WORKERS, "{accepted} connections for {jobs} callbacks");
+    tickr.assert_each_ran_once(i64::try_from(jobs).unwrap()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_to_one_receiver_use_its_connections_again() {
+    one_receiver(2_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "a minute in a debug build; the same as above, ten times as long"]
+async fn twenty_thousand_callbacks_to_one_receiver_use_its_connections_again() {
+    one_receiver(20_000).await;
+}
+
+fn configured(name: &'static str, value: &str) -> Config {
+    Config::load(&Flags::default().with(name, value), std::iter::empty(), None).unwrap().config
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reached() {
+    let receiver = Counting::start().await;
+    let closed = |config: &mut Config| config.callback_allow_private = false;
+    let tickr = TestApp::start_with(closed, Registry::new()).await;
+    let refused = tickr.post("/v1/jobs", receiver.callback("/in")).await;
+    assert_eq!((refused.status, refused.pointers()), (422, vec!["/payload/url"]), "{:#}", refused.body);
+    let detail = refused.body["errors"][0]["detail"].as_str().unwrap().to_owned();
+    let (_, entry) = detail.split_once("callback_allow = [\"").unwrap();
+    let (entry, _) = entry.split_once('"').unwrap();
+    tickr.stop().await;
+
+    // What it says to write is enough, and opens nothing else.
+    let allow = configured("callback_allow", entry).callback_allow;
+    let open = move |config: &mut Config| {
+        config.callback_allow_private = false;
+        config.callback_allow = allow;
+    };
+    let tickr = TestApp::start_with(open, Registry::new()).await;
+    let id = tickr.enqueue(receiver.callback("/in")).await;
+    tickr.until(id, State::Completed).await;
+    for url in ["http://127.0.0.2/", "http://localhost/", "http://10.0.0.7/", "http://[::1]/"] {
+        let answer = tickr.post("/v1/jobs", json!({"kind": "http", "payload": {"url": url}})).await;
+        assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);
+    }
+    tickr.stop().await;
+
+    // The wide switch leaves cloud metadata out. The jobs are not due while the test runs, should they be accepted.
+    let tickr = TestApp::start().await;
+    for url in ["http://169.254.169.254/latest/", "http://168.63.129.16/machine/", "http://[fd00:ec2::254]/"] {
+        let job = json!({"kind": "http", "payload": {"url": url}, "delay_ms": 3_600_000});
+        let answer = tickr.post("/v1/jobs", job).await;
+        assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);
+        assert!(answer.body.to_string().contains("naming the very address in callback_allow"), "{:#}", answer.body);
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_useless_url_of_alerts_is_refused_at_the_start_with_the_reason() {
+    let tickr = TestApp::start().await;
+    let start = async |url: &str, change: &dyn Fn(&mut Config)| {
+        let mut config = tickr.config.clone();
+        config.callback_allow_private = false;
+        config.alerts = Some(Alerts {
+            url: url.to_owned(),
+            queue: "default".into(),
+            cooldown: Duration::from_secs(60),
+            all: Threshold { dead_letters: Some(1), dead_letter_age: None },
+            kinds: std::collections::BTreeMap::new(),
+        });
+        change(&mut config);
+        App::start(&config, Registry::new()).await
+    };
+    for url in ["http://127.0.0.1:9/alerts", "http://localhost:9/alerts", "https://10.0.0.7/"] {
+        let refused = start(url, &|_| {}).await.unwrap_err().to_string();
+        assert!(refused.contains("[alerts]") && refused.contains("callback_allow = [\""), "{url}: {refused}");
+    }
+    let allow = configured("callback_allow", "127.0.0.0/8").callback_allow;
+    let app = start("http://127.0.0.1:9/alerts", &|config| config.callback_allow = allow.clone()).await.unwrap();
+    app.stop(tokio_util::sync::CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_query() {
+    let receiver = Counting::start().await;
+    let tickr = TestApp::start().await;
+    for (path, times) in [("/404/orders/in", 2), ("/404/users/in", 1)] {
+        for n in 0..times {
+            let url = format!("{path}/{n}?token=canary{n}#part");
+            let id = tickr.enqueue(receiver.callback(&url)).await;
+            let error = tickr.until(id, State::Failed).await["last_error"].as_str().unwrap().to_owned();
+            let said = format!("POST http://{}{path}/{n} answered 404 Not Found", receiver.addr);
+            assert!(error.starts_with(&said) && !error.contains("canary"), "{error}");
+        }
+    }
+    let groups = tickr.get("/v1/dead/groups").await.body;
+    let counts: BTreeSet<u64> =
+        groups["data"].as_array().unwrap().iter().map(|group| group["open"].as_u64().unwrap()).collect();
+    assert_eq!(counts, BTreeSet::from([1, 2]), "{groups:#}");
+
+    // Piped somewhere, errors are whole.
+    let long = format!("/404/{}/end", "long/".repeat(20));
+    let id = tickr.enqueue(receiver.callback(&long)).await;
+    tickr.until(id, State::Failed).await;
+    for args in [&["dead", "groups"][..], &["dead", "list"], &["jobs", "list"]] {
+        let mut listing = command(&binary(), tickr.dir.path(), args);
+        listing.env("TICKR_URL", tickr.url(""));
+        let (code, out, err) = outcome(listing).await;
+        assert!(code == 0 && out.contains("/end answered 404 Not Found: so it is"), "{args:?}: {out}{err}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain() {
+    let receiver = Counting::start().await;
+    let tickr = TestApp::start().await;
+    let id = tickr.enqueue(receiver.callback("/404/in")).await;
+    tickr.until(id, State::Failed).await;
+    let seen = async || {
+        let groups = tickr.get("/v1/dead/groups").await.body["data"].as_array().unwrap().clone();
+        assert_eq!(groups.len(), 1, "{groups:#?}");
+        let path = format!("/v1/dead/groups/{}", groups[0]["fingerprint"].as_str().unwrap());
+        let whole = tickr.get(&path).await.body;
+        assert_eq!((&whole["first_seen"], &whole["last_seen"]), (&groups[0]["first_seen"], &groups[0]["last_seen"]));
+        (groups[0]["first_seen"].as_str().unwrap().to_owned(), groups[0]["last_seen"].as_str().unwrap().to_owned())
+    };
+    let (first, mut last) = seen().await;
+    for times in 2..4 {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+        tickr.until_attempts(id, times).await;
+        tickr.until(id, State::Failed).await;
+        let (still, later) = seen().await;
+        assert_eq!(still, first);
+        assert!(later > last, "{later} after {last}");
+        last = later;
+    }
+    // Another cause is another group, which begins when it does.
+    tickr.sql(format!("UPDATE jobs SET payload = '{{\"url\":\"http://{}/410/in\"}}'", receiver.addr)).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
+    tickr.until_attempts(id, 4).await;
+    tickr.until(id, State::Failed).await;
+    assert!(seen().await.0 > last);
+    tickr.stop().await;
+}
+
+/// Says how many jobs of its own kind are to follow it.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Parent {
+    followers: u32,
+    /// The last of them is one that its kind refuses.
+    #[serde(default)]
+    and_a_bad_one: bool,
+}
+
+impl Kind for Parent {
+    const NAME: &'static str = "parent";
+}
+
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Child {
+    #[schemars(range(max = 9_999))]
+    n: u32,
+}
+
+impl Kind for Child {
+    const NAME: &'static str = "child";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written() {
+    let mut family = Registry::new();
+    family.register(|parent: Parent, _: Context| async move {
+        let mut output = Output::default();
+        for n in 0..parent.followers {
+            output = output.then(&Child { n })?;
+        }
+        if parent.and_a_bad_one { output.then(&Child { n: 10_000 }) } else { Ok(output) }
+    });
+    family.register(|_: Child, _: Context| async { Ok(().into()) });
+    let tickr = TestApp::start_with(|_| {}, family).await;
+    let parent = async |payload: Value, state: State| {
+        let id = tickr.enqueue_kind("parent", payload).await;
+        tickr.until(id, state).await
+    };
+    let children = async || tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'child'").await;
+    for (payload, says) in [
+        (json!({"followers": 1_001}), "1000 jobs at most"),
+        (json!({"followers": 999, "and_a_bad_one": true}), "the follow-up child job cannot be enqueued"),
+    ] {
+        let job = parent(payload, State::Failed).await;
+        assert_eq!(job["attempts"][0]["verdict"], "rejected", "{job:#}");
+        assert!(job["last_error"].as_str().unwrap().contains(says), "{job:#}");
+        assert_eq!(children().await, 0);
+    }
+    parent(json!({"followers": 1_000}), State::Completed).await;
+    assert_eq!(children().await, 1_000);
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_without_a_callback_secret_says_so_once() {
+    let tickr = TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await;
+    let words = "callbacks are not signed";
+    let mut runner = Runner::start(&tickr, &[]);
+    runner.base().await;
+    let receiver = Counting::start().await;
+    let id = tickr.enqueue(receiver.callback("/in")).await;
+    tickr.until(id, State::Failed).await;
+    assert_eq!(runner.log().matches(words).count(), 1, "{}", runner.log());
+    runner.signal("TERM");
+    assert_eq!(runner.exit_code().await, Some(0));
+    let secret = CallbackSecret::generate();
+    let signing = Runner::start(&tickr, &[("TICKR_CALLBACK_SECRET", secret.as_str())]);
+    signing.base().await;
+    assert!(!signing.log().contains(words) && !signing.log().contains(&secret), "{}", signing.log());
+    tickr.stop().await;
+}
+
+/// The first block of this language behind the heading, in the README.
+fn readme(heading: &str, language: &str) -> String {
+    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap();
+    let (_, block) = section.split_once(&format!("\n```{language}\n")).unwrap();
+    block.split_once("\n```").unwrap().0.to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
+    if std::process::Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("there is no python3 here");
+        return;
+    }
+    let secret = CallbackSecret::generate();
+    let config = configured("callback_secret", &secret);
+    let tickr = TestApp::start_with(|to| to.callback_secret = config.callback_secret, Registry::new()).await;
+    let file = tickr.dir.path().join("receiver.py");
+    std::fs::write(&file, readme("### Checking a callback", "python")).unwrap();
+    let mut python = command(Path::new("python3"), tickr.dir.path(), &["-u", "receiver.py"]);
+    python.env("CALLBACK_SECRET", &secret).env("PORT", "0");
+    let mut receiver = Program::spawn(python);
+    let port = receiver.says("listening on ").await;
+    let url = format!("http://127.0.0.1:{}/hooks", port.trim());
+
+    let job = json!({"kind": "http", "payload": {"url": url, "body": {"n": 12, "s": "ü"}}, "max_attempts": 1});
+    let id = tickr.enqueue(job).await;
+    let job = tickr.until(id, State::Completed).await;
+    assert_eq!(job["result"]["status"], 204, "{job:#}");
+    // Nothing else: without a signature, with a wrong one, with another body, with another time, and too late.
+    let client = reqwest::Client::new();
+    let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(&secret).unwrap());
+    let sign = |at: i64, body: &str| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(key.expose()).unwrap();
+        mac.update(format!("x.{at}.{body}").as_bytes());
+        format!("v1,{}", STANDARD.encode(mac.finalize().into_bytes()))
+    };
+    let late = now - 3_600;
+    for (at, signature, status) in [
+        (now, sign(now, "{}"), 204),
+        (now, format!("v1,AAAA {}", sign(now, "{}")), 204),
+        (now, String::new(), 401),
+        (now, "v1,AAAA".to_owned(), 401),
+        (now, sign(now, "{} "), 401),
+        (now, sign(now - 1, "{}"), 401),
+        (late, sign(late, "{}"), 401),
+    ] {
+        let request = client.post(&url).header("webhook-id", "x").header("webhook-timestamp", at);
+        let answer = request.header("webhook-signature", &signature).body("{}").send().await.unwrap();
+        assert_eq!(answer.status(), status, "{at} {signature}");
+    }
+    assert_eq!(client.post(&url).body("{}").send().await.unwrap().status(), 401);
+    receiver.signal("TERM").await;
+    receiver.ends().await;
+    tickr.stop().await;
+}

@@ -1,0 +1,235 @@
+//! Two versions of a binary at once, as in every deploy: what one of them cannot read waits for the other, and burns nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tickr::broker::Draft;
+use tickr::config::Config;
+use tickr::handlers::{Context, Kind, Outcome, Output, Registry};
+use tickr::job::{JobId, State};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{TestApp, draft};
+
+/// The older version of the kind `parcel`.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OldParcel {
+    to: String,
+    /// The newer version has dropped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fax: Option<String>,
+}
+
+impl Kind for OldParcel {
+    const NAME: &'static str = "parcel";
+}
+
+/// The newer one.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NewParcel {
+    to: String,
+    /// The older version does not know it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phone: Option<String>,
+}
+
+impl Kind for NewParcel {
+    const NAME: &'static str = "parcel";
+}
+
+fn old() -> Registry {
+    let mut registry = Registry::new();
+    registry.register(|_: OldParcel, _: Context| async { Output::json("old") });
+    registry
+}
+
+fn new() -> Registry {
+    let mut registry = Registry::new();
+    async fn deliver(_: NewParcel, ctx: Context) -> Outcome {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        Output::json(&json!({"by": "new", "attempt": ctx.attempt()}))
+    }
+    registry.register(deliver);
+    registry
+}
+
+fn parcel(field: &str) -> Value {
+    json!({"kind": "parcel", "payload": {"to": "Ada", field: "1"}})
+}
+
+/// One that only counts once: an attempt that is burned ends the job.
+fn once(job: &Value) -> Draft {
+    Draft { max_attempts: Some(1), ..draft(job) }
+}
+
+async fn accept(app: &tickr::app::App, draft: Draft) -> JobId {
+    let job = app.broker().prepare(draft).unwrap();
+    match app.broker().enqueue(job).await.unwrap() {
+        tickr::broker::Enqueued::Accepted(accepted) => accepted.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
+    let few = |config: &mut Config| config.workers = 8;
+    let tickr = TestApp::start_with(few, old()).await;
+    let newer = tickr.another_with(|_| {}, new()).await;
+    let load = tickr.enqueue_many((0..400).map(|_| json!({"kind": "sleep", "payload": {"ms": 5}}))).await;
+    let (mut for_new, mut for_old) = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        for_new.push(accept(&newer, once(&parcel("phone"))).await);
+        for_old.push(accept(&tickr.app, once(&parcel("fax"))).await);
+    }
+    // The older API cannot know what the newer one takes.
+    assert_eq!(tickr.post("/v1/jobs", parcel("phone")).await.status, 422);
+    tickr.until_idle().await;
+    let not_done = "SELECT COUNT(*) FROM jobs j WHERE NOT EXISTS (SELECT 1 FROM attempts a WHERE a.job_id = j.id AND \
+                    a.end_state = 'completed')";
+    assert_eq!(tickr.count(not_done).await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'snoozed')").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded' AND burned <> 1").await, 0);
+    // Each runner gives a job back once, and leaves it alone then: no ping-pong.
+    let often = "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(*) AS n FROM attempts WHERE verdict = 'snoozed' GROUP BY job_id) a";
+    assert_eq!(tickr.count(often).await, 1, "nothing was given back, or something more than once");
+    for (ids, by) in [(&for_new, newer.runner()), (&for_old, tickr.app.runner())] {
+        let mut met = 0;
+        for id in ids {
+            let job = tickr.job(*id).await;
+            let attempts = job["attempts"].as_array().unwrap();
+            met += attempts.len() - 1;
+            assert_eq!(attempts.last().unwrap()["runner"], by.to_string(), "{job:#}");
+            assert_eq!((&job["attempt"], &job["max_attempts"]), (&json!(1), &json!(1)), "{job:#}");
+            if let Some(error) = attempts[0]["error"].as_str() {
+                assert!(error.contains("unknown field") && error.contains("given back"), "{error}");
+            }
+        }
+        assert!(met > 0, "none of them met the runner that cannot read it");
+    }
+    drop(load);
+    tickr.assert_sound().await;
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+/// A runner of another binary that has just beaten, beats no more, and takes nothing. `editions` is what its row says of its
+/// types.
+async fn ghost(tickr: &TestApp, lease: Duration, editions: Option<&str>) {
+    let editions = editions.map_or("NULL".to_owned(), |text| format!("'{text}'"));
+    tickr
+        .sql(format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, kind_schemas) VALUES \
+             ('ghost/1-x', '9.9.9', '[\"parcel\"]', '[\"default\"]', 4, {}, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), {editions})",
+            lease.as_millis()
+        ))
+        .await;
+}
+
+/// Jobs that the runner of this test cannot read: one by its payload, one by its options.
+async fn riddles(tickr: &TestApp) -> [JobId; 2] {
+    let later = json!({"kind": "parcel", "payload": {"to": "Ada"}, "max_attempts": 1, "delay_ms": 3_600_000});
+    let (payload, options) = (tickr.enqueue(later.clone()).await, tickr.enqueue(later).await);
+    let hex = |id: JobId| id.to_string().replace('-', "");
+    let set = async |id: JobId, column: &str, value: &str| {
+        tickr.sql(format!("UPDATE jobs SET {column} = '{value}' WHERE id = UNHEX('{}')", hex(id))).await;
+    };
+    set(payload, "payload", r#"{"to":"Ada","phone":"1"}"#).await;
+    set(options, "options", r#"{"retry":{"base_ms":5,"shape":"odd"},"tags":["kept"]}"#).await;
+    for id in [payload, options] {
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    }
+    [payload, options]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so() {
+    let tickr = TestApp::start_with(|_| {}, old()).await;
+    // Alone: at once.
+    for (id, begins) in riddles(&tickr).await.into_iter().zip(["read the payload as parcel:", "read the stored job:"]) {
+        let job = tickr.until(id, State::Failed).await;
+        let error = job["last_error"].as_str().unwrap();
+        assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
+        assert!(error.starts_with(begins) && error.contains("no living runner of another version"), "{error}");
+        assert!(error.contains("unknown field `"), "{error}");
+    }
+    // A runner of an older binary, of which nothing is known, dies: what waited for it fails within its lease and ten seconds.
+    let lease = Duration::from_secs(4);
+    ghost(&tickr, lease, None).await;
+    let ids = riddles(&tickr).await;
+    for id in ids {
+        let job = tickr.until_attempts(id, 1).await;
+        assert_eq!((&job["attempts"][0]["verdict"], &job["state"]), (&json!("snoozed"), &json!("waiting")), "{job:#}");
+    }
+    // What cannot be run can be read by people, as far as it is known here.
+    assert_eq!(tickr.job(ids[1]).await["tags"], json!(["kept"]));
+    assert_eq!(tickr.get("/v1/jobs").await.status, 200);
+    for id in ids {
+        let job = tickr.until(id, State::Failed).await;
+        let verdicts: Vec<&Value> =
+            job["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["verdict"]).collect();
+        assert_eq!(verdicts, ["snoozed", "rejected"], "not claimed while the other lived: {job:#}");
+    }
+    let late = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, r.heartbeat_at, d.failed_at)) AS SIGNED) FROM runners r \
+                JOIN dead_letters d WHERE r.id = 'ghost/1-x'";
+    let late = Duration::from_micros(u64::try_from(tickr.count(late).await).unwrap());
+    assert!(late >= lease && late <= lease + Duration::from_secs(10), "{late:?}");
+
+    // One with the very same types could not read it either.
+    let own = "SELECT COUNT(*) FROM runners WHERE kind_schemas LIKE '%\"parcel\"%'";
+    assert_eq!(tickr.count(own).await, 1);
+    tickr.sql("UPDATE runners g JOIN runners o ON o.id <> g.id SET g.kind_schemas = o.kind_schemas, g.heartbeat_at = UTC_TIMESTAMP(6) WHERE g.id = 'ghost/1-x'").await;
+    for id in riddles(&tickr).await {
+        let job = tickr.until(id, State::Failed).await;
+        assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_that_every_living_version_has_refused_fails_though_all_of_them_live() {
+    let tickr = TestApp::start_with(|config| config.workers = 2, old()).await;
+    let newer = tickr.another_with(|_| {}, new()).await;
+    let id = tickr.enqueue(json!({"kind": "parcel", "payload": {"to": "Ada"}, "delay_ms": 3_600_000})).await;
+    tickr.sql("UPDATE jobs SET payload = '{\"to\":\"Ada\",\"pigeon\":1}'").await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    let job = tickr.until(id, State::Failed).await;
+    let attempts = job["attempts"].as_array().unwrap();
+    let verdicts: Vec<&Value> = attempts.iter().map(|attempt| &attempt["verdict"]).collect();
+    assert_eq!(verdicts, ["snoozed", "rejected"], "{job:#}");
+    let runners: BTreeSet<&str> = attempts.iter().map(|attempt| attempt["runner"].as_str().unwrap()).collect();
+    assert_eq!(runners.len(), 2, "each of them tried: {job:#}");
+    newer.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_before_a_rollout_knows_both_directions() {
+    let tickr = TestApp::start_with(|_| {}, old()).await;
+    let check = async |own: Registry| tickr::app::check_pending(&tickr.config, own, |_| {}).await.unwrap();
+    // The same binary again: no runner is of another version.
+    let same = check(old()).await;
+    assert!(same.kinds.is_empty() && same.to_string().contains("no unfinished jobs"), "{same}");
+    // A newer one: the runner that lives could not read what it accepts.
+    let newer = check(new()).await;
+    assert_eq!((newer.kinds.len(), newer.kinds["parcel"].other_versions, newer.failing()), (1, 1, 0), "{newer:?}");
+    assert!(newer.to_string().contains("parcel: another version in 1 living runner"), "{newer}");
+    // And what waits could not be read by it: a payload, and options of a version that is newer still.
+    let later = json!({"kind": "parcel", "payload": {"to": "Ada", "fax": "1"}, "delay_ms": 3_600_000});
+    tickr.enqueue(later).await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    tickr.enqueue(later).await;
+    tickr.sql("UPDATE jobs SET options = '{\"retry\":{\"shape\":\"odd\"}}' WHERE kind = 'noop'").await;
+    let newer = check(new()).await;
+    assert_eq!(newer.failing(), 2, "{newer:?}");
+    assert_eq!(newer.kinds["noop"].problems[0].pointer, "/options");
+    assert!(newer.to_string().contains("1 would be rejected, once no living runner of another version"), "{newer}");
+    // Of a binary that is older than this it is not known.
+    tickr.sql("UPDATE runners SET kind_schemas = NULL").await;
+    assert_eq!(check(old()).await.kinds["parcel"].other_versions, 1);
+    tickr.stop().await;
+}
