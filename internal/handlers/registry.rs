@@ -220,8 +220,10 @@ impl Registered {
         if !problems.is_empty() {
             return problems;
         }
-        let refused = self.handler.check(payload).into_iter();
-        refused.map(|problem| Problem::at(problem.pointer, "is refused by the kind")).collect()
+        match self.check(payload) {
+            Ok(refused) => refused.into_iter().map(|p| Problem::at(p.pointer, "is refused by the kind")).collect(),
+            Err(_) => vec![Problem::at("", "makes the code of the kind panic")],
+        }
     }
 
     /// Read `payload` and start the handler on it, both when the future is polled. A panic of either comes out of the future.
