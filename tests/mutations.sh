@@ -60,6 +60,29 @@ mutants() {
         'let pool = |size| Pool::new(target, size);' \
         'let one = Pool::new(target, total.max(controls)); let pool = |_: u32| one.clone();' \
         store::reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_connections
+    mutant 'unknown errors as outages' internal/store/error.rs \
+        '_ => Fault::Reconnect,
+    }
+}
+
+/// Outages' '_ => Fault::Unfit,
+    }
+}
+
+/// Outages' \
+        mysql_faults::errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_double_nothing
+    mutant 'locked rows apart from their batch' internal/store/group_commit.rs \
+        'if taken.iter().all(|one| B::row(&one.item).is_none()) {' 'if !taken.is_empty() {' \
+        store::a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait
+    mutant 'settings of a session' internal/store/link.rs \
+        'SET SESSION autocommit = 1,' 'SET SESSION' \
+        mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
+    mutant 'seats of searches' internal/store/pools.rs \
+        '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
+        starvation::a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once
+    mutant 'end of keys that cannot be read' internal/broker/controls.rs \
+        'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
+        starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'token check in reap' internal/store/lease.rs \
         'owed.token == *token && owed.lease_until < now' 'owed.lease_until < now && !token.uuid().is_nil()' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw

@@ -1,6 +1,7 @@
 //! `tickr keys list|create|revoke`: who may call the API.
 
 use anyhow::{Context as _, bail};
+use chrono::SecondsFormat;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use tickr::app::connect_store;
 use tickr::config::{Flags, Subset};
 use tickr::job::{Actor, Name, Scope};
-use tickr::store::MadeKey;
+use tickr::store::{MadeKey, RevokedKey};
 
 use crate::Done;
 use crate::client::{self, Client};
@@ -22,25 +23,26 @@ pub(crate) fn command() -> Command {
         .required(true)
         .value_parser(PossibleValuesParser::new(Scope::ALL.map(Scope::as_str)))
         .help("read: read everything; enqueue: enqueue jobs and read them back; admin: everything");
-    let in_store = Arg::new("in-store")
-        .long("in-store")
-        .action(ArgAction::SetTrue)
-        .help("Write to MySQL and not through the API: for the first key, and for who locked the door from inside");
+    let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
+    let make = "Write to MySQL and not through the API: for the first key, and for who locked the door from inside";
+    let end = "Write to MySQL and not through the API: for when the API cannot answer, or the last admin key is lost";
+    const STORE: &[&str] = &["mysql_url", "log", "log_format"];
     let yes = Arg::new("yes")
         .long("yes")
         .action(ArgAction::SetTrue)
         .help("Make the first key: from then on every call without a key is refused");
     let create =
         Command::new("create").about("Make a key and show it, once").arg(name()).arg(scope).arg(yes).arg(json());
-    let create = Flags::args(create.arg(in_store), Subset::Only(&["mysql_url", "log", "log_format"]));
+    let create = Flags::args(create.arg(in_store(make)), Subset::Only(STORE));
+    let revoke =
+        Command::new("revoke").about("End a key, within 2 s everywhere").arg(name().required(true)).arg(json());
+    let revoke = Flags::args(revoke.arg(in_store(end)), Subset::Only(STORE));
     Command::new("keys")
         .about("List, make and revoke keys of the API")
         .subcommand_required(true)
         .subcommand(client::args(Command::new("list").about("List the keys").arg(json())))
         .subcommand(client::args(create))
-        .subcommand(client::args(
-            Command::new("revoke").about("End a key, within 2 s everywhere").arg(name().required(true)).arg(json()),
-        ))
+        .subcommand(client::args(revoke))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
@@ -49,6 +51,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let name = || matches.get_one::<String>("name").cloned().unwrap_or_default();
     let answer = match verb {
         "create" => create(matches)?,
+        "revoke" if matches.get_flag("in-store") => revoke_in_store(matches, &name())?,
         verb => {
             let client = Client::from_matches(matches)?;
             crate::runtime()?.block_on(async {
@@ -113,6 +116,23 @@ async fn not_the_first(client: &Client) -> anyhow::Result<()> {
         "this is the first key. From then on every call without a key gets 401: of producers, the dashboard, /metrics, \
          /docs and /openapi.json too. Repeat with --yes, and give the others keys of their own"
     )
+}
+
+/// End a key without the API. Every runner refuses it as soon as it has read its copy of the keys again.
+fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Failure> {
+    let config = crate::load(matches, &["mysql_url"])?.config;
+    let key = crate::runtime()?.block_on(async {
+        let name: Name = name.parse().context("the key's name")?;
+        let store = connect_store(&config).await?;
+        let revoked = store.revoke_key(&name, &Actor::command()).await;
+        store.close().await;
+        match revoked? {
+            RevokedKey::Revoked(key) | RevokedKey::Before(key) => Ok(key),
+            RevokedKey::Missing => bail!("there is no key {name}; `tickr keys list` shows them"),
+        }
+    })?;
+    let revoked_at = key.revoked.map(|(at, _)| at.to_rfc3339_opts(SecondsFormat::Millis, true));
+    Ok(json!({"name": key.name.as_str(), "scope": key.scope.as_str(), "revoked_at": revoked_at}))
 }
 
 fn list(answer: &Value) {

@@ -17,7 +17,7 @@ use utoipa::openapi::{OpenApi, RefOr};
 
 use super::problem::{Code, Problem, describe_problem};
 use super::{Api, json, origin};
-use crate::broker::Settings;
+use crate::broker::{KEYS_HOLD, Settings};
 use crate::job::{Actor, Scope};
 
 /// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
@@ -171,6 +171,11 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         let detail = "send Authorization: Bearer with a key (tickr keys create) or a token of TICKR_API_TOKENS";
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
+    let age = api.controls.age();
+    if holder.key.is_some() && age > KEYS_HOLD {
+        let detail = format!("whether the key was revoked could not be read for {} s", age.as_secs());
+        return Problem::new(Code::StoreUnavailable, detail).into_response();
+    }
     let need = Need::of(request.method(), request.uri().path());
     if !need.is_met_by(holder.scope) {
         let detail = format!("this needs the scope {}, and {} has {}", need.word(), holder.actor, holder.scope);
@@ -225,6 +230,9 @@ pub(super) fn describe(document: &mut OpenApi) {
             operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
             let forbidden = describe_problem("forbidden: the key is good for other things");
             operation.responses.responses.entry("403".to_owned()).or_insert_with(|| RefOr::T(forbidden));
+            // Whether a key was revoked stands in MySQL.
+            let unknown = describe_problem("store_unavailable");
+            operation.responses.responses.entry("503".to_owned()).or_insert_with(|| RefOr::T(unknown));
         }
     }
 }

@@ -160,8 +160,8 @@ pub(super) const fn entry(code: Code) -> Entry {
         ),
         Code::TooMany => ("There may not be more of these. Nothing was changed.", "Remove some first.", Again::Changed),
         Code::Overloaded => (
-            "More waits here than is allowed: for the store, or as open connections, streams or imports. Nothing was accepted.",
-            "Wait as long as `Retry-After` says and try again, on another runner if there is one; operators see `tickr_http_clients_turned_away_total` and the limits in the configuration.",
+            "More waits here than is allowed: for the store, or as open connections, streams, imports, or searches and counts. Nothing was accepted.",
+            "Wait as long as `Retry-After` says and try again, on another runner if there is one; operators see `tickr_http_clients_turned_away_total`, `tickr_searches_refused_total` and the limits in the configuration.",
             Again::Later,
         ),
         Code::Internal => (

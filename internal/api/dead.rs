@@ -17,6 +17,7 @@ use super::filter::{filter_query, refused};
 use super::jobs::{ListAnswer, missing, worded};
 use super::once::{Key, conclude, recall};
 use super::problem::{Code, Problem};
+use super::searches::seated;
 use super::view::{JobView, Moment, StandingWord};
 use super::{Api, json};
 use crate::handlers;
@@ -74,7 +75,8 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
     }
     let listing = Listing::new("dead", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
-    let page = api.broker.store().list(filter, before, limit).await?;
+    let store = api.broker.store().clone();
+    let page = seated(&api, async move { store.list(filter, before, limit).await }).await?;
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     let next_cursor = page.next.map(|id| listing.cursor(id.uuid().as_bytes()));
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
@@ -174,7 +176,8 @@ pub(super) async fn groups(State(api): State<Api>, Asked(asked): Asked<GroupsQue
     let limit = page_size(asked.limit)?;
     let listing = Listing::new("dead groups", &kind);
     let after = listing.place(asked.cursor.as_deref())?.map(|place| read_place(&place)).transpose()?;
-    let found = api.broker.store().dead_groups(kind, after, limit).await?;
+    let store = api.broker.store().clone();
+    let found = seated(&api, async move { store.dead_groups(kind, after, limit).await }).await?;
     let full = found.len() == limit as usize;
     let next_cursor = found.last().filter(|_| full).map(|last| {
         let place = [&last.last_seen.timestamp_micros().to_be_bytes()[..], last.fingerprint.bytes()].concat();

@@ -19,6 +19,7 @@ use super::etag::{IfNoneMatch, tagged};
 use super::filter::{filter_query, refused};
 use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
+use super::searches::seated;
 use super::trace::Traced;
 use super::view::{JobView, RetryView, TraceView};
 use super::{Api, json};
@@ -399,7 +400,13 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     }
     let listing = Listing::new("jobs", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
-    let page = api.broker.store().list(filter, before, limit).await?;
+    let store = api.broker.store().clone();
+    // Without a filter it is the newest jobs, by their key.
+    let page = if filter == Filter::default() {
+        store.list(filter, before, limit).await?
+    } else {
+        seated(&api, async move { store.list(filter, before, limit).await }).await?
+    };
     let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
 }
@@ -415,7 +422,8 @@ pub(super) struct CountAnswer {
 
 /// Count jobs
 ///
-/// Takes the filters of the listing. Counts up to ten thousand, and looks at a bounded number of rows.
+/// Takes the filters of the listing. Counts up to ten thousand, and looks at a bounded number of rows. Each runner carries out a
+/// few searches and counts at a time and refuses others with 429 `overloaded`.
 #[utoipa::path(
     get, path = "/v1/jobs/count", tag = "jobs", operation_id = "count_jobs", params(CountQuery),
     responses(
@@ -427,7 +435,8 @@ pub(super) struct CountAnswer {
 )]
 pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery>) -> Result<Response, Problem> {
     let filter = asked.words().read(api.broker.store().clock().now(), "").map_err(refused)?;
-    let counted = api.broker.store().count(filter).await?;
+    let store = api.broker.store().clone();
+    let counted = seated(&api, async move { store.count(filter).await }).await?;
     Ok(json(StatusCode::OK, CountAnswer { count: counted.jobs, capped: counted.capped }))
 }
 

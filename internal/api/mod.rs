@@ -34,6 +34,7 @@ mod reports;
 mod results;
 mod runners;
 mod schedules;
+mod searches;
 mod stats;
 mod trace;
 mod verify;
@@ -107,6 +108,8 @@ pub struct ApiParts {
     pub streams: Arc<Semaphore>,
     /// Imports that may still be begun.
     pub imports: Arc<Semaphore>,
+    /// Searches and counts that may still be begun.
+    pub searches: Arc<Semaphore>,
     /// What stands in the way of new jobs.
     pub warnings: Warnings,
     /// Checks everything in the background.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::problem::Problem;
+use super::searches::seated;
 use super::view::Moment;
 use super::{Api, json};
 use crate::job::State as JobState;
@@ -74,7 +75,8 @@ pub(super) struct IndexView {
     )
 )]
 pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
-    let stats = api.broker.store().stats().await?;
+    let store = api.broker.store().clone();
+    let stats = seated(&api, async move { store.stats().await }).await?;
     let mut states: BTreeMap<String, i64> = JobState::ALL.iter().map(|state| (state.to_string(), 0)).collect();
     let mut queues: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {

@@ -43,7 +43,7 @@ use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
 use crate::job::{AlertRule, Name, RunnerId};
-use crate::store::{KindRetention, ReportQueries, Retention, Store, StoreError, StoreSettings};
+use crate::store::{KindRetention, ReportQueries, Retention, Split, Store, StoreError, StoreSettings};
 use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use connection::Patience;
 use server::HttpLimits;
@@ -219,6 +219,7 @@ impl App {
             watches,
             streams: Arc::new(Semaphore::new(config.http_streams)),
             imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
+            searches: Arc::new(Semaphore::new(Split::of(config.mysql_connections).searches() as usize)),
             warnings: Warnings::default(),
             verifier,
             draining: drains,

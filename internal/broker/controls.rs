@@ -2,7 +2,8 @@
 //! whether this runner takes work.
 //!
 //! The truth is in the store. Each process keeps a copy, read anew every second, and at once after a change that came in
-//! through it. While MySQL is out the last copy stands: nobody is let in who was not let in before.
+//! through it. While it cannot be read the last copy stands for queues and drain, so that runners go on as they were told; for
+//! keys it stands [`KEYS_HOLD`] and no longer, because one of them may have been revoked meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,10 @@ use crate::store::{ApiKey, QueueSetting, Store, StoreError};
 
 /// How often the copy is read anew.
 const READ_EVERY: Duration = Duration::from_secs(1);
+/// How long keys are good after the copy was last read. Tokens of the configuration are good for ever.
+pub const KEYS_HOLD: Duration = Duration::from_secs(10);
+/// How often it is said that the copy cannot be read.
+const SAID_EVERY: Duration = Duration::from_secs(30);
 /// How often it is noted which keys were used.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
@@ -40,6 +45,8 @@ pub struct Controls {
     store: Store,
     runner: RunnerId,
     copy: watch::Sender<Arc<Settings>>,
+    /// When the copy was last asked for with success.
+    read_at: Arc<Mutex<Instant>>,
     used: Arc<Mutex<Used>>,
 }
 
@@ -60,16 +67,25 @@ impl Controls {
         stop: CancellationToken,
         tasks: &TaskTracker,
     ) -> Result<Self, StoreError> {
+        let asked = Instant::now();
         let copy = watch::Sender::new(Arc::new(read(&store, &runner).await?));
         // The first use of a key shows soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
-        let controls = Self { store, runner, copy, used };
+        let controls = Self { store, runner, copy, read_at: Arc::new(Mutex::new(asked)), used };
         let kept = controls.clone();
         tasks.spawn(async move {
+            let mut said: Option<Instant> = None;
             while tokio::time::timeout(READ_EVERY, stop.cancelled()).await.is_err() {
-                if let Err(error) = kept.refresh().await {
-                    tracing::debug!(%error, "cannot read what operators have set");
+                let failed = kept.refresh().await.err();
+                let age = kept.age();
+                metrics::gauge!("tickr_controls_age_seconds").set(age.as_secs_f64());
+                if let Some(error) = failed
+                    && said.is_none_or(|said| said.elapsed() > SAID_EVERY)
+                {
+                    let age_s = age.as_secs();
+                    tracing::warn!(%error, age_s, "cannot read what operators have set: pauses, limits and revoked keys");
+                    said = Some(Instant::now());
                 }
                 kept.note_used_keys().await;
             }
@@ -89,6 +105,12 @@ impl Controls {
         Arc::clone(&self.copy.borrow())
     }
 
+    /// How old the copy is.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.read_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
     /// Hear of every reading.
     #[must_use]
     pub fn listen(&self) -> watch::Receiver<Arc<Settings>> {
@@ -100,8 +122,11 @@ impl Controls {
     /// # Errors
     /// When MySQL cannot be reached or refuses; the old copy stands.
     pub async fn refresh(&self) -> Result<(), StoreError> {
+        let asked = Instant::now();
         let fresh = read(&self.store, &self.runner).await?;
         self.copy.send_replace(Arc::new(fresh));
+        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *read_at = asked.max(*read_at);
         Ok(())
     }
 

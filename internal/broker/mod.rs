@@ -14,7 +14,7 @@ mod schedules;
 mod watches;
 
 pub use crate::index::FeedId;
-pub use controls::{Controls, Settings};
+pub use controls::{Controls, KEYS_HOLD, Settings};
 pub use draft::{Draft, Invalid, problem_of_due};
 pub use feed::{Feed, Happening, Listener, Told, What};
 pub use hints::Wake;

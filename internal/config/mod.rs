@@ -240,7 +240,7 @@ impl Config {
             lease: Duration::from_secs(2),
             shutdown_grace: Duration::from_secs(2),
             shutdown_notice: Duration::ZERO,
-            mysql_connections: 8,
+            mysql_connections: 16,
             callback_allow_private: true,
             callback_allow: Vec::new(),
             test_kinds: true,

@@ -38,6 +38,13 @@ impl Split {
     /// There are no more loops than this, so further connections would never be used.
     const MOST_LOOPS: u32 = 12;
 
+    /// Searches and counts of clients that may run at the same time: they leave a connection to the quick reads, if there is more
+    /// than one.
+    #[must_use]
+    pub fn searches(self) -> u32 {
+        (self.reads - 1).clamp(1, 4)
+    }
+
     /// Split `total` connections. Fewer than [`LEAST`](Self::LEAST) count as that many.
     #[must_use]
     pub fn of(total: u32) -> Self {
@@ -85,5 +92,6 @@ mod tests {
         }
         assert_eq!(Split::of(16), Split { controls: 2, loops: 5, steering: 4, reads: 5 });
         assert_eq!(Split::of(1), Split::of(Split::LEAST));
+        assert_eq!([5, 16, 1_024].map(|total| Split::of(total).searches()), [1, 4, 4]);
     }
 }

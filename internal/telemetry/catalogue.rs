@@ -225,6 +225,20 @@ pub static METRICS: &[Metric] = &[
         "Clients turned away because too many were there",
     ),
     row("tickr_http_clients_cut_off_total", Counter, Runner, &[], "Clients cut off because they were too slow"),
+    row(
+        "tickr_searches_refused_total",
+        Counter,
+        Runner,
+        &[],
+        "Searches and counts refused because too many were under way",
+    ),
+    row(
+        "tickr_controls_age_seconds",
+        Gauge,
+        Runner,
+        &[],
+        "Age of this runner's copy of keys, queues and drain; it is read every second",
+    ),
     row("tickr_unauthorized_total", Counter, Runner, &[], "Requests without a good token or key"),
     row(
         "tickr_spans_total",

@@ -56,6 +56,7 @@ mod schedules;
 mod search;
 mod services;
 mod shutdown;
+mod starvation;
 mod store;
 mod traces;
 mod verify;

@@ -472,7 +472,7 @@ async fn errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_dou
     let (accepted, refused) = ([one.0, other.0].concat(), one.1 + other.1);
     let lost = assert_done(&behind, &accepted).await;
     println!("{} jobs, {refused} enqueues refused, {lost} attempts lost", accepted.len());
-    assert!(accepted.len() > 50 && refused > 0, "{} {refused}", accepted.len());
+    assert!(accepted.len() > 10 && refused > 0, "{} {refused}", accepted.len());
     assert_eq!(lost, 0, "no result was thrown away");
     runner.stop(CancellationToken::new()).await;
     behind.stop().await;

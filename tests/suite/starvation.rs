@@ -1,0 +1,215 @@
+//! Who may take what from whom: a flood of costly reads takes nothing from runners, operators and producers.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use tickr::handlers::Registry;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::program::{command, outcome, tickr as program};
+use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
+
+/// A token of the configuration, good for everything.
+const TOKEN: &str = "operator-token-of-this-test-0123456789";
+
+async fn call(base: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
+    let request = http().request(method, format!("{base}{path}")).bearer_auth(key);
+    answer(match body {
+        Some(body) => request.json(&body),
+        None => request,
+    })
+    .await
+}
+
+/// It must be answered so, and in time.
+async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Output = Answer>) -> Answer {
+    let began = Instant::now();
+    let answer = call.await;
+    let took = began.elapsed();
+    assert_eq!(answer.status, wanted, "{what} after {took:?}: {:#}", answer.body);
+    assert!(took < limit, "{what} took {took:?}");
+    answer
+}
+
+/// Jobs that are due in a month, so many that a search for a payload takes a while.
+async fn many_jobs(tickr: &TestApp, base: &str) {
+    let far =
+        |n| json!({"kind": "noop", "queue": "far", "payload": {"a": "other", "n": n}, "delay_ms": 2_592_000_000_u64});
+    let jobs: Vec<Value> = (0..500).map(far).collect();
+    let made = call(base, Method::POST, "/v1/jobs/batch", TOKEN, Some(json!({"jobs": jobs}))).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    let twice = "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) SELECT \
+                 UNHEX(CONCAT(SUBSTR(HEX(id), 1, 16), SUBSTR(SHA2(CONCAT(HEX(id), RAND()), 256), 1, 16))), \
+                 kind, queue, priority, max_attempts, payload, execute_at, created_at FROM jobs";
+    for _ in 0..8 {
+        tickr.sql(twice).await;
+    }
+    tickr
+        .sql(
+            "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) SELECT j.id, j.kind, j.queue, \
+             j.priority, j.max_attempts, 'waiting', j.execute_at FROM jobs j LEFT JOIN owed o ON o.id = j.id WHERE o.id IS NULL",
+        )
+        .await;
+    tickr.sql("UPDATE jobs SET batch_id = NULL, batch_size = NULL").await;
+    assert!(tickr.count("SELECT COUNT(*) FROM owed").await > 100_000);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once() {
+    let lease = Duration::from_secs(5);
+    let change = |config: &mut tickr::config::Config| {
+        (config.lease, config.api_tokens) = (lease, vec![TOKEN.to_owned().into()]);
+    };
+    let tickr = TestApp::start_with(change, Registry::new()).await;
+    let other = tickr.another_with(change, Registry::new()).await;
+    let bases = [tickr.url(""), format!("http://{}", other.addr())];
+    many_jobs(&tickr, &bases[0]).await;
+    let made = call(&bases[0], Method::PUT, "/v1/keys/flooder", TOKEN, Some(json!({"scope": "read"}))).await;
+    let key = made.body["token"].as_str().unwrap().to_owned();
+    // A runner with work that will be lost, and a schedule of every second.
+    let env = [("TICKR_LEASE", "5s"), ("TICKR_QUEUES", "doomed"), ("TICKR_API_TOKENS", TOKEN)];
+    let mut runner = Runner::start(&tickr, &env);
+    for _ in 0..4 {
+        let doomed = json!({"kind": "sleep", "queue": "doomed", "payload": {"ms": 120_000}});
+        assert_eq!(call(&bases[0], Method::POST, "/v1/jobs", TOKEN, Some(doomed)).await.status, 201);
+    }
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND queue = 'doomed'", 4).await;
+    let schedule = json!({"cron": "* * * * * *", "kind": "noop"});
+    let put = call(&bases[0], Method::PUT, "/v1/schedules/each-second", TOKEN, Some(schedule)).await;
+    assert!(put.status < 300, "{:#}", put.body);
+
+    let over = CancellationToken::new();
+    let mut flood = JoinSet::new();
+    for n in 0..100 {
+        let (base, key, over) = (bases[n % 2].clone(), key.clone(), over.clone());
+        flood.spawn(async move {
+            let (client, mut seen) = (http(), BTreeMap::<u16, usize>::new());
+            while !over.is_cancelled() {
+                let asked = client.get(format!("{base}/v1/jobs/count?q=payload.a:b")).bearer_auth(&key);
+                let answer = answer(asked).await;
+                if answer.status == 429 {
+                    assert_eq!((answer.code(), answer.header("retry-after")), ("overloaded", "1"));
+                }
+                *seen.entry(answer.status).or_default() += 1;
+            }
+            seen
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut looker = tickr.mysql().await;
+    let killed: String =
+        sqlx::query_scalar("SELECT CAST(UTC_TIMESTAMP(6) AS CHAR)").fetch_one(&mut looker).await.unwrap();
+    runner.kill9();
+    let second = Duration::from_secs(2);
+    for n in 0..4 {
+        for base in &bases {
+            promptly("/readyz", 200, second, answer(http().get(format!("{base}/readyz")))).await;
+            let pause = call(base, Method::POST, "/v1/queues/idle/pause", TOKEN, Some(json!({})));
+            promptly("a pause", 200, second, pause).await;
+            let job = json!({"kind": "noop", "queue": "far", "unique_key": format!("{n} {base}"), "delay_ms": 600_000});
+            promptly("a job with a unique key", 201, second, call(base, Method::POST, "/v1/jobs", TOKEN, Some(job)))
+                .await;
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    // The lost jobs of the killed runner are seen within a lease and five seconds.
+    eventually("lost attempts are ended", || async {
+        let lost = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.verdict = 'lost' AND j.queue = 'doomed'";
+        (tickr.count(lost).await == 4).then_some(())
+    })
+    .await;
+    let last: i64 = sqlx::query_scalar(
+        "SELECT MAX(TIMESTAMPDIFF(MICROSECOND, CAST(? AS DATETIME(6)), finished_at)) FROM attempts WHERE verdict = 'lost'",
+    )
+    .bind(&killed)
+    .fetch_one(&mut looker)
+    .await
+    .unwrap();
+    let last = Duration::from_micros(last.unsigned_abs());
+    assert!(last < lease + Duration::from_secs(5), "{last:?}");
+
+    let revoked = Instant::now();
+    promptly("the end of a key", 200, second, call(&bases[0], Method::DELETE, "/v1/keys/flooder", TOKEN, None)).await;
+    for base in &bases {
+        eventually("the key is refused", || async {
+            (call(base, Method::GET, "/v1/whoami", &key, None).await.status == 401).then_some(())
+        })
+        .await;
+    }
+    assert!(revoked.elapsed() < second + Duration::from_millis(500), "{:?}", revoked.elapsed());
+    over.cancel();
+    let mut seen: BTreeMap<u16, usize> = BTreeMap::new();
+    while let Some(one) = flood.join_next().await {
+        for (status, times) in one.unwrap() {
+            *seen.entry(status).or_default() += times;
+        }
+    }
+    println!("{seen:?}, lost attempts ended after {last:?}");
+    assert!(seen.keys().all(|status| [200, 401, 429].contains(status)), "{seen:?}");
+    assert!(seen[&429] > seen[&200], "the surplus is refused: {seen:?}");
+    assert!(seen[&200] > 0, "and some are served: {seen:?}");
+    let missed = "SELECT COUNT(*) FROM ticks WHERE schedule = 'each-second' AND outcome <> 'fired'";
+    assert_eq!(tickr.count(missed).await, 0, "a schedule misses nothing");
+    assert!(tickr.count("SELECT COUNT(*) FROM ticks").await >= 4);
+    let deleted = call(&bases[0], Method::DELETE, "/v1/schedules/each-second", TOKEN, None).await;
+    assert!(deleted.status < 300, "{:#}", deleted.body);
+    other.stop(CancellationToken::new()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_is_ended_in_the_store_when_the_api_cannot_be_asked() {
+    let tickr = TestApp::start().await;
+    let made = answer(http().put(tickr.url("/v1/keys/lost")).json(&json!({"scope": "admin"}))).await;
+    let key = made.body["token"].as_str().unwrap().to_owned();
+    assert_eq!(call(&tickr.url(""), Method::GET, "/v1/stats", &key, None).await.status, 200);
+    let revoke = async |name: &str| {
+        let url = tickr.config.mysql_url().unwrap().expose().to_owned();
+        let mut command = command(&program(), tickr.dir.path(), &["keys", "revoke", name, "--in-store", "--json"]);
+        command.env("TICKR_MYSQL_URL", url);
+        outcome(command).await
+    };
+    let began = Instant::now();
+    let (code, out, err) = revoke("lost").await;
+    assert_eq!(code, 0, "{err}");
+    let said: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((said["name"].as_str(), said["revoked_at"].is_string()), (Some("lost"), true), "{said}");
+    eventually("the key is refused", || async {
+        (call(&tickr.url(""), Method::GET, "/v1/stats", &key, None).await.status == 401).then_some(())
+    })
+    .await;
+    println!("refused {:?} after the command began", began.elapsed());
+    let (code, _, err) = revoke("another").await;
+    assert!(code != 0 && err.contains("there is no key another"), "{code} {err}");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'key.revoke'").await, 1);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked() {
+    let tickr = TestApp::start_with(|config| config.api_tokens = vec![TOKEN.to_owned().into()], Registry::new()).await;
+    let base = tickr.url("");
+    let made = call(&base, Method::PUT, "/v1/keys/board", TOKEN, Some(json!({"scope": "read"}))).await;
+    let key = made.body["token"].as_str().unwrap().to_owned();
+    tickr.sql("RENAME TABLE api_keys TO api_keys_away").await;
+    let away = Instant::now();
+    assert_eq!(call(&base, Method::GET, "/v1/whoami", &key, None).await.status, 200);
+    let refused = eventually("the key does not hold any more", || async {
+        let answer = call(&base, Method::GET, "/v1/whoami", &key, None).await;
+        (answer.status != 200).then_some(answer)
+    })
+    .await;
+    assert_eq!((refused.status, refused.code()), (503, "store_unavailable"), "{:#}", refused.body);
+    assert!(away.elapsed() > Duration::from_secs(8), "{:?}", away.elapsed());
+    // Tokens of the configuration do not depend on it.
+    assert_eq!(call(&base, Method::GET, "/v1/whoami", TOKEN, None).await.status, 200);
+    tickr.sql("RENAME TABLE api_keys_away TO api_keys").await;
+    eventually("the key holds again", || async {
+        (call(&base, Method::GET, "/v1/whoami", &key, None).await.status == 200).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
