@@ -355,6 +355,7 @@ fn the_schema_describes_the_payload() {
     let kind = registry.get("email").unwrap();
     let pointers = |payload: Value| {
         kind.check(&serde_json::value::to_raw_value(&payload).unwrap())
+            .unwrap()
             .into_iter()
             .map(|p| p.pointer)
             .collect::<Vec<_>>()
