@@ -11,7 +11,7 @@ use super::error::corrupt;
 use super::link::on_pool;
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
-use crate::job::{JobId, Name};
+use crate::job::{JobId, Name, Timestamp};
 
 /// Owed rows looked at in one page of the search for those that execute.
 const PAGE: i64 = 20_000;
@@ -76,6 +76,35 @@ impl Store {
     pub async fn paused_queues(&self) -> Result<BTreeSet<Name>, StoreError> {
         let queues = self.listed_queues().await?;
         Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
+    }
+
+    /// Ends of the leases of those of these jobs that execute, as they stand now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn leases_of(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Timestamp>, StoreError> {
+        let ids: std::sync::Arc<[Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pools.reads, "look at leases again", move |conn, _| {
+            let ids = std::sync::Arc::clone(&ids);
+            Box::pin(async move {
+                let mut leases = HashMap::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let list = places(padded(page.len()));
+                    let sql = format!(
+                        "SELECT id, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'"
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        leases.insert(JobId::from_uuid(row.try_get(0)?), row.try_get(1)?);
+                    }
+                }
+                Ok(leases)
+            })
+        })
+        .await
     }
 
     /// Those of these jobs that wait, as they stand now.

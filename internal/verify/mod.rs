@@ -90,6 +90,9 @@ impl VerifySettings {
 /// After the end of its lease, an attempt is ended within this (G3).
 const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
 
+/// Leases that ended long ago and are looked at again, and for how long at most.
+const MOST_ABANDONED: usize = 1_000;
+const LONGEST_WAIT: Duration = Duration::from_secs(90);
 /// Batches that seem torn and are looked at again.
 const MOST_TORN: usize = 10_000;
 
@@ -108,6 +111,7 @@ pub async fn verify(
     let mut report = Report::new(evidence.at(), settings.since);
     let mut batches = Batches::new(&evidence, settings);
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
+    let mut abandoned = Abandoned::default();
     let mut page = Instant::now();
     let mut whole = true;
     while let Some(found) = evidence.next_page().await? {
@@ -119,7 +123,10 @@ pub async fn verify(
         for job in &found.jobs {
             report.looked_at.count(job);
             for (check, what) in life::faults(job, &moment) {
-                report.found(check, job.id, what);
+                match (check, &job.owed) {
+                    (Check::Abandoned, Some(owed)) => abandoned.see(job.id, owed.lease_until, what, &moment),
+                    _ => report.found(check, job.id, what),
+                }
             }
             batches.see(job);
             if let Some(key) = ended_as(job) {
@@ -153,9 +160,49 @@ pub async fn verify(
         report.unchecked(format!("{unreadable} rows could not be read, such as {}", examples.join(" · ")));
     }
     drop(evidence);
+    abandoned.look_again(store, settings.patience, &mut report).await?;
     drift::compare(store, index, settings, &mut report).await?;
     report.elapsed = began.elapsed();
     Ok(report)
+}
+
+/// Attempts whose lease ended long ago. While MySQL is out no runner can end them, and afterwards reapers give everybody one
+/// more lease; the tables do not say when it was out. So they are looked at again for as long as that takes.
+#[derive(Default)]
+struct Abandoned {
+    suspects: Vec<(JobId, Timestamp, String)>,
+    /// Those that were not kept. With so many, the rest is no better.
+    more: u64,
+    /// What a reaper may take that has just come back.
+    wait: Duration,
+}
+
+impl Abandoned {
+    fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &Moment) {
+        if self.suspects.len() >= MOST_ABANDONED {
+            self.more += 1;
+            return;
+        }
+        let wait = moment.patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
+        self.wait = self.wait.max(wait).min(LONGEST_WAIT);
+        self.suspects.push((id, lease_until, what));
+    }
+
+    async fn look_again(mut self, store: &Store, patience: Duration, report: &mut Report) -> Result<(), StoreError> {
+        let began = Instant::now();
+        while !self.suspects.is_empty() && !patience.is_zero() && began.elapsed() < self.wait {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let leases = store.leases_of(self.suspects.iter().map(|(id, ..)| *id).collect()).await?;
+            self.suspects.retain(|(id, lease_until, _)| leases.get(id) == Some(lease_until));
+        }
+        if self.more > 0 && !self.suspects.is_empty() {
+            report.unchecked(format!("{} more leases that ended long ago were not looked at again", self.more));
+        }
+        for (id, _, what) in self.suspects {
+            report.found(Check::Abandoned, id, what);
+        }
+        Ok(())
+    }
 }
 
 /// Batches of which jobs are missing, unless they were removed after they had ended.

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sqlx::{Executor, Row};
+use sqlx::{Executor, MySqlConnection, Row};
 use tickr::job::{JobId, State};
-use tickr::store::{KEEP_RUNNERS, Retention, Store};
+use tickr::store::{KEEP_RUNNERS, Retention, Store, StoreSettings};
 
-use crate::support::{TestApp, eventually};
+use crate::support::{TestApp, connect, database, drop_database, eventually};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -235,32 +235,31 @@ async fn retention_ends_for_jobs_of_thousands_of_lines() {
 }
 
 /// `jobs` ended jobs of last month, in batches of a hundred.
-async fn ended(tickr: &TestApp, jobs: u32) {
+async fn ended(mysql: &mut MySqlConnection, jobs: u32) {
     for thousands in 0..jobs.div_ceil(10_000) {
         let id = |n: &str| {
             format!(
                 "UNHEX(CONCAT(LPAD(HEX(1780000000000 + {n} + {thousands} * 10000), 12, '0'), '70008000000000000000'))"
             )
         };
-        tickr
-            .sql(format!(
-                "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at, batch_id, batch_size) \
+        let sql = format!(
+            "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at, batch_id, batch_size) \
                  SELECT {}, 'noop', 'default', 5, 1, '{{}}', '2026-06-01', '2026-06-01', {}, 100 FROM {}; \
                  INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
                  SELECT {}, 1, 1, 'gone/1-x', '2026-06-01', '2026-06-01', '2026-06-01', 'succeeded', 'completed' FROM {}",
-                id("n"),
-                id("(n DIV 100) * 100"),
-                ten_thousand(),
-                id("n"),
-                ten_thousand(),
-            ))
-            .await;
+            id("n"),
+            id("(n DIV 100) * 100"),
+            ten_thousand(),
+            id("n"),
+            ten_thousand(),
+        );
+        mysql.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.unwrap();
     }
 }
 
 /// Purge as the eldest runner does: page after page, with rests of half a page. Jobs per second.
-async fn purge_rate(tickr: &TestApp, jobs: u32) -> f64 {
-    let (store, keep) = (tickr.app.broker().store(), Retention::all(DAY));
+async fn purge_rate(store: &Store, jobs: u32) -> f64 {
+    let keep = Retention::all(DAY);
     let (began, mut place, mut gone): (Instant, Option<JobId>, u32) = (Instant::now(), None, 0);
     loop {
         let page = Instant::now();
@@ -276,31 +275,35 @@ async fn purge_rate(tickr: &TestApp, jobs: u32) -> f64 {
     f64::from(gone) / began.elapsed().as_secs_f64()
 }
 
-/// The janitor of the eldest runner goes on for as long as there is more.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_purge_ends_batches_as_a_whole_page_by_page() {
-    let tickr = TestApp::start().await;
-    ended(&tickr, 10_000).await;
-    let rate = purge_rate(&tickr, 10_000).await;
+/// Tables without a runner, whose janitor would help.
+async fn purged(jobs: u32) -> f64 {
+    let (name, url) = database().await;
+    let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1 };
+    let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
+    store.migrate().await.unwrap();
+    let mut mysql = connect(&url).await;
+    ended(&mut mysql, jobs).await;
+    let rate = purge_rate(&store, jobs).await;
     println!("{rate:.0} jobs/s");
     // Pages of two thousand lines leave no batch of a hundred half explained.
     for table in ["jobs", "attempts", "departures"] {
-        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(format!("SELECT COUNT(*) FROM {table}")))
-            .fetch_one(&mut tickr.mysql().await)
-            .await
-            .unwrap();
+        let sql = format!("SELECT COUNT(*) FROM {table}");
+        let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&mut mysql).await.unwrap();
         assert_eq!(count, 0, "{table}");
     }
-    tickr.stop().await;
+    drop(store);
+    drop_database(&url, &name).await;
+    rate
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_ends_batches_as_a_whole_page_by_page() {
+    purged(10_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "inserts 400,000 jobs and measures; wants a machine of its own and a release build"]
 async fn a_purge_keeps_up_with_fifteen_thousand_jobs_per_second() {
-    let tickr = TestApp::start().await;
-    ended(&tickr, 400_000).await;
-    let rate = purge_rate(&tickr, 400_000).await;
-    println!("{rate:.0} jobs/s");
+    let rate = purged(400_000).await;
     assert!(rate >= 15_000.0, "{rate:.0} jobs/s");
-    tickr.stop().await;
 }
