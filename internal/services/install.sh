@@ -18,12 +18,17 @@ cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
 servers=$cache/servers
 mysql=$cache/mysql
 faketime=$cache/faketime
-schemathesis_version=4.32.5
+here=$(cd "$(dirname "$0")" && pwd)
+# Schemathesis and what it needs, by version and digest.
+schemathesis_wanted=$here/schemathesis.txt
+schemathesis_version=$(sed -n 's/^schemathesis==\([^ ]*\).*/\1/p' "$schemathesis_wanted")
 schemathesis=$cache/schemathesis-$schemathesis_version
 # axe-core 4.12.1, as this package of the Python index carries it.
 axe_package=axe-playwright-python==0.1.8
 axe_sha256=fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8
 axe=$cache/axe-4.12.1
+# No older package lists are taken, whatever a mirror says.
+oldest_lists=20250901
 scratch=
 
 # Debian's redis-server is a link to redis-check-rdb, which chooses its role by its name. The package without a
@@ -135,12 +140,10 @@ install_mysql() {
         for suite in sid trixie; do
             echo "deb [signed-by=$keyring] $mirror $suite main"
         done >"$scratch/apt/etc/sources.list"
-        # A machine on a frozen mirror sees an unstable suite whose date has passed; the signature still counts.
-        echo 'Acquire::Check-Valid-Until "false";' >>"$scratch/apt/apt.conf"
     else
         system_sources "$scratch/apt"
     fi
-    apt-get -qq update >&2 || fail 'the package lists could not be fetched'
+    apt-get -qq update >&2 || update_from_frozen_mirror || fail 'the package lists could not be fetched'
     package=$(newest mysql-server-core) || fail 'the apt sources of this machine have no MySQL server'
     apt-get -qq -y --download-only install "$package" >&2 || fail "the package $package could not be fetched"
     mkdir -p "$scratch/mysql/root" "$scratch/mysql/bin"
@@ -149,6 +152,19 @@ install_mysql() {
     "$scratch/mysql/bin/mysqld" --no-defaults --version >&2 || fail 'the fetched MySQL does not run'
     keep "$scratch/mysql" "$mysql"
     echo "$mysql/bin/mysqld"
+}
+
+# A machine on a frozen mirror sees lists whose date has passed. Their signature still counts, but a forger on the line could
+# show old lists, with the holes of old packages: so it is tried last, said, and nothing from before this script is taken.
+update_from_frozen_mirror() {
+    [ "$distribution" = debian ] || return 1
+    say 'the package lists of the mirror have expired: a frozen mirror, or a forger in between; trying their signature alone'
+    echo 'Acquire::Check-Valid-Until "false";' >>"$scratch/apt/apt.conf"
+    apt-get -qq update >&2 || return 1
+    for list in "$scratch"/apt/state/lists/*_InRelease; do
+        made=$(date -u -d "$(sed -n 's/^Date: //p' "$list")" +%Y%m%d) || fail "the package list ${list##*/} has no date"
+        [ "$made" -ge "$oldest_lists" ] || fail "the package list ${list##*/} is of $made, and lists from before $oldest_lists are not taken"
+    done
 }
 
 # One small package without dependencies beyond the C library: there is no need to install it.
@@ -215,7 +231,8 @@ exec "${0%/*}/python" -c 'from schemathesis.cli import schemathesis; schemathesi
 PROGRAM
     chmod +x "$scratch/schemathesis/bin/python" "$scratch/schemathesis/bin/schemathesis"
     "$scratch/schemathesis/bin/python" -m pip --disable-pip-version-check --no-input install --quiet --no-compile \
-        --no-warn-script-location --target "$scratch/schemathesis/lib" "schemathesis==$schemathesis_version" >&2 ||
+        --no-warn-script-location --only-binary :all: --require-hashes --target "$scratch/schemathesis/lib" \
+        -r "$schemathesis_wanted" >&2 ||
         fail "schemathesis $schemathesis_version could not be installed from the package index; without network set TICKR_OFFLINE=1"
     "$scratch/schemathesis/bin/schemathesis" --version >/dev/null || fail 'the fetched schemathesis does not run'
     keep "$scratch/schemathesis" "$schemathesis"
