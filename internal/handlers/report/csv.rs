@@ -69,32 +69,39 @@ fn io(error: ::csv::Error) -> WriteError {
     WriteError::Io(error.into())
 }
 
-/// `text` with an apostrophe before every line that a spreadsheet could take for a formula.
+/// What ends a cell: line breaks, and the list separators of spreadsheets in other languages, which split a line there
+/// though the comma separates our fields.
+const SEPARATORS: [char; 5] = ['\n', '\r', '\t', ';', '|'];
+
+/// `text` with an apostrophe before every piece that a spreadsheet could take for a formula, whatever it splits at.
 fn harmless(text: Cow<'_, str>) -> Cow<'_, str> {
-    if !text.split(['\n', '\r']).any(is_formula) && !text.starts_with(['\r', '\n', '\t']) {
+    let odd_start = text.starts_with(['\r', '\n', '\t']);
+    if !odd_start && !text.split(SEPARATORS).any(is_formula) {
         return text;
     }
     let mut safe = String::with_capacity(text.len() + 4);
-    if text.starts_with(['\r', '\n', '\t']) {
+    if odd_start {
         safe.push('\'');
     }
-    for line in text.split_inclusive(['\n', '\r']) {
-        if is_formula(line) && !safe.ends_with('\'') {
+    for piece in text.split_inclusive(SEPARATORS) {
+        if is_formula(piece) {
             safe.push('\'');
         }
-        safe.push_str(line);
+        safe.push_str(piece);
     }
     Cow::Owned(safe)
 }
 
-/// Spreadsheets skip spaces of every kind in front, and know the full-width forms too.
-fn is_formula(line: &str) -> bool {
-    let skipped = |c: char| c.is_whitespace() || matches!(c, '\u{200b}' | '\u{feff}' | '\u{0}');
-    line.trim_start_matches(skipped).starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠'])
+/// Spreadsheets skip spaces of every kind in front, and quotes, and know the full-width forms too.
+fn is_formula(piece: &str) -> bool {
+    let skipped = |c: char| c.is_whitespace() || matches!(c, '"' | '\u{200b}' | '\u{feff}' | '\u{0}');
+    piece.trim_start_matches(skipped).starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠'])
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::Format;
     use super::super::testing::{column, written};
     use super::*;
@@ -125,13 +132,21 @@ mod tests {
             (text("+49 30 1234"), "'+49 30 1234"),
             (text("-5"), "'-5"),
             (text("@SUM(A1)"), "'@SUM(A1)"),
-            (text("\t=1"), "'\t=1"),
+            (text("\t=1"), "'\t'=1"),
             (text("\r=1"), "'\r'=1"),
             (text("\t"), "'\t"),
             (text(" \u{a0}\u{3000}=1"), "' \u{a0}\u{3000}=1"),
             (text("\u{feff}=1"), "'\u{feff}=1"),
             (text("＝1"), "'＝1"),
             (text("fine\n=1\nfine"), "fine\n'=1\nfine"),
+            // Where other lists are separated by other signs.
+            (text("x;=1+1"), "x;'=1+1"),
+            (text("x\t=1+1"), "x\t'=1+1"),
+            (text("x|-1"), "x|'-1"),
+            (text("x;\"=1+1\""), "x;'\"=1+1\""),
+            (text("x; \t\"\"@a;b"), "x; \t'\"\"@a;b"),
+            (text("\"=1"), "'\"=1"),
+            (text(";;"), ";;"),
             (text("a=1"), "a=1"),
             (text("2-1"), "2-1"),
             (Cell::Json("-1".into()), "'-1"),
@@ -145,6 +160,32 @@ mod tests {
             let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
             assert_eq!(&reader.headers().unwrap()[0], "'=x");
             assert_eq!(&reader.records().next().unwrap().unwrap()[0], expected, "{cell:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_piece_of_a_line_is_a_formula_whatever_it_is_split_at(
+            cells in prop::collection::vec("[x1=+@＝;|\t\"' ,\n\r\u{feff}-]{0,12}", 2),
+        ) {
+            let columns = [column("a", ColumnKind::Text), column("b", ColumnKind::Text)];
+            let bytes = written(Format::Csv, &columns, vec![cells.iter().map(|cell| text(cell)).collect()]);
+            let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
+            let record = reader.records().next().unwrap().unwrap();
+            // A program that knows the comma reads what was meant, but for the apostrophes.
+            for (cell, back) in cells.iter().zip(&record) {
+                prop_assert_eq!(back.replace('\'', ""), cell.replace('\'', ""));
+                prop_assert!(!is_formula(back), "{back:?}");
+            }
+            // A spreadsheet with another separator, which takes quotes for part of the text or for nothing.
+            let file = std::str::from_utf8(&bytes).unwrap();
+            for separator in [';', '|', '\t'] {
+                for line in file.split(['\n', '\r']) {
+                    for (at, piece) in line.split(separator).enumerate() {
+                        prop_assert!(at == 0 || !is_formula(piece), "{piece:?} of {line:?} at {separator:?}");
+                    }
+                }
+            }
         }
     }
 }
