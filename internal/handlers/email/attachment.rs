@@ -1,6 +1,6 @@
 //! What travels with a mail: small files inside the payload, or finished reports from the reports folder.
 
-use std::io;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use base64::Engine as _;
@@ -8,10 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use lettre::message::header::ContentType;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::fs::File;
-use tokio::io::AsyncReadExt;
 
 use super::Problem;
+use crate::handlers::report;
 
 /// Attachments of one mail.
 pub(super) const MAX_COUNT: usize = 10;
@@ -122,18 +121,19 @@ pub(super) enum LoadError {
 }
 
 async fn read_report(reports: Option<&Path>, name: &str, budget: &mut u64) -> Result<Vec<u8>, LoadError> {
-    let missing = || LoadError::NoSuchReport(name.to_owned());
-    let failed = |e: io::Error| match e.kind() {
-        io::ErrorKind::NotFound => missing(),
-        _ => LoadError::Read(name.to_owned(), e),
+    let dir = reports.ok_or_else(|| LoadError::NoReportsDir(name.to_owned()))?.to_owned();
+    let (asked, most) = (name.to_owned(), *budget);
+    // Only what is a report is attached, by the rule that downloads follow: the folder may hold other files.
+    let read = move || -> io::Result<Vec<u8>> {
+        let mut content = Vec::new();
+        report::open(&dir, &asked)?.file.take(most + 1).read_to_end(&mut content)?;
+        Ok(content)
     };
-    let path = reports.ok_or_else(|| LoadError::NoReportsDir(name.to_owned()))?.join(name);
-    // Reports are written aside and renamed, so a file under its own name is finished. A link is not one of ours.
-    if !tokio::fs::symlink_metadata(&path).await.map_err(failed)?.is_file() {
-        return Err(missing());
-    }
-    let mut content = Vec::new();
-    File::open(&path).await.map_err(failed)?.take(*budget + 1).read_to_end(&mut content).await.map_err(failed)?;
+    let read = tokio::task::spawn_blocking(read).await.unwrap_or_else(|e| Err(e.into()));
+    let content = read.map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => LoadError::NoSuchReport(name.to_owned()),
+        _ => LoadError::Read(name.to_owned(), e),
+    })?;
     *budget = budget.checked_sub(content.len() as u64).ok_or_else(|| LoadError::TooLarge(name.to_owned()))?;
     Ok(content)
 }
@@ -220,7 +220,12 @@ mod tests {
         assert_eq!((full.filename.as_str(), full.content.len() as u64, budget), ("full.pdf", MAX_REPORT_BYTES, 0));
         assert!(matches!(load("one.csv", &mut budget).await, Err(LoadError::TooLarge(_))));
         assert!(matches!(load("over.csv", &mut MAX_REPORT_BYTES.clone()).await, Err(LoadError::TooLarge(_))));
-        for missing in ["gone.csv", "folder", "link"] {
+        // Not what a report leaves there: other files, hidden ones, folders, links to elsewhere.
+        write("notes.txt", 1).unwrap();
+        write(".hidden.csv", 1).unwrap();
+        std::fs::create_dir(dir.path().join("folder.csv")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("notes.txt"), dir.path().join("link.csv")).unwrap();
+        for missing in ["gone.csv", "folder", "folder.csv", "link", "link.csv", "notes.txt", "notes", ".hidden.csv"] {
             assert!(matches!(load(missing, &mut 100).await, Err(LoadError::NoSuchReport(_))), "{missing}");
         }
         assert!(matches!(Attachment::report("x").load(None, &mut 100).await, Err(LoadError::NoReportsDir(_))));

@@ -1,8 +1,8 @@
 //! Mail as files: for development, and for whoever picks mails up from a folder.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use tokio::task::spawn_blocking;
@@ -44,9 +44,10 @@ impl Outbox {
 
 fn write(aside: &Path, target: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = target.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(dir)?;
+    // Mails are their readers' business, and so are the names of the jobs that sent them.
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let finished = (|| {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o640).open(aside)?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(aside)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(aside, target)
@@ -72,6 +73,9 @@ mod tests {
         let path = outbox.put(job, AttemptToken::new(), b"one".to_vec()).await.unwrap();
         assert_eq!(outbox.put(job, AttemptToken::new(), b"two".to_vec()).await.unwrap(), path);
         assert_eq!(fs::read(&path).unwrap(), b"two");
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, [format!("{job}.eml").as_str()]);
     }
