@@ -2,6 +2,7 @@
 //!
 //! - [`JobId`], [`AttemptToken`], [`RunnerId`]: who is meant
 //! - [`Actor`], [`Scope`]: who asked, and what they may ask
+//! - [`Producer`]: who asks for jobs, and which jobs are its own
 //! - [`Name`]: what a queue or a kind may be called
 //! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
 //! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
@@ -28,6 +29,7 @@ mod id;
 mod letter;
 mod name;
 pub mod operation;
+mod producer;
 pub mod query;
 mod record;
 mod retry;
@@ -41,7 +43,7 @@ mod time;
 mod trace;
 mod verdict;
 
-pub use actor::Actor;
+pub use actor::{Actor, steers};
 pub use alert::{AlertRule, Measured, Told};
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
@@ -54,6 +56,7 @@ pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
 pub use letter::{DeadLetter, Standing};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
+pub use producer::Producer;
 pub use record::{Attempt, Job, Progress};
 pub use retry::RetryPolicy;
 pub use schedule::{

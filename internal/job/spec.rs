@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext};
+use super::{Actor, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext};
 
 /// The limits on what one job may ask for; the API says which one was passed.
 pub mod limits {
@@ -120,6 +120,10 @@ pub struct JobOptions {
     /// The trace that its attempts continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceContext>,
+    /// Whose job it is: written for jobs with a unique key alone, which others can find by guessing the key. The id of any
+    /// other job is known to those whom its producer told it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creator: Option<Actor>,
 }
 
 impl JobOptions {
