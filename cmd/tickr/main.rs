@@ -1,5 +1,9 @@
 //! The `tickr` command: one file per subcommand.
 
+// First: its macros are for all that follow.
+#[macro_use]
+mod print;
+
 mod bench;
 mod check;
 mod client;
@@ -14,7 +18,6 @@ mod jobs;
 mod keys;
 mod migrate;
 mod operations;
-mod print;
 mod queues;
 mod rebuild;
 mod runners;

@@ -286,5 +286,5 @@ impl fmt::Display for ScheduleCheck {
 
 /// What payloads and rows say must not be able to steer a terminal.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|c| if crate::job::steers(c) { ' ' } else { c }).collect()
 }
