@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::{StartError, report_source, smtp_login};
 use crate::config::{self, Config};
-use crate::handlers::email::{Delivery, EmailHandler, EmailSettings, SmtpLogin, SmtpSettings, SmtpTls};
+use crate::handlers::email::{
+    AllowedAddresses, Delivery, EmailHandler, EmailSettings, SmtpLogin, SmtpSettings, SmtpTls,
+};
 use crate::handlers::http::{CallbackSettings, HttpHandler, SigningSecret};
 use crate::handlers::report::{ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
@@ -76,7 +78,10 @@ fn email(config: &Config) -> Result<Option<EmailHandler>, StartError> {
     let from = config.smtp.as_ref().and_then(|smtp| smtp.from.clone());
     let from = from.or_else(|| config.outbox_dir.as_ref().map(|_| "tickr <tickr@localhost>".to_owned()));
     let settings = EmailSettings { from, delivery, reports_dir: Some(config.reports_dir.clone()) };
-    EmailHandler::new(settings).map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.to_string() })
+    let (senders, recipients) =
+        (AllowedAddresses::new(&config.email_senders), AllowedAddresses::new(&config.email_recipients));
+    let handler = EmailHandler::new(settings).and_then(|handler| handler.limited_to(senders, recipients));
+    handler.map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.to_string() })
 }
 
 fn report(config: &Config) -> Result<Reports, StartError> {
@@ -87,5 +92,6 @@ fn report(config: &Config) -> Result<Reports, StartError> {
         max_bytes: config.reports.max_bytes,
         queries: config.reports.queries.clone(),
     };
-    Ok(Reports::new(settings, Arc::new(report_source(config)?)))
+    let recipients = AllowedAddresses::new(&config.email_recipients);
+    Ok(Reports::new(settings, Arc::new(report_source(config)?)).mailing_only_to(recipients))
 }

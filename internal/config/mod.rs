@@ -151,6 +151,10 @@ pub struct Config {
     pub otlp_sample: f64,
     /// What the collector knows this service by.
     pub otlp_service: String,
+    /// Domains and addresses that mails may come from; any when empty.
+    pub email_senders: Vec<String>,
+    /// Domains and addresses that mails may go to; any when empty.
+    pub email_recipients: Vec<String>,
     /// Where mails go instead of to a server.
     pub outbox_dir: Option<PathBuf>,
     /// Where report files are written.
@@ -298,6 +302,8 @@ impl Config {
             otlp_headers: Vec::new(),
             otlp_sample: 0.0,
             otlp_service: String::new(),
+            email_senders: Vec::new(),
+            email_recipients: Vec::new(),
             outbox_dir: None,
             reports_dir: PathBuf::new(),
             callback_secret: Vec::new(),

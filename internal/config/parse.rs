@@ -99,12 +99,33 @@ pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new("not the name of a host", "write names like jobs.internal, without a port"))
 }
 
+/// Least characters of a token: as many as 120 random bits take in base64. A shorter one can be guessed.
+const TOKEN_LEAST: usize = 20;
+
 /// A token as it travels in an Authorization header.
 pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
-    if text.is_empty() || text.len() > 256 || !text.bytes().all(|b| b.is_ascii_graphic()) {
-        return Err(Wrong::new("not usable as a token", "write 1 to 256 visible ASCII characters without spaces"));
+    let right =
+        "write 20 to 256 visible ASCII characters without spaces and commas, such as what openssl rand -hex 32 prints";
+    if text.len() > 256 || !text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Err(Wrong::new("not usable as a token", right));
+    }
+    if text.len() < TOKEN_LEAST {
+        return Err(Wrong::new("too short for a token, which is good for everything", right));
     }
     Ok(SecretString::from(text))
+}
+
+/// A domain of mail, or a whole address, in lower case.
+pub(super) fn domain_or_address(text: &str) -> Result<String, Wrong> {
+    let wrong = || Wrong::new("no domain and no address", "write entries like example.com or jobs@example.com");
+    let (user, domain) = text.rsplit_once('@').unwrap_or(("jobs", text));
+    let label = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+    };
+    if domain.len() > 253 || !domain.split('.').all(label) || mailbox(&format!("{user}@{domain}")).is_err() {
+        return Err(wrong());
+    }
+    Ok(text.to_ascii_lowercase())
 }
 
 /// Where a service answers over HTTP. Credentials belong into headers, which are kept secret.
@@ -229,7 +250,20 @@ mod tests {
 
     #[test]
     fn tokens_prefixes_filters_and_mailboxes_are_narrow() {
-        assert!(token("t0k~en").is_ok() && token("").is_err() && token("a b").is_err() && token("ä").is_err());
+        let long = |text: &str| format!("{text}{}", "x".repeat(20));
+        assert!(token(&long("t0k~en")).is_ok() && token(&"x".repeat(20)).is_ok() && token(&"x".repeat(256)).is_ok());
+        for bad in ["", "a", &"x".repeat(19), &long("a b"), &long("ä"), &"x".repeat(257)] {
+            let wrong = token(bad).unwrap_err();
+            assert!(wrong.right.contains("20 to 256"), "{bad}");
+        }
+        for good in ["example.com", "Jobs@Example.com", "localhost"] {
+            assert_eq!(domain_or_address(good), Ok(good.to_ascii_lowercase()));
+        }
+        for bad in
+            ["", "@example.com", "jobs@", "a b", "*.example.com", "http://example.com", "a@b@c", "x..y", "Jo <j@b>"]
+        {
+            assert!(domain_or_address(bad).is_err(), "{bad}");
+        }
         assert!(key_prefix("tickr").is_ok() && key_prefix("a{b").is_err() && key_prefix("").is_err());
         assert!(log_filter("info,sqlx=warn").is_ok() && log_filter("tickr=loud").is_err() && log_filter("").is_err());
         assert!(mailbox("Jobs <jobs@example.com>").is_ok() && mailbox("jobs").is_err());

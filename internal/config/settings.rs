@@ -36,7 +36,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "api_tokens",
         "TOKENS",
-        "Bearer tokens good for everything, comma separated; without them and keys the API is open, on loopback only",
+        "Bearer tokens good for everything, 20 characters or more; without them and keys the API is open, on loopback",
         |c, t| parse::put(&mut c.api_tokens, parse::list(t, parse::token)),
     )
     .secrecy(Secrecy::Secret)
@@ -194,6 +194,20 @@ pub static SETTINGS: &[Setting<Config>] = &[
     })
     .default("tickr")
     .also("OTEL_SERVICE_NAME"),
+    Row::new(
+        "email_senders",
+        "ADDRESSES",
+        "Domains and addresses that mails may come from, comma separated; any when not set",
+        |c, t| parse::put(&mut c.email_senders, parse::list(t, parse::domain_or_address)),
+    )
+    .list(),
+    Row::new(
+        "email_recipients",
+        "ADDRESSES",
+        "Domains and addresses that mails may go to, comma separated; any when not set",
+        |c, t| parse::put(&mut c.email_recipients, parse::list(t, parse::domain_or_address)),
+    )
+    .list(),
     Row::new("outbox_dir", "DIR", "Write mails here as .eml files instead of sending them", |c, t| {
         parse::some(&mut c.outbox_dir, parse::line(t).map(Into::into))
     }),

@@ -68,7 +68,12 @@ fn samples(name: &str) -> [&'static str; 3] {
         "otlp_headers" => ["a=1", "a=1,b=2", "c=3"],
         "otlp_sample" => ["0.25", "0.5", "0.75"],
         "otlp_service" => ["sa", "sb", "sc"],
-        "api_tokens" => ["ta", "ta,tb", "ta,tb,tc"],
+        "api_tokens" => [
+            "token-of-the-first-one",
+            "token-of-the-first-one,token-of-the-second",
+            "token-of-the-first-one,token-of-the-second,token-of-the-third-one",
+        ],
+        "email_senders" | "email_recipients" => ["a.example", "a.example,b@c.example", "c.example"],
         "callback_secret" => [KEY_A, KEY_B, KEY_C],
         "callback_allow" => ["10.0.0.0/8", "10.0.0.0/8,a.internal", "*.b"],
         "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
@@ -100,6 +105,8 @@ fn typed(config: &Config, name: &str) -> String {
         "retention_audit" => duration::show(config.retention_audit),
         "retention_ticks" => duration::show(config.retention_ticks),
         "http_hosts" => config.http_hosts.join(","),
+        "email_senders" => config.email_senders.join(","),
+        "email_recipients" => config.email_recipients.join(","),
         "http_connections" => config.http_connections.to_string(),
         "http_streams" => config.http_streams.to_string(),
         "http_header_timeout" => duration::show(config.http_header_timeout),
@@ -267,7 +274,7 @@ fn unknown_variables_warn_and_known_others_do_not() {
 const CANARIES: &str = r#"
 mysql_url = "mysql://app:canary1@db/tickr?ssl-key=canary2"
 redis_url = "rediss://:canary3@cache/0"
-api_tokens = ["canary4", "canary5"]
+api_tokens = ["canary4-canary4-canary4", "canary5-canary5-canary5"]
 callback_secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5"
 
 [smtp]
@@ -299,7 +306,7 @@ fn secrets_never_show_in_errors() {
     let broken = CANARIES
         .replace("mysql://app:canary1", "mysql://app:can/canary1")
         .replace("rediss://:", "redis:/")
-        .replace("canary4", "canary 4")
+        .replace("canary4-", "canary 4")
         .replace("whsec_", "")
         .replace("canary6", "canary\\u00006")
         .replace("mysql://reader", "http://reader");

@@ -2,7 +2,7 @@
 
 use super::address::{has_encoded_word, mailbox};
 use super::attachment::{MAX_COUNT, MAX_INLINE_BASE64_BYTES};
-use super::{Email, Problem};
+use super::{AllowedAddresses, Email, Problem, RECIPIENTS, SENDERS};
 
 /// Recipients of one mail: `to`, `cc` and `bcc` together.
 const MAX_RECIPIENTS: usize = 50;
@@ -62,6 +62,26 @@ pub(super) fn problems(email: &Email, has_default_sender: bool, has_reports_dir:
     }
     for (index, attachment) in email.attachments.iter().enumerate() {
         problems.extend(attachment.problems(&format!("/attachments/{index}"), has_reports_dir));
+    }
+    problems
+}
+
+/// The addresses that the settings do not allow. What is no mailbox is a problem already.
+pub(super) fn not_allowed(email: &Email, senders: &AllowedAddresses, recipients: &AllowedAddresses) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (whole, addresses) in [("/to", &email.to), ("/cc", &email.cc), ("/bcc", &email.bcc)] {
+        for (index, text) in addresses.as_slice().iter().enumerate() {
+            if mailbox(text).is_ok_and(|mailbox| !recipients.allows(&mailbox)) {
+                problems.push(Problem::at(addresses.pointer(whole, index), recipients.refusal(RECIPIENTS)));
+            }
+        }
+    }
+    let named = |text: &Option<String>| text.as_deref().and_then(|text| mailbox(text).ok());
+    if named(&email.from).is_some_and(|from| !senders.allows(&from)) {
+        problems.push(Problem::at("/from", senders.refusal(SENDERS)));
+    }
+    if named(&email.reply_to).is_some_and(|to| !senders.allows(&to) && !recipients.allows(&to)) {
+        problems.push(Problem::at("/reply_to", senders.refusal(SENDERS)));
     }
     problems
 }
@@ -155,5 +175,27 @@ mod tests {
         assert!(pointers(&json!({"attachments": [file(112 * 1024), file(112 * 1024)]})).is_empty());
         assert_eq!(pointers(&json!({"attachments": [file(112 * 1024), file(112 * 1024 + 4)]})), ["/attachments"]);
         assert_eq!(pointers(&json!({"attachments": vec![file(4); 11]})), ["/attachments"]);
+    }
+
+    #[test]
+    fn senders_and_recipients_may_be_limited() {
+        let list = |entries: &[&str]| {
+            AllowedAddresses::new(&entries.iter().map(|entry| (*entry).to_owned()).collect::<Vec<_>>())
+        };
+        let pointers = |changes: &Value| {
+            let mut mail = json!({"to": "ann@shop.example", "subject": "hi", "text": "hello"});
+            for (key, value) in changes.as_object().unwrap() {
+                mail[key] = value.clone();
+            }
+            let email: Email = serde_json::from_value(mail).unwrap();
+            let problems = not_allowed(&email, &list(&["jobs@shop.example"]), &list(&["shop.example", "b@c.example"]));
+            problems.into_iter().map(|problem| problem.pointer).collect::<Vec<_>>()
+        };
+        assert!(pointers(&json!({"cc": "b@c.example", "from": "Jobs <jobs@shop.example>"})).is_empty());
+        assert_eq!(pointers(&json!({"from": "ceo@shop.example"})), ["/from"]);
+        assert_eq!(pointers(&json!({"to": ["ann@shop.example", "eve@evil.example"]})), ["/to/1"]);
+        assert_eq!(pointers(&json!({"cc": "x@c.example", "bcc": ["y@d.example"]})), ["/cc", "/bcc/0"]);
+        assert_eq!(pointers(&json!({"reply_to": "eve@evil.example"})), ["/reply_to"]);
+        assert!(pointers(&json!({"reply_to": "b@c.example"})).is_empty());
     }
 }

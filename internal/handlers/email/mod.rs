@@ -8,6 +8,7 @@
 //! login is retried. A mail goes to all of its recipients or to none of them.
 
 mod address;
+mod allowed;
 mod attachment;
 mod check;
 mod message;
@@ -29,6 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use self::address::{Addresses, InvalidMailbox};
+pub use self::allowed::AllowedAddresses;
 pub use self::attachment::Attachment;
 use self::attachment::{Enclosure, LoadError};
 use self::message::Mail;
@@ -36,6 +38,10 @@ use self::outbox::Outbox;
 use self::smtp::SmtpPool;
 pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
+
+/// The settings that say which addresses mails may name.
+const SENDERS: &str = "TICKR_EMAIL_SENDERS";
+pub(super) const RECIPIENTS: &str = "TICKR_EMAIL_RECIPIENTS";
 
 /// A mail to send. At most 50 recipients in `to`, `cc` and `bcc` together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -103,6 +109,9 @@ pub enum EmailSetupError {
     /// The default sender is not a mailbox.
     #[error("set up mail: the default sender {0}")]
     From(#[from] InvalidMailbox),
+    /// The default sender is not among the allowed ones, so no mail could be sent that names none.
+    #[error("set up mail: the default sender {0}")]
+    Refused(String),
     /// The mail server's settings.
     #[error(transparent)]
     Smtp(#[from] SmtpSetupError),
@@ -113,6 +122,8 @@ pub struct EmailHandler {
     from: Option<Mailbox>,
     route: Route,
     reports_dir: Option<PathBuf>,
+    senders: AllowedAddresses,
+    recipients: AllowedAddresses,
 }
 
 enum Route {
@@ -145,7 +156,24 @@ impl EmailHandler {
             Delivery::Smtp(smtp) => Route::Smtp(Box::new(SmtpPool::new(smtp)?)),
             Delivery::Outbox(dir) => Route::Outbox(Outbox::new(dir)),
         };
-        Ok(Self { from, route, reports_dir: settings.reports_dir })
+        let (senders, recipients) = Default::default();
+        Ok(Self { from, route, reports_dir: settings.reports_dir, senders, recipients })
+    }
+
+    /// Let mails name only these addresses as sender and as recipients. Answers may go to either.
+    ///
+    /// # Errors
+    /// When the default sender is not among them.
+    pub fn limited_to(
+        mut self,
+        senders: AllowedAddresses,
+        recipients: AllowedAddresses,
+    ) -> Result<Self, EmailSetupError> {
+        if self.from.as_ref().is_some_and(|from| !senders.allows(from)) {
+            return Err(EmailSetupError::Refused(senders.refusal(SENDERS)));
+        }
+        (self.senders, self.recipients) = (senders, recipients);
+        Ok(self)
     }
 
     async fn enclosures(&self, email: &Email) -> Result<Vec<Enclosure>, Failure> {
@@ -185,7 +213,9 @@ impl Handler for EmailHandler {
     type Payload = Email;
 
     fn check(&self, email: &Email) -> Vec<Problem> {
-        check::problems(email, self.from.is_some(), self.reports_dir.is_some())
+        let mut problems = check::problems(email, self.from.is_some(), self.reports_dir.is_some());
+        problems.extend(check::not_allowed(email, &self.senders, &self.recipients));
+        problems
     }
 
     fn defaults(&self) -> KindDefaults {

@@ -35,6 +35,7 @@ use serde_json::{Map, Value};
 
 pub use file::{ReportFile, open, sweep};
 
+use super::email::{AllowedAddresses, RECIPIENTS};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use crate::config::ReportQuery;
 use crate::table::{Cell, RowSource, Select, SourceError};
@@ -183,6 +184,8 @@ pub struct ReportSettings {
 pub struct Reports {
     settings: ReportSettings,
     source: Arc<dyn RowSource>,
+    /// Who may get a report by mail.
+    recipients: AllowedAddresses,
 }
 
 impl fmt::Debug for Reports {
@@ -236,7 +239,15 @@ impl Reports {
     /// Reports of these queries, their rows from `source`.
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
-        Self { settings, source }
+        Self { settings, source, recipients: AllowedAddresses::default() }
+    }
+
+    /// Let reports be mailed to these addresses alone. The kind of the mail checks it again; here the client that
+    /// enqueues the report is told.
+    #[must_use]
+    pub fn mailing_only_to(mut self, recipients: AllowedAddresses) -> Self {
+        self.recipients = recipients;
+        self
     }
 
     /// The query that `report` names and the values for it, or what is wrong with either.
@@ -312,7 +323,7 @@ impl Handler for Reports {
             problems.push(Problem::at("/title", "must be one line without control characters"));
         }
         if let Some(email) = &report.email {
-            problems.extend(email.check());
+            problems.extend(email.check(&self.recipients));
         }
         problems
     }
@@ -355,14 +366,19 @@ impl Handler for Reports {
 }
 
 impl Email {
-    fn check(&self) -> Vec<Problem> {
-        let recipients = [("to", &self.to), ("cc", &self.cc)];
-        let mut problems: Vec<Problem> = recipients
-            .into_iter()
-            .flat_map(|(field, addresses)| addresses.iter().enumerate().map(move |(at, address)| (field, at, address)))
-            .filter(|(_, _, address)| has_control_characters(address) || address.parse::<Mailbox>().is_err())
-            .map(|(field, at, _)| Problem::at(format!("/email/{field}/{at}"), "is no email address"))
-            .collect();
+    fn check(&self, allowed: &AllowedAddresses) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for (field, addresses) in [("to", &self.to), ("cc", &self.cc)] {
+            for (at, address) in addresses.iter().enumerate() {
+                let mailbox = address.parse::<Mailbox>().ok().filter(|_| !has_control_characters(address));
+                let wrong = match mailbox {
+                    None => "is no email address".to_owned(),
+                    Some(mailbox) if !allowed.allows(&mailbox) => allowed.refusal(RECIPIENTS),
+                    Some(_) => continue,
+                };
+                problems.push(Problem::at(format!("/email/{field}/{at}"), wrong));
+            }
+        }
         if self.to.len() + self.cc.len() > 50 {
             problems.push(Problem::at("/email", "has more than 50 recipients"));
         }
