@@ -207,6 +207,34 @@ mutants() {
     mutant 'lock of a replay' internal/store/dead.rs \
         'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
         dead_letters::a_replay_sent_twice_with_one_key_makes_one_job
+    mutant 'producer of the holder of a unique key' internal/store/keyed.rs \
+        'foreign: !producer.reaches(&options)' 'foreign: !producer.reaches(&options) && id.is_nil()' \
+        security::a_unique_key_shows_and_replaces_only_what_its_own_producer_made
+    mutant 'end of what lasts with its key' internal/api/pass.rs \
+        'key.id == id && key.revoked.is_none()' 'key.id == id' \
+        security::streams_imports_and_waits_end_with_their_key_on_every_runner
+    mutant 'share of a key' internal/api/places.rs \
+        'if own >= self.share() {' 'if own >= self.most {' \
+        security::one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators
+    mutant 'foreign readers of an open API' internal/api/origin.rs \
+        'if foreign && !followed {' 'if foreign && !reads && !followed {' \
+        security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
+    mutant 'kinds of a key' internal/api/asker.rs \
+        'let (pointer, missing) = if !may(kind) {' 'let (pointer, missing) = if !may(kind) && kind.is_empty() {' \
+        security::a_key_for_some_kinds_enqueues_no_others
+    mutant 'most errors of an answer' internal/api/problem.rs \
+        'const MOST_ERRORS: usize = 50;' 'const MOST_ERRORS: usize = 1 << 30;' \
+        security::what_is_wrong_with_a_body_takes_no_more_room_than_a_page
+    mutant 'characters that steer a terminal' cmd/tickr/print.rs \
+        'if !text.contains(written_out) {' 'if !text.contains(written_out) || !text.is_empty() {' \
+        security::what_a_command_prints_steers_no_terminal
+    mutant 'pause after a wrong key' internal/api/guesses.rs \
+        'const STEP: Duration = Duration::from_millis(100);' 'const STEP: Duration = Duration::ZERO;' \
+        security::keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not
+    mutant 'allowed addresses of mails' internal/handlers/email/mod.rs \
+        'problems.extend(check::not_allowed(email, &self.senders, &self.recipients));' \
+        'problems.extend(check::not_allowed(email, &self.senders, &self.recipients).into_iter().skip(99));' \
+        security::mails_name_only_senders_and_recipients_that_the_configuration_allows
     mutant 'revoked keys' internal/api/auth.rs \
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
         keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked

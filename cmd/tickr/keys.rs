@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use tickr::app::connect_store;
 use tickr::config::{Flags, Subset};
 use tickr::job::{Actor, Name, Scope};
-use tickr::store::{MadeKey, RevokedKey};
+use tickr::store::{MadeKey, NewKey, RevokedKey};
 
 use crate::Done;
 use crate::client::{self, Client};
@@ -27,12 +27,27 @@ pub(crate) fn command() -> Command {
     let make = "Write to MySQL and not through the API: for the first key, and for who locked the door from inside";
     let end = "Write to MySQL and not through the API: for when the API cannot answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "log", "log_format"];
+    let kinds = Arg::new("kinds")
+        .long("kinds")
+        .value_name("KINDS")
+        .value_delimiter(',')
+        .help("With --scope enqueue: the only kinds that it may enqueue, comma separated");
+    let producer = Arg::new("producer")
+        .long("producer")
+        .value_name("NAME")
+        .help("With --scope enqueue: whose unique keys it shares; itself alone when left out");
     let yes = Arg::new("yes")
         .long("yes")
         .action(ArgAction::SetTrue)
         .help("Make the first key: from then on every call without a key is refused");
-    let create =
-        Command::new("create").about("Make a key and show it, once").arg(name()).arg(scope).arg(yes).arg(json());
+    let create = Command::new("create")
+        .about("Make a key and show it, once")
+        .arg(name())
+        .arg(scope)
+        .arg(kinds)
+        .arg(producer)
+        .arg(yes)
+        .arg(json());
     let create = Flags::args(create.arg(in_store(make)), Subset::Only(STORE));
     let revoke =
         Command::new("revoke").about("End a key, within 2 s everywhere").arg(name().required(true)).arg(json());
@@ -84,7 +99,14 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         if !matches.get_flag("yes") {
             crate::runtime()?.block_on(not_the_first(&client))?;
         }
-        let made = async { client.put(&format!("/v1/keys/{}", encoded(&name)), &json!({"scope": scope})).await };
+        let mut body = json!({"scope": scope});
+        if let Some(kinds) = matches.get_many::<String>("kinds") {
+            body["kinds"] = kinds.map(|kind| json!(kind)).collect();
+        }
+        if let Some(producer) = matches.get_one::<String>("producer") {
+            body["producer"] = json!(producer);
+        }
+        let made = async { client.put(&format!("/v1/keys/{}", encoded(&name)), &body).await };
         return Ok(crate::runtime()?.block_on(made)?);
     }
     let config = crate::load(matches, &["mysql_url"])?.config;
@@ -92,10 +114,18 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let made = crate::runtime()?.block_on(async {
         let name: Name = name.parse().context("the key's name")?;
         let scope = Scope::from_word(&scope).context("the key's scope")?;
+        let kinds = matches.get_many::<String>("kinds").map(|kinds| kinds.map(|kind| kind.parse()).collect());
+        let kinds = kinds.transpose().context("the key's kinds")?;
+        let producer = matches.get_one::<String>("producer").map(|producer| producer.parse()).transpose();
+        let producer = producer.context("the key's producer")?;
+        if scope != Scope::Enqueue && (kinds.is_some() || producer.is_some()) {
+            bail!("--kinds and --producer are for keys with --scope enqueue");
+        }
         let store = connect_store(&config).await?;
         store.migrate().await?;
         let digest = Sha256::digest(token.as_bytes()).into();
-        let made = store.make_key(&name, scope, digest, &Actor::command()).await;
+        let new = NewKey { kinds, producer, ..NewKey::new(name.clone(), scope) };
+        let made = store.make_limited_key(new, digest, &Actor::command()).await;
         store.close().await;
         match made? {
             MadeKey::Made(key) => Ok(key),
@@ -136,11 +166,13 @@ fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Fai
 }
 
 fn list(answer: &Value) {
-    let mut table = table(["NAME", "SCOPE", "CREATED", "BY", "LAST USED", "REVOKED"]);
+    let mut table = table(["NAME", "SCOPE", "KINDS", "CREATED", "BY", "LAST USED", "REVOKED"]);
     for key in answer.get("data").and_then(Value::as_array).into_iter().flatten() {
-        table.add_row(
-            ["name", "scope", "created_at", "created_by", "last_used_at", "revoked_at"].map(|at| text(key, at)),
-        );
+        let kinds = key.get("kinds").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
+        let kinds = kinds.collect::<Vec<_>>().join(",");
+        let [name, scope, created, by, used, revoked] =
+            ["name", "scope", "created_at", "created_by", "last_used_at", "revoked_at"].map(|at| text(key, at));
+        table.add_row([name, scope, kinds, created, by, used, revoked]);
     }
     println!("{table}");
 }

@@ -1,6 +1,8 @@
 //! Who may call, and what for. Tokens and keys are known by their digests alone, and compared in constant time.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
@@ -15,10 +17,12 @@ use utoipa::ToSchema;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr};
 
+use super::guesses::Peer;
+use super::pass::Grounds;
 use super::problem::{Code, Problem, describe_problem};
 use super::{Api, json, origin};
 use crate::broker::{KEYS_HOLD, Settings};
-use crate::job::{Actor, Scope};
+use crate::job::{Actor, Name, Scope};
 
 /// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
 const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
@@ -70,6 +74,44 @@ pub(super) struct Holder {
     scope: Scope,
     /// The key, if it is one of those that operators make.
     key: Option<uuid::Uuid>,
+    /// The only kinds that it may enqueue.
+    kinds: Option<Arc<BTreeSet<Name>>>,
+    /// What is written beside its jobs with unique keys.
+    creator: Actor,
+}
+
+impl Holder {
+    pub(super) const fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    pub(super) fn kinds(&self) -> Option<Arc<BTreeSet<Name>>> {
+        self.kinds.clone()
+    }
+
+    pub(super) const fn creator(&self) -> &Actor {
+        &self.creator
+    }
+
+    /// The key that counts for shares of what is scarce; operators have none.
+    pub(super) fn sharing(&self) -> Option<uuid::Uuid> {
+        self.key.filter(|_| self.scope != Scope::Admin)
+    }
+
+    fn grounds(&self) -> Grounds {
+        self.key.map_or(Grounds::Token, Grounds::Key)
+    }
+}
+
+/// The key that counts for shares of what is scarce, if one asks that is no operator's.
+pub(super) struct Sharing(pub(super) Option<uuid::Uuid>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Sharing {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.extensions.get::<Holder>().and_then(Holder::sharing)))
+    }
 }
 
 /// SHA-256 of a token or key.
@@ -92,10 +134,17 @@ fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Hold
     }
     let place = usize::try_from(place).ok()?.checked_sub(1)?;
     if place < tokens.digests.len() {
-        return Some(Holder { actor: Actor::token(place + 1), scope: Scope::Admin, key: None });
+        let actor = Actor::token(place + 1);
+        return Some(Holder { creator: actor.clone(), actor, scope: Scope::Admin, key: None, kinds: None });
     }
     let key = good.clone().nth(place - tokens.digests.len())?;
-    Some(Holder { actor: Actor::key(key.name.as_str()), scope: key.scope, key: Some(key.id) })
+    Some(Holder {
+        actor: Actor::key(key.name.as_str()),
+        scope: key.scope,
+        key: Some(key.id),
+        kinds: key.kinds.clone(),
+        creator: key.creator(),
+    })
 }
 
 /// What a request needs.
@@ -157,7 +206,10 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     }
     if is_open(&api, &settings) {
         return match origin::check(request.method(), request.uri(), request.headers(), &api.hosts) {
-            Ok(()) => next.run(request).await,
+            Ok(()) => {
+                request.extensions_mut().insert(Grounds::Open);
+                next.run(request).await
+            }
             Err(problem) => problem.into_response(),
         };
     }
@@ -168,6 +220,10 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
     let Some((token, holder)) = token.and_then(|token| Some((token, holder(&api.tokens, &settings, &token)?))) else {
         metrics::counter!("tickr_unauthorized_total").increment(1);
+        if given.is_some() {
+            let pause = api.guesses.failed(request.extensions().get::<Peer>().copied());
+            tokio::time::sleep(pause).await;
+        }
         let detail = "send Authorization: Bearer with a key (tickr keys create) or a token of TICKR_API_TOKENS";
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
@@ -185,6 +241,7 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         api.controls.key_was_used(key);
     }
     request.extensions_mut().insert(Caller(token));
+    request.extensions_mut().insert(holder.grounds());
     request.extensions_mut().insert(holder);
     next.run(request).await
 }
@@ -248,6 +305,8 @@ mod tests {
             id: uuid::Uuid::now_v7(),
             name: name.parse::<Name>().unwrap(),
             scope: *scope,
+            kinds: None,
+            producer: None,
             digest: digest(&format!("secret of {name}")),
             created_at: chrono::Utc::now(),
             created_by: Actor::tickr(),
@@ -311,5 +370,43 @@ mod tests {
         ] {
             assert_eq!(may(method.clone(), path), expected, "{method} {path}");
         }
+    }
+
+    /// Every call of the document, those of tomorrow too: what is not named here is for readers if it reads, and for
+    /// operators if it does not.
+    #[test]
+    fn every_documented_call_needs_the_scope_that_its_method_says_but_for_those_named_here() {
+        let (mut calls, mut named) = (0, BTreeSet::new());
+        for (path, item) in super::super::openapi().paths.paths {
+            let methods = [
+                (Method::GET, item.get),
+                (Method::PUT, item.put),
+                (Method::POST, item.post),
+                (Method::PATCH, item.patch),
+                (Method::DELETE, item.delete),
+            ];
+            for method in methods.into_iter().filter_map(|(method, operation)| operation.map(|_| method)) {
+                let usual = if method == Method::GET { Need::Read } else { Need::Admin };
+                let need = Need::of(&method, &path);
+                calls += 1;
+                if need != usual && !OPEN.contains(&path.as_str()) {
+                    named.insert(format!("{method} {path} {}", need.word()));
+                }
+            }
+        }
+        assert!(calls > 50, "{calls}");
+        let expected = [
+            "GET /v1/jobs/{id} any",
+            "GET /v1/jobs/{id}/events any",
+            "GET /v1/jobs/{id}/result any",
+            "GET /v1/keys admin",
+            "GET /v1/kinds any",
+            "GET /v1/whoami any",
+            "POST /v1/jobs enqueue",
+            "POST /v1/jobs/batch enqueue",
+            "POST /v1/jobs/import enqueue",
+            "POST /v1/schedules/preview read",
+        ];
+        assert_eq!(named, expected.map(str::to_owned).into());
     }
 }

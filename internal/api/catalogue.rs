@@ -56,8 +56,8 @@ pub(super) const fn entry(code: Code) -> Entry {
             Again::Changed,
         ),
         Code::Forbidden => (
-            "The key is good for other things; or the API is open, and a page of another site asked, or the host was reached under a name that is not known as its own.",
-            "Use a key with the scope that `detail` names; name the host in `TICKR_HTTP_HOSTS`.",
+            "The key is good for other things or kinds; or the job is another producer's; or the API is open, and a page of another site asked, a proxy sent the request on, or the host was reached under a name that is not known as its own.",
+            "Use a key with the scope or kind that `detail` names; name the host in `TICKR_HTTP_HOSTS`, or make a key.",
             Again::Changed,
         ),
         Code::NotFound => (
@@ -80,7 +80,7 @@ pub(super) const fn entry(code: Code) -> Entry {
         ),
         Code::KeyTaken => (
             "An unfinished job has this unique key, and `on_conflict` forbids to go on; `holder` and `current_state` describe it. Nothing was written.",
-            "Wait for that job, choose another key, or ask for `on_conflict` `return` or `replace`.",
+            "Wait for that job, choose another key, or ask for `on_conflict` `return` or `replace`. Another producer's job is replaced by an admin key alone.",
             Again::Changed,
         ),
         Code::NameTaken => (

@@ -18,7 +18,6 @@ use utoipa::openapi::{Content, Header, OpenApi, RefOr};
 
 use super::json;
 use super::problem::{Code, Problem};
-use super::view::JobView;
 use crate::handlers;
 use crate::store::Condition;
 
@@ -29,7 +28,7 @@ pub(super) fn of(text: &str) -> String {
 }
 
 /// A job with its tag.
-pub(super) fn tagged(status: StatusCode, job: &JobView) -> Response {
+pub(super) fn tagged(status: StatusCode, job: &impl Serialize) -> Response {
     let text = serde_json::to_string(job).unwrap_or_default();
     let tag = of(&text);
     let mut response = (status, text).into_response();
@@ -205,7 +204,7 @@ pub(super) fn describe(document: &mut OpenApi) {
         let RefOr::T(response) = response else { continue };
         let is_job = response.content.values().any(|content| {
             matches!(content, RefOr::T(Content { schema: Some(RefOr::Ref(schema)), .. })
-                if schema.ref_location == "#/components/schemas/JobView")
+                if matches!(schema.ref_location.as_str(), "#/components/schemas/JobView" | "#/components/schemas/SeenJob"))
         });
         if is_job {
             let mut tag = Header::new(ObjectBuilder::new().schema_type(Type::String));

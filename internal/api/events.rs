@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{FromRequestParts, State};
@@ -16,10 +15,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
+use super::asker::Asker;
+use super::auth::Sharing;
 use super::body::{Asked, IdPath};
+use super::pass::Pass;
+use super::places::Place;
 use super::problem::{Code, Problem};
 use super::view::{Moment, StateWord, VerdictWord};
 use super::{Api, jobs};
@@ -48,13 +51,11 @@ impl<S: Send + Sync> FromRequestParts<S> for LastEventId {
 }
 
 /// Where a stream may be open, for as long as it is.
-fn place(api: &Api) -> Result<OwnedSemaphorePermit, Problem> {
+fn place(api: &Api, sharing: &Sharing) -> Result<Place, Problem> {
     if *api.draining.borrow() {
         return Err(Problem::new(Code::Stopping, "this runner stops and opens no more streams; ask another"));
     }
-    Arc::clone(&api.streams)
-        .try_acquire_owned()
-        .map_err(|_| Problem::new(Code::Overloaded, "as many streams of events are open as TICKR_HTTP_STREAMS allows"))
+    api.streams.take(sharing.0).map_err(|full| full.problem("streams of events", "TICKR_HTTP_STREAMS"))
 }
 
 fn answer(messages: impl Stream<Item = Result<Message, Infallible>> + Send + 'static) -> Response {
@@ -150,13 +151,16 @@ pub(super) struct EndEvent {
 )]
 pub(super) async fn of_job(
     State(api): State<Api>,
+    asker: Asker,
+    (sharing, pass): (Sharing, Pass),
     IdPath(id): IdPath,
     LastEventId(last): LastEventId,
 ) -> Result<Response, Problem> {
-    let place = place(&api)?;
+    let place = place(&api, &sharing)?;
     // Watching before the first look: a change in between is not missed.
     let watch = api.watches.watch(id);
     let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| jobs::missing(id))?;
+    asker.needs_to_see(&job)?;
     let mut story = Story::after(last.as_deref());
     if job.state.is_end() && last.is_some_and(|last| last == end_id(&job, &attempts)) {
         return Ok(StatusCode::NO_CONTENT.into_response());
@@ -168,6 +172,7 @@ pub(super) async fn of_job(
         api,
         id,
         watch,
+        pass,
         story,
         told,
         _place: place,
@@ -259,15 +264,20 @@ struct Following {
     id: JobId,
     watch: Watch,
     draining: watch::Receiver<bool>,
+    pass: Pass,
     story: Story,
     told: VecDeque<Message>,
     over: bool,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Following {
     async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
         loop {
+            // Asked before each message: a stream with much to tell never comes to wait.
+            if !self.pass.is_good() {
+                return None;
+            }
             if let Some(message) = self.told.pop_front() {
                 return Some((Ok(message), self));
             }
@@ -277,6 +287,7 @@ impl Following {
             tokio::select! {
                 () = self.watch.changed() => {}
                 _ = self.draining.changed() => continue,
+                () = self.pass.ends() => return None,
             }
             match self.api.broker.store().job(self.id).await {
                 Ok(Some((job, attempts))) => {
@@ -475,11 +486,12 @@ pub(super) struct GapEvent {
 )]
 pub(super) async fn of_cluster(
     State(api): State<Api>,
+    (sharing, pass): (Sharing, Pass),
     Asked(asked): Asked<EventsQuery>,
     LastEventId(last): LastEventId,
 ) -> Result<Response, Problem> {
     let wanted = Wanted::read(&asked)?;
-    let place = place(&api)?;
+    let place = place(&api, &sharing)?;
     // Listening before the past is read: nothing falls in between.
     let listener = api.feed.listen().await;
     let mut told = VecDeque::new();
@@ -501,7 +513,8 @@ pub(super) async fn of_cluster(
             }
         }
     }
-    let hearing = Hearing { draining: api.draining.clone(), listener, wanted, told, reached, lags: 0, _place: place };
+    let draining = api.draining.clone();
+    let hearing = Hearing { draining, pass, listener, wanted, told, reached, lags: 0, _place: place };
     Ok(answer(stream::unfold(hearing, Hearing::next)))
 }
 
@@ -524,14 +537,18 @@ struct Hearing {
     /// Up to where the past was read; what is told again is dropped.
     reached: FeedId,
     draining: watch::Receiver<bool>,
+    pass: Pass,
     /// How often it fell behind since it was last up to date.
     lags: usize,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Hearing {
     async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
         loop {
+            if !self.pass.is_good() {
+                return None;
+            }
             if let Some(message) = self.told.pop_front() {
                 return Some((Ok(message), self));
             }
@@ -544,6 +561,7 @@ impl Hearing {
             let heard = tokio::select! {
                 heard = self.listener.next() => heard,
                 _ = self.draining.changed() => continue,
+                () = self.pass.ends() => return None,
             };
             match heard {
                 Ok(Told::Happened(id, happening)) => {

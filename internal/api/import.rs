@@ -17,13 +17,16 @@ use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tokio::sync::OwnedSemaphorePermit;
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
+use super::asker::Asker;
+use super::auth::Sharing;
 use super::body::{Asked, parse, too_slow};
-use super::jobs::{NewJobBody, key_taken, prepare};
+use super::jobs::{NewJobBody, held_detail, key_taken, prepare};
 use super::once::Key;
+use super::pass::Pass;
+use super::places::Place;
 use super::problem::{Code, Problem};
 use super::trace::ImportSpan;
 use super::view::Moment;
@@ -40,6 +43,8 @@ const MOST_ROUNDS: usize = 8;
 /// How much and how long is still read after an import has ended before its body.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 const FORGETTING: Duration = Duration::from_secs(2);
+/// The same, once the key of the import was revoked.
+const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
 /// How often a part is handed in while the store has too much to do.
 const MOST_TRIES: u32 = 8;
 
@@ -171,11 +176,12 @@ enum Kept {
 pub(super) async fn import(
     State(api): State<Api>,
     Asked(asked): Asked<ImportQuery>,
+    (asker, sharing, pass): (Asker, Sharing, Pass),
     span: ImportSpan,
     key: Key,
     request: Request,
 ) -> Response {
-    let mut import = match begin(api, &asked, key, request) {
+    let mut import = match begin(api, &asked, (asker, &sharing, pass), key, request) {
         Ok(import) => import,
         Err(problem) => return span.refused(problem),
     };
@@ -185,7 +191,13 @@ pub(super) async fn import(
     ([(header::CONTENT_TYPE, media)], answer).into_response()
 }
 
-fn begin(api: Api, asked: &ImportQuery, key: Key, request: Request) -> Result<Import, Problem> {
+fn begin(
+    api: Api,
+    asked: &ImportQuery,
+    (asker, sharing, pass): (Asker, &Sharing, Pass),
+    key: Key,
+    request: Request,
+) -> Result<Import, Problem> {
     let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let media = declared.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
     if !matches!(media.as_str(), "application/x-ndjson" | "application/ndjson" | "application/jsonl") {
@@ -196,9 +208,7 @@ fn begin(api: Api, asked: &ImportQuery, key: Key, request: Request) -> Result<Im
     if *api.draining.borrow() {
         return Err(Problem::new(Code::Stopping, "this runner stops; send the import to another"));
     }
-    let place = Arc::clone(&api.imports).try_acquire_owned().map_err(|_| {
-        Problem::new(Code::Overloaded, "as many imports as this runner takes are under way; come back later")
-    })?;
+    let place = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
     Ok(Import {
         lines: Lines::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
         on_error: asked.on_error.unwrap_or(OnError::Stop),
@@ -209,6 +219,8 @@ fn begin(api: Api, asked: &ImportQuery, key: Key, request: Request) -> Result<Im
         end: ImportEnd::default(),
         state: Progress::Goes,
         span: None,
+        asker,
+        pass,
         api,
         _place: place,
     })
@@ -238,7 +250,9 @@ struct Import {
     state: Progress,
     /// Ends with the import.
     span: Option<ImportSpan>,
-    _place: OwnedSemaphorePermit,
+    asker: Asker,
+    pass: Pass,
+    _place: Place,
 }
 
 /// One line, as it was read: its number, and its text or what is wrong with it.
@@ -266,8 +280,9 @@ impl Import {
         loop {
             match self.state {
                 Progress::Over => {
-                    // Closing on somebody who still sends would reset the connection, and the answer would be lost.
-                    let _ = tokio::time::timeout(FORGETTING, self.lines.forget()).await;
+                    // Closing on a client that still sends would reset the connection, and the answer would be lost.
+                    let patience = if self.pass.is_good() { FORGETTING } else { FORGETTING_STRANGERS };
+                    let _ = tokio::time::timeout(patience, self.lines.forget()).await;
                     return None;
                 }
                 Progress::Ends => {
@@ -297,7 +312,17 @@ impl Import {
             self.ends(Some(Problem::new(Code::Stopping, "this runner stops; send the rest to another")));
             return String::new();
         }
-        let mut part = self.read_part().await;
+        // What was read of the part is lost when the right to send it ends meanwhile, and the import is over.
+        let mut pass = self.pass.clone();
+        let part = tokio::select! {
+            biased;
+            () = pass.ends() => None,
+            part = self.read_part() => Some(part).filter(|_| pass.is_good()),
+        };
+        let Some(mut part) = part else {
+            self.ends(Some(pass.refusal()));
+            return String::new();
+        };
         let broken = part.last.take();
         if let Some(Some(problem)) = broken {
             // What the part would have been, nobody knows: nothing of it is accepted.
@@ -365,6 +390,7 @@ impl Import {
             let number = line.number;
             let job = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
                 let body: NewJobBody = parse(text)?;
+                body.may_be_asked_by(&self.asker, "")?;
                 let raw =
                     serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
                 Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::carried))?, raw))
@@ -438,7 +464,8 @@ impl Import {
             }
             for (at, holder) in &holders {
                 if let Some((place, _)) = jobs.get(*at) {
-                    let problem = Problem::new(Code::KeyTaken, "an unfinished job has this unique key");
+                    let problem =
+                        Problem::new(Code::KeyTaken, held_detail(holder, "an unfinished job has this unique key"));
                     let problem = problem.at("", vec![key_taken("", &(*at, *holder))]).held_by(holder);
                     taken.push((*place, problem));
                 }
@@ -462,16 +489,22 @@ impl Import {
     ) -> Result<Outcome<Keyed>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
-            let outcome = match once.clone() {
-                Some(once) => self.api.broker.enqueue_once(jobs.clone(), once, Arc::clone(&word)).await,
-                None => self.api.broker.enqueue_keyed(jobs.clone()).await.map(|keyed| match keyed {
-                    Keyed::Accepted(receipts) => {
-                        let answer = word(&receipts);
-                        Outcome::First { done: Some(Keyed::Accepted(receipts)), answer }
+            let outcome =
+                match once.clone() {
+                    Some(once) => {
+                        let (producer, word) = (self.asker.producer(), Arc::clone(&word));
+                        self.api.broker.enqueue_once_for(producer, jobs.clone(), once, word).await
                     }
-                    taken @ Keyed::Taken(_) => Outcome::Refused(taken),
-                }),
-            };
+                    None => self.api.broker.enqueue_keyed_for(self.asker.producer(), jobs.clone()).await.map(|keyed| {
+                        match keyed {
+                            Keyed::Accepted(receipts) => {
+                                let answer = word(&receipts);
+                                Outcome::First { done: Some(Keyed::Accepted(receipts)), answer }
+                            }
+                            taken @ Keyed::Taken(_) => Outcome::Refused(taken),
+                        }
+                    }),
+                };
             match outcome {
                 Err(StoreError::Overloaded { .. }) if attempt < MOST_TRIES => {
                     tokio::time::sleep(pause).await;
@@ -498,6 +531,8 @@ fn refused(line: u64, problem: Problem) -> ImportLine {
 fn worded(places: &[usize], refused: &[(usize, String)], receipts: &Receipts) -> Answer {
     let receipt = |placed: &Placed| match placed {
         Placed::New(accepted) => Kept::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
+        // When the job of another producer is due is not told: no moment has this number.
+        Placed::Held(holder) if holder.foreign => Kept::Held(holder.id.to_string(), i64::MIN),
         Placed::Held(holder) => Kept::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
     };
     let mut kept: Vec<(usize, Kept)> = places.iter().copied().zip(receipts.placed.iter().map(receipt)).collect();

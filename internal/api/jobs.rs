@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
+use super::asker::Asker;
 use super::auth::Who;
 use super::body::{Asked, Body, IdPath, Object};
 use super::cursor::Listing;
@@ -21,11 +22,11 @@ use super::once::{Key, conclude, recall, respond};
 use super::problem::{Code, Problem};
 use super::searches::seated;
 use super::trace::Traced;
-use super::view::{JobView, RetryView, TraceView};
+use super::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
 use super::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
-use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, TraceContext, limits};
+use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
 use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
 
 /// A job to enqueue.
@@ -90,6 +91,11 @@ fn empty_object() -> Box<RawValue> {
 }
 
 impl NewJobBody {
+    /// Refuse it if the key of its sender is not good for its kind. `prefix` points at it in the body.
+    pub(super) fn may_be_asked_by(&self, asker: &Asker, prefix: &str) -> Result<(), Problem> {
+        asker.may_enqueue(&self.kind, &self.payload, prefix)
+    }
+
     fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
         let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
         Ok(Draft {
@@ -139,6 +145,7 @@ pub(super) fn prepare(
 /// Accept jobs, at most once if they have an idempotency key, and answer with what `word` makes of the receipts.
 async fn accept(
     api: &Api,
+    producer: &Producer,
     jobs: Vec<NewJob>,
     once: Option<Once>,
     word: Wording<Receipts>,
@@ -149,9 +156,9 @@ async fn accept(
         Keyed::Taken(holders) => Err(taken(&holders)),
     };
     match once {
-        None => answer(api.broker.enqueue_keyed(jobs).await?, &word),
+        None => answer(api.broker.enqueue_keyed_for(producer, jobs).await?, &word),
         Some(once) => {
-            let outcome = api.broker.enqueue_once(jobs, once, Arc::clone(&word)).await?;
+            let outcome = api.broker.enqueue_once_for(producer, jobs, once, Arc::clone(&word)).await?;
             conclude(outcome, |refused| answer(refused, &word))
         }
     }
@@ -163,12 +170,13 @@ pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
 
 /// Enqueue a job
 ///
-/// Answers after the job is committed. With a `unique_key` that an unfinished job has, `on_conflict` decides.
+/// Answers after the job is committed. With a `unique_key` that an unfinished job has, `on_conflict` decides. Of another
+/// producer's job a key with the scope `enqueue` is told the id and the state, and may not replace it.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue_job", request_body = NewJobBody,
     responses(
         (status = 201, description = "Accepted and durable", body = JobView, headers(("Location" = String))),
-        (status = 200, description = "An unfinished job has the unique key; nothing was written", body = JobView),
+        (status = 200, description = "An unfinished job has the unique key; nothing was written", body = SeenJob),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
@@ -182,15 +190,24 @@ pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
 )]
 pub(super) async fn enqueue(
     State(api): State<Api>,
+    asker: Asker,
     traced: Traced,
     key: Key,
     Body(body, text): Body<NewJobBody>,
 ) -> Response {
-    let answer = enqueue_one(&api, &traced, key, body, &text).await;
+    let answer = enqueue_one(&api, &asker, &traced, key, body, &text).await;
     traced.answered("/v1/jobs", answer)
 }
 
-async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, text: &[u8]) -> Result<Response, Problem> {
+async fn enqueue_one(
+    api: &Api,
+    asker: &Asker,
+    traced: &Traced,
+    key: Key,
+    body: NewJobBody,
+    text: &[u8],
+) -> Result<Response, Problem> {
+    body.may_be_asked_by(asker, "")?;
     let once = key.once("POST /v1/jobs", Some(text))?;
     let job = match prepare(api, body, "", traced.0.carried()) {
         Ok(job) => job,
@@ -203,11 +220,13 @@ async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, tex
             worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted, warnings.clone()))
         }
         (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
+        (Some(Placed::Held(holder)), None) => worded(StatusCode::OK, &ForeignJobView::of(holder.id, holder.state)),
         // The store gives the one or the other.
-        (_, None) => worded(StatusCode::OK, &()),
+        (None, None) => worded(StatusCode::OK, &()),
     };
-    accept(api, vec![job], once, Arc::new(word), |taken| {
+    accept(api, asker.producer(), vec![job], once, Arc::new(word), |taken| {
         let detail = "an unfinished job has this unique key; nothing was written";
+        let detail = taken.first().map_or(detail.to_owned(), |(_, holder)| held_detail(holder, detail));
         let problem =
             Problem::new(Code::KeyTaken, detail).at("", taken.iter().map(|held| key_taken("", held)).collect());
         taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
@@ -215,10 +234,17 @@ async fn enqueue_one(api: &Api, traced: &Traced, key: Key, body: NewJobBody, tex
     .await
 }
 
+/// Why a unique key cannot be had.
+pub(super) fn held_detail(holder: &Holder, detail: &str) -> String {
+    let why = "it is another producer's job, which only its producer or an admin key may replace";
+    if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
+}
+
 pub(super) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+    let whose = if holder.foreign { " of another producer" } else { "" };
     handlers::Problem::at(
         format!("{prefix}/unique_key"),
-        format!("is held by job {}, which is {}", holder.id, holder.state),
+        format!("is held by job {}{whose}, which is {}", holder.id, holder.state),
     )
 }
 
@@ -247,9 +273,10 @@ pub(super) struct BatchAnswer {
 pub(super) struct Receipt {
     /// The job.
     id: String,
-    /// When it is due.
-    #[schema(value_type = String, format = DateTime)]
-    execute_at: super::view::Moment,
+    /// When it is due. Left out of another producer's job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    execute_at: Option<super::view::Moment>,
     /// True when this is no new job: it had the unique key, or comes earlier in the same batch with it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
@@ -275,15 +302,24 @@ pub(super) struct Receipt {
 )]
 pub(super) async fn enqueue_batch(
     State(api): State<Api>,
+    asker: Asker,
     traced: Traced,
     key: Key,
     Body(body, text): Body<BatchBody>,
 ) -> Response {
-    let answer = enqueue_all(&api, &traced, key, body, &text).await;
+    let answer = enqueue_all(&api, &asker, &traced, key, body, &text).await;
     traced.answered("/v1/jobs/batch", answer)
 }
 
-async fn enqueue_all(api: &Api, traced: &Traced, key: Key, body: BatchBody, text: &[u8]) -> Result<Response, Problem> {
+async fn enqueue_all(
+    api: &Api,
+    asker: &Asker,
+    traced: &Traced,
+    key: Key,
+    body: BatchBody,
+    text: &[u8],
+) -> Result<Response, Problem> {
+    may_all_be_asked(&body, asker)?;
     let once = key.once("POST /v1/jobs/batch", Some(text))?;
     let jobs = match prepare_all(api, body, traced.0.carried()) {
         Ok(jobs) => jobs,
@@ -292,23 +328,36 @@ async fn enqueue_all(api: &Api, traced: &Traced, key: Key, body: BatchBody, text
     let warnings = api.warnings.about(api.broker.store(), &api.controls, &jobs).await;
     let word = move |receipts: &Receipts| {
         let receipt = |placed: &Placed| match placed {
-            Placed::New(accepted) => (accepted.id, accepted.execute_at, false),
-            Placed::Held(holder) => (holder.id, holder.execute_at, true),
+            Placed::New(accepted) => (accepted.id, Some(accepted.execute_at), false),
+            Placed::Held(holder) => (holder.id, Some(holder.execute_at).filter(|_| !holder.foreign), true),
         };
         let receipt = |placed: &Placed| {
             let (id, execute_at, existing) = receipt(placed);
-            Receipt { id: id.to_string(), execute_at: super::view::Moment(execute_at), existing }
+            Receipt { id: id.to_string(), execute_at: execute_at.map(super::view::Moment), existing }
         };
         let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
         let jobs = receipts.placed.iter().map(receipt).collect();
         worded(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    accept(api, jobs, once, Arc::new(word), |taken| {
+    accept(api, asker.producer(), jobs, once, Arc::new(word), |taken| {
         let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
         let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
         problem.at("", taken.iter().map(here).collect())
     })
     .await
+}
+
+/// Refuse the batch if one of its jobs is of a kind that the key is not good for.
+fn may_all_be_asked(body: &BatchBody, asker: &Asker) -> Result<(), Problem> {
+    let mut refused: Option<Problem> = None;
+    for (place, Object(job)) in body.jobs.iter().enumerate().take(limits::MAX_BATCH) {
+        match (job.may_be_asked_by(asker, &format!("/jobs/{place}")), &mut refused) {
+            (Ok(()), _) => {}
+            (Err(problem), None) => refused = Some(problem),
+            (Err(problem), Some(refused)) => refused.join(problem),
+        }
+    }
+    refused.map_or(Ok(()), Err)
 }
 
 fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
@@ -319,11 +368,10 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
     }
     let mut jobs = Vec::with_capacity(count);
     let mut first: Option<Problem> = None;
-    // Collect what is wrong with every job, up to a page of it.
+    // What is wrong with every job, as far as an answer has room for it.
     let mut wrong = |problem: Problem| match &mut first {
         None => first = Some(problem),
-        Some(first) if first.errors.len() < 50 => first.errors.extend(problem.errors),
-        Some(_) => {}
+        Some(first) => first.join(problem),
     };
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(body)) in body.jobs.into_iter().enumerate() {
@@ -441,6 +489,9 @@ pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
 }
 
 /// Show a job with its attempts
+///
+/// A key with the scope `enqueue` sees jobs that it was told of: those that it made, and by their ids those without a unique
+/// key. Of another producer's job with a unique key it is shown the id and the state.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
     params(
@@ -448,7 +499,7 @@ pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
         ("If-None-Match" = Option<String>, Header, description = "Answer 304 if the job has one of these ETags"),
     ),
     responses(
-        (status = 200, description = "The job", body = JobView),
+        (status = 200, description = "The job", body = SeenJob),
         (status = 304, description = "The reader has it already", headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
@@ -456,8 +507,14 @@ pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
-pub(super) async fn show(State(api): State<Api>, IdPath(id): IdPath, known: IfNoneMatch) -> Result<Response, Problem> {
-    read(&api, id).await.map(|job| known.spare(tagged(StatusCode::OK, &job)))
+pub(super) async fn show(
+    State(api): State<Api>,
+    asker: Asker,
+    IdPath(id): IdPath,
+    known: IfNoneMatch,
+) -> Result<Response, Problem> {
+    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| missing(id))?;
+    Ok(known.spare(tagged(StatusCode::OK, &asker.show(job, attempts))))
 }
 
 pub(super) async fn read(api: &Api, id: JobId) -> Result<JobView, Problem> {

@@ -14,8 +14,8 @@ use super::problem::{Code, Problem};
 use super::view::Moment;
 use super::{Api, json};
 use crate::handlers;
-use crate::job::Scope;
-use crate::store::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
+use crate::job::{Name, Scope};
+use crate::store::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
 
 /// What every key begins with, so that scanners for leaked secrets can know it.
 const PREFIX: &str = "tickr_";
@@ -27,6 +27,50 @@ pub(super) struct NewKeyBody {
     /// `read`: read everything. `enqueue`: enqueue jobs, and read them back by their ids. `admin`: everything.
     #[schema(value_type = ScopeWord)]
     scope: String,
+    /// With the scope `enqueue`: the only kinds that the key may enqueue; all when left out. A report that sends its file
+    /// needs `email` as well.
+    #[schema(min_items = 1, max_items = 50, example = json!(["http", "report"]))]
+    kinds: Option<Vec<String>>,
+    /// With the scope `enqueue`: the producer that the key belongs to; its own name when left out. A key sees and replaces
+    /// the jobs with unique keys that keys of the same producer made, and no others. So a new key can take over from an old
+    /// one.
+    #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$", example = "shop")]
+    producer: Option<String>,
+}
+
+/// Most kinds that one key names.
+const MOST_KINDS: usize = 50;
+
+impl NewKeyBody {
+    fn read(self, name: Name) -> Result<NewKey, Problem> {
+        let mut problems = Vec::new();
+        let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+        let scope = Scope::from_word(&self.scope);
+        if scope.is_none() {
+            wrong("/scope", "must be read, enqueue or admin".to_owned());
+        }
+        let limited = [("/kinds", self.kinds.is_some()), ("/producer", self.producer.is_some())];
+        for (pointer, _) in limited.into_iter().filter(|(_, given)| *given && scope != Some(Scope::Enqueue)) {
+            wrong(pointer, "is for keys with the scope enqueue".to_owned());
+        }
+        let count = self.kinds.as_ref().map_or(1, Vec::len);
+        if !(1..=MOST_KINDS).contains(&count) {
+            wrong("/kinds", format!("must be 1 to {MOST_KINDS} kinds, such as [\"http\"]"));
+        }
+        let kinds = self.kinds.map(|kinds| {
+            let read = kinds.iter().enumerate().filter_map(|(at, kind)| {
+                kind.parse::<Name>().inspect_err(|error| wrong(&format!("/kinds/{at}"), error.to_string())).ok()
+            });
+            read.collect()
+        });
+        let producer = self.producer.and_then(|producer| {
+            producer.parse::<Name>().inspect_err(|error| wrong("/producer", error.to_string())).ok()
+        });
+        match scope.filter(|_| problems.is_empty()) {
+            Some(scope) => Ok(NewKey { name, scope, kinds, producer }),
+            None => Err(Problem::new(Code::InvalidRequest, "there cannot be such a key").at("", problems)),
+        }
+    }
 }
 
 /// What a key is good for.
@@ -45,6 +89,12 @@ pub(super) struct KeyView {
     name: String,
     #[schema(value_type = ScopeWord)]
     scope: &'static str,
+    /// The only kinds that it may enqueue. Left out when it may enqueue all of them, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kinds: Option<Vec<String>>,
+    /// Whose jobs with unique keys it sees and replaces. Left out when those are its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    producer: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
     created_by: String,
@@ -63,6 +113,8 @@ impl From<ApiKey> for KeyView {
         Self {
             name: key.name.to_string(),
             scope: key.scope.as_str(),
+            kinds: key.kinds.map(|kinds| kinds.iter().map(ToString::to_string).collect()),
+            producer: key.producer.map(|producer| producer.to_string()),
             created_at: Moment(key.created_at),
             created_by: key.created_by.to_string(),
             last_used_at: key.last_used_at.map(Moment),
@@ -81,6 +133,10 @@ pub(super) struct MadeKeyView {
     name: String,
     #[schema(value_type = ScopeWord)]
     scope: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kinds: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    producer: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
     created_by: String,
@@ -138,18 +194,15 @@ pub(super) async fn make(
     NamePath(name): NamePath,
     Body(body, _): Body<NewKeyBody>,
 ) -> Result<Response, Problem> {
-    let Some(scope) = Scope::from_word(&body.scope) else {
-        let here = handlers::Problem::at("/scope", "must be read, enqueue or admin");
-        return Err(Problem::new(Code::InvalidRequest, "there is no such scope").at("", vec![here]));
-    };
-    if scope != Scope::Admin && is_open(&api, &api.controls.now()) {
+    let new = body.read(name.clone())?;
+    if new.scope != Scope::Admin && is_open(&api, &api.controls.now()) {
         let detail =
             "must be admin for the first key: from then on every call needs a key, and only an admin's makes more";
         let here = handlers::Problem::at("/scope", detail);
         return Err(Problem::new(Code::InvalidRequest, "the first key would lock its maker out").at("", vec![here]));
     }
     let token = new_key();
-    let made = api.broker.store().make_key(&name, scope, digest(&token), &who).await?;
+    let made = api.broker.store().make_limited_key(new, digest(&token), &who).await?;
     let key = match made {
         MadeKey::Made(key) => key,
         MadeKey::NameTaken => {
@@ -162,8 +215,8 @@ pub(super) async fn make(
         }
     };
     api.controls.refresh().await?;
-    let KeyView { name, scope, created_at, created_by, .. } = key.into();
-    Ok(json(StatusCode::CREATED, MadeKeyView { token, name, scope, created_at, created_by }))
+    let KeyView { name, scope, kinds, producer, created_at, created_by, .. } = key.into();
+    Ok(json(StatusCode::CREATED, MadeKeyView { token, name, scope, kinds, producer, created_at, created_by }))
 }
 
 /// Revoke a key

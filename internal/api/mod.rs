@@ -3,6 +3,7 @@
 //! Everything tickr can do is here first; the command line and the dashboard speak only this. The OpenAPI document is
 //! made from the same types and attributes as the routes.
 
+mod asker;
 mod audit;
 mod auth;
 mod body;
@@ -16,6 +17,7 @@ mod events;
 mod explain;
 mod filter;
 mod forecast;
+mod guesses;
 mod health;
 mod history;
 mod import;
@@ -28,6 +30,8 @@ mod observe;
 mod once;
 mod operations;
 mod origin;
+mod pass;
+mod places;
 mod problem;
 mod queues;
 mod reports;
@@ -43,9 +47,11 @@ mod warnings;
 
 pub use auth::Tokens;
 pub use catalogue::markdown as problems_as_markdown;
+pub use guesses::{Guesses, Peer};
 pub(crate) use health::while_migrating;
 pub use keys::new_key;
 pub use metrics::Readings;
+pub use places::Places;
 pub use problem::{Code, Problem};
 pub use verify::Verifier;
 pub use warnings::Warnings;
@@ -62,7 +68,7 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 use utoipa::OpenApi;
 use utoipa::openapi::{Content, RefOr};
@@ -105,11 +111,13 @@ pub struct ApiParts {
     /// Jobs that somebody watches.
     pub watches: Watches,
     /// Streams of events that may still be opened.
-    pub streams: Arc<Semaphore>,
+    pub streams: Places,
     /// Imports that may still be begun.
-    pub imports: Arc<Semaphore>,
+    pub imports: Places,
     /// Searches and counts that may still be begun.
     pub searches: Arc<Semaphore>,
+    /// Keys that were tried in vain.
+    pub guesses: Arc<Guesses>,
     /// What stands in the way of new jobs.
     pub warnings: Warnings,
     /// Checks everything in the background.

@@ -1,7 +1,12 @@
-//! Which web page a request comes from. An open API on loopback is reached by every program of this host, browsers among
-//! them, and a browser sends requests for any page that it shows. Two defences, both for an open API alone, because a key
-//! is never sent by itself: the name under which it is reached must be one of this host (a page elsewhere can give its own
-//! name the address 127.0.0.1: "DNS rebinding"), and what changes something must not come from another site's page.
+//! Which program or web page a request comes from. An open API on loopback is reached by every program of this host,
+//! browsers among them, and a browser sends requests for any page that it shows. These defences are for an open API alone,
+//! because a key is never sent by itself:
+//!
+//! - The name under which it is reached must be one of this host. A page elsewhere can give its own name the address
+//!   127.0.0.1 ("DNS rebinding"); a name that cannot be read is no name of this host either.
+//! - A page of another site may neither change anything nor ask for anything. It cannot read the answers, but it could keep
+//!   streams open and have MySQL search. A link that a person follows from there passes.
+//! - A request that a proxy sends on is refused: the proxy is on this host, and its clients need not be.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,12 +19,34 @@ use super::problem::{Code, Problem};
 /// What a browser says of the page that made a request: `same-origin`, `none` for its user, or something foreign.
 /// <https://www.w3.org/TR/fetch-metadata/>
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// What the page does with the answer: `navigate` shows it,
+const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+/// and where: as a `document` of its own, or within the page.
+const DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// The host of `Host` or of the request line, without the port.
-fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<String> {
-    let written = headers.get(header::HOST).and_then(|value| value.to_str().ok());
-    let authority: Authority = written.or(uri.authority().map(Authority::as_str))?.parse().ok()?;
-    Some(authority.host().trim_matches(['[', ']']).to_ascii_lowercase())
+/// What proxies add, besides everything that begins with `x-forwarded-`.
+const FORWARDED: [HeaderName; 3] =
+    [HeaderName::from_static("forwarded"), HeaderName::from_static("via"), HeaderName::from_static("x-real-ip")];
+
+/// Where to go from a refusal.
+const WAY_OUT: &str = "make a key (`tickr keys create --scope admin`) and send it with each request";
+
+/// The names under which a request asks for this server, without ports: those of `Host` and of the request line. Nothing
+/// when one of them cannot be read, or when there are several `Host`s, of which a proxy may have looked at another one.
+fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
+    let mut written = headers.get_all(header::HOST).iter();
+    let (first, second) = (written.next(), written.next());
+    if second.is_some() {
+        return None;
+    }
+    let mut hosts = Vec::new();
+    let given = first.map(|value| std::str::from_utf8(value.as_bytes()).ok());
+    for text in given.into_iter().chain(uri.authority().map(|authority| Some(authority.as_str()))) {
+        // A user in front of the host has no business in either place.
+        let authority: Authority = text.filter(|text| !text.contains('@'))?.parse().ok()?;
+        hosts.push(authority.host().trim_matches(['[', ']']).to_ascii_lowercase());
+    }
+    Some(hosts)
 }
 
 /// Names that nobody elsewhere can give to an address.
@@ -28,34 +55,49 @@ fn is_own(host: &str, names: &BTreeSet<String>) -> bool {
     host.parse::<IpAddr>().is_ok() || plain == "localhost" || plain.ends_with(".localhost") || names.contains(plain)
 }
 
-/// Refuse what a page of another site asks of an open API.
+/// Refuse what a page of another site, or a proxy, asks of an open API.
 pub(super) fn check(method: &Method, uri: &Uri, headers: &HeaderMap, names: &BTreeSet<String>) -> Result<(), Problem> {
+    let refused = |detail: String| Err(Problem::new(Code::Forbidden, detail));
     // HTTP/1.0 has no Host, and no browser speaks it.
-    if let Some(host) = host(headers, uri).filter(|host| !is_own(host, names)) {
-        let detail = format!(
-            "the API is open to this host alone, and {host:?} is not known as one of its names: make a key \
-             (`tickr keys create`), or name it in TICKR_HTTP_HOSTS"
-        );
-        return Err(Problem::new(Code::Forbidden, detail));
+    let Some(hosts) = hosts(headers, uri) else {
+        return refused(format!(
+            "the API is open to this host alone, and the request's Host cannot be read or is there twice; send one, as in \
+             Host: 127.0.0.1:7070, or {WAY_OUT}"
+        ));
+    };
+    if let Some(host) = hosts.into_iter().find(|host| !is_own(host, names)) {
+        return refused(format!(
+            "the API is open to this host alone, and {host:?} is not known as one of its names: {WAY_OUT}, or name it in \
+             TICKR_HTTP_HOSTS"
+        ));
     }
-    if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
-        return Ok(());
+    if let Some(name) =
+        headers.keys().find(|name| FORWARDED.contains(name) || name.as_str().starts_with("x-forwarded-"))
+    {
+        return refused(format!(
+            "the API is open to this host alone, and a proxy sent this on, as its header {name} says: {WAY_OUT}, because \
+             the API cannot tell who may use the proxy"
+        ));
     }
-    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     let foreign = match (text(SITE), text(header::ORIGIN)) {
         (Some(site), _) => site != "same-origin" && site != "none",
         // Browsers of before 2023. A page whose origin is hidden says `null`.
         (None, Some(origin)) => {
             let theirs = origin.parse::<Uri>().ok();
             let theirs = theirs.as_ref().and_then(Uri::authority).map(Authority::as_str);
-            theirs != text(header::HOST)
+            theirs.is_none() || theirs != text(header::HOST)
         }
         (None, None) => false,
     };
-    if foreign {
-        let detail =
-            "a page of another site asked for this; an API that is open takes changes from its own pages alone";
-        return Err(Problem::new(Code::Forbidden, detail));
+    let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    // The page itself does not come into it: the browser leaves it for the answer.
+    let followed = reads && text(MODE) == Some("navigate") && text(DEST).is_none_or(|dest| dest == "document");
+    if foreign && !followed {
+        let which = if reads { "asks" } else { "changes" };
+        return refused(format!(
+            "a page of another site {which} something here, and an API that is open serves its own pages alone: {WAY_OUT}"
+        ));
     }
     Ok(())
 }
@@ -65,10 +107,10 @@ mod tests {
     use super::*;
 
     fn passes(method: &Method, host: &str, more: &[(&'static str, &str)]) -> bool {
+        let host = Some(("host", host)).filter(|(_, host)| *host != "absent");
         let mut headers = HeaderMap::new();
-        headers.insert(header::HOST, host.parse().unwrap());
-        for (name, value) in more {
-            headers.insert(*name, value.parse().unwrap());
+        for (name, value) in host.iter().chain(more) {
+            headers.append(*name, value.parse().unwrap());
         }
         let names = BTreeSet::from(["jobs.internal".to_owned()]);
         check(method, &"/v1/jobs".parse().unwrap(), &headers, &names).is_ok()
@@ -76,9 +118,15 @@ mod tests {
 
     #[test]
     fn names_that_anybody_could_give_to_this_host_are_refused() {
-        for own in
-            ["127.0.0.1:7070", "[::1]:7070", "localhost", "tickr.localhost:80", "jobs.internal:7070", "LOCALHOST."]
-        {
+        for own in [
+            "127.0.0.1:7070",
+            "[::1]:7070",
+            "localhost",
+            "tickr.localhost:80",
+            "jobs.internal:7070",
+            "LOCALHOST.",
+            "absent",
+        ] {
             assert!(passes(&Method::GET, own, &[]) && passes(&Method::POST, own, &[]), "{own}");
         }
         for foreign in ["evil.example:7070", "localhost.evil.example", "127.0.0.1.nip.example", "notlocalhost"] {
@@ -87,22 +135,69 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_sites_change_nothing() {
-        let own = "127.0.0.1:7070";
-        for (more, may) in [
-            (&[][..], true),
-            (&[("sec-fetch-site", "same-origin"), ("origin", "http://127.0.0.1:7070")], true),
-            (&[("sec-fetch-site", "none")], true),
-            (&[("sec-fetch-site", "cross-site"), ("origin", "https://evil.example")], false),
-            (&[("sec-fetch-site", "same-site"), ("origin", "http://127.0.0.1:3000")], false),
-            (&[("origin", "http://127.0.0.1:7070")], true),
-            (&[("origin", "http://127.0.0.1:3000")], false),
-            (&[("origin", "null")], false),
-            // A proxy that gives the API another name than the browser knows; the browser knows better.
-            (&[("sec-fetch-site", "same-origin"), ("origin", "https://jobs.example")], true),
+    fn a_host_that_cannot_be_read_or_is_there_twice_is_refused() {
+        for odd in [
+            "a{b.evil.example:7599",
+            "a`b.evil.example",
+            "a\"b.evil.example",
+            "x@127.0.0.1",
+            "",
+            " ",
+            "127.0.0.1:x",
+            "ä",
         ] {
-            assert_eq!(passes(&Method::POST, own, more), may, "{more:?}");
-            assert!(passes(&Method::GET, own, more), "reading tells another site nothing: {more:?}");
+            assert!(!passes(&Method::GET, odd, &[]) && !passes(&Method::POST, odd, &[]), "{odd:?}");
+        }
+        for (one, other) in [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "evil.example"), ("evil.example", "127.0.0.1")] {
+            assert!(!passes(&Method::GET, one, &[("host", other)]), "{one} {other}");
+        }
+        // The request line may name a host as well; then both must be this host's.
+        let names = BTreeSet::new();
+        let absolute = |line: &str, host: &str| {
+            let headers = HeaderMap::from_iter([(header::HOST, host.parse().unwrap())]);
+            check(&Method::GET, &line.parse().unwrap(), &headers, &names).is_ok()
+        };
+        assert!(absolute("http://localhost:7070/v1/jobs", "127.0.0.1:7070"));
+        assert!(!absolute("http://evil.example/v1/jobs", "127.0.0.1:7070"));
+        assert!(!absolute("http://localhost:7070/v1/jobs", "evil.example"));
+    }
+
+    #[test]
+    fn what_a_proxy_sends_on_is_refused() {
+        for name in ["forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via"] {
+            for method in [Method::GET, Method::POST] {
+                assert!(!passes(&method, "127.0.0.1:7070", &[(name, "192.0.2.1")]), "{method} {name}");
+                assert!(!passes(&method, "absent", &[(name, "")]), "{method} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_other_sites_change_nothing_and_ask_for_nothing() {
+        let own = "127.0.0.1:7070";
+        let (site, mode, dest) = ("sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest");
+        // changes, reads
+        for (more, may) in [
+            (&[][..], (true, true)),
+            (&[(site, "same-origin"), ("origin", "http://127.0.0.1:7070")], (true, true)),
+            (&[(site, "none"), (mode, "navigate")], (true, true)),
+            (&[(site, "cross-site"), ("origin", "https://evil.example")], (false, false)),
+            (&[(site, "cross-site"), (mode, "no-cors"), (dest, "image")], (false, false)),
+            (&[(site, "cross-site"), (mode, "websocket")], (false, false)),
+            (&[(site, "same-site"), ("origin", "http://127.0.0.1:3000")], (false, false)),
+            (&[(site, "x")], (false, false)),
+            (&[("origin", "http://127.0.0.1:7070")], (true, true)),
+            (&[("origin", "http://127.0.0.1:3000")], (false, false)),
+            (&[("origin", "null")], (false, false)),
+            // A link that a person follows, but no frame within the page, and no form.
+            (&[(site, "cross-site"), (mode, "navigate"), (dest, "document")], (false, true)),
+            (&[(site, "same-site"), (mode, "navigate")], (false, true)),
+            (&[(site, "cross-site"), (mode, "navigate"), (dest, "iframe")], (false, false)),
+            (&[(site, "cross-site"), (mode, "navigate"), (dest, "object")], (false, false)),
+            // The API has another name than the browser knows; the browser knows better.
+            (&[(site, "same-origin"), ("origin", "https://jobs.example")], (true, true)),
+        ] {
+            assert_eq!((passes(&Method::POST, own, more), passes(&Method::GET, own, more)), may, "{more:?}");
         }
     }
 }

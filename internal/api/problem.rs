@@ -11,6 +11,12 @@ use crate::handlers;
 use crate::job::{JobId, State};
 use crate::store::{Holder, StoreError};
 
+/// Most errors that one answer lists.
+const MOST_ERRORS: usize = 50;
+/// Longest pointer and longest detail of an error: both may quote the request.
+const MOST_POINTER_BYTES: usize = 256;
+const MOST_DETAIL_BYTES: usize = 512;
+
 /// The catalogue of things that can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -210,7 +216,11 @@ pub struct Problem {
     pub detail: String,
     /// What exactly is wrong.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 51)]
     pub errors: Vec<FieldError>,
+    /// Errors for which there was no room.
+    #[serde(skip)]
+    unsaid: usize,
     /// The state the job is in: with `wrong_state` the one that was asked about, with `key_taken` and
     /// `previous_unfinished` the one in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -234,6 +244,7 @@ impl Problem {
             code,
             detail: detail.into(),
             errors: Vec::new(),
+            unsaid: 0,
             current_state: None,
             holder: None,
             replayed_as: None,
@@ -242,11 +253,43 @@ impl Problem {
 
     /// With what is wrong, each pointer below `prefix`.
     pub(super) fn at(mut self, prefix: &str, problems: Vec<handlers::Problem>) -> Self {
-        self.errors = problems
-            .into_iter()
-            .map(|problem| FieldError { pointer: format!("{prefix}{}", problem.pointer), detail: problem.detail })
-            .collect();
+        (self.errors, self.unsaid) = (Vec::new(), 0);
+        for problem in problems {
+            self.say(&format!("{prefix}{}", problem.pointer), &problem.detail);
+        }
+        self.count_unsaid();
         self
+    }
+
+    /// With what is wrong according to another problem, too.
+    pub(super) fn join(&mut self, other: Self) {
+        if self.unsaid > 0 {
+            self.errors.pop();
+        }
+        let said = other.errors.len() - usize::from(other.unsaid > 0);
+        for error in &other.errors[..said] {
+            self.say(&error.pointer, &error.detail);
+        }
+        self.unsaid += other.unsaid;
+        self.count_unsaid();
+    }
+
+    /// An error more, if there is room: an answer must not be many times as long as its request.
+    fn say(&mut self, pointer: &str, detail: &str) {
+        if self.errors.len() < MOST_ERRORS {
+            let (pointer, detail) = (cut(pointer, MOST_POINTER_BYTES), cut(detail, MOST_DETAIL_BYTES));
+            self.errors.push(FieldError { pointer, detail });
+        } else {
+            self.unsaid += 1;
+        }
+    }
+
+    /// Say how many errors there was no room for.
+    fn count_unsaid(&mut self) {
+        if self.unsaid > 0 {
+            let detail = format!("{} more errors are not listed", self.unsaid);
+            self.errors.push(FieldError { pointer: String::new(), detail });
+        }
     }
 
     pub(super) fn in_state(mut self, state: State) -> Self {
@@ -306,6 +349,15 @@ impl From<StoreError> for Problem {
     }
 }
 
+/// A text of at most so many bytes, cut at a character.
+fn cut(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let end = (0..=most - 3).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    format!("{}…", &text[..end])
+}
+
 /// A documented answer that is a problem. [`super::describe_problems`] gives it its media type.
 pub(super) fn describe_problem(description: &str) -> utoipa::openapi::Response {
     let mut described = utoipa::openapi::Response::new(description);
@@ -328,5 +380,39 @@ impl IntoResponse for Problem {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(count: usize) -> Vec<handlers::Problem> {
+        (0..count).map(|at| handlers::Problem::at(format!("/{at}"), "is wrong")).collect()
+    }
+
+    #[test]
+    fn fifty_errors_are_listed_and_the_others_counted() {
+        let problem = |count| Problem::new(Code::InvalidRequest, "no").at("/p", wrong(count));
+        assert_eq!((problem(0).errors.len(), problem(50).errors.len(), problem(51).errors.len()), (0, 50, 51));
+        let many = problem(80_000);
+        assert_eq!(many.errors[49].pointer, "/p/49");
+        assert_eq!((many.errors.len(), many.errors[50].detail.as_str()), (51, "79950 more errors are not listed"));
+        let mut joined = problem(30);
+        joined.join(problem(10));
+        assert_eq!(joined.errors.len(), 40);
+        joined.join(problem(60));
+        joined.join(problem(2));
+        assert_eq!((joined.errors.len(), joined.errors[50].detail.as_str()), (51, "52 more errors are not listed"));
+        assert!(joined.errors[..50].iter().all(|error| error.detail == "is wrong"));
+    }
+
+    #[test]
+    fn what_an_error_quotes_is_cut_at_a_character() {
+        let long = "ä".repeat(5_000);
+        let problem = Problem::new(Code::InvalidRequest, "no").at("", vec![handlers::Problem::at(&long, &long)]);
+        let error = &problem.errors[0];
+        assert!(error.pointer.len() <= MOST_POINTER_BYTES && error.detail.len() <= MOST_DETAIL_BYTES);
+        assert!(error.pointer.ends_with("ä…") && error.detail.ends_with("ä…"));
     }
 }

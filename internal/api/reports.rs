@@ -5,9 +5,11 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::Api;
+use super::pass::Pass;
 use super::problem::{Code, Problem};
 use crate::handlers::report;
 
@@ -30,6 +32,7 @@ use crate::handlers::report;
 )]
 pub(super) async fn download(
     State(api): State<Api>,
+    mut pass: Pass,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Problem> {
     let missing = || Problem::new(Code::NotFound, "there is no report of that name");
@@ -58,6 +61,8 @@ pub(super) async fn download(
     if let Ok(disposition) = HeaderValue::try_from(format!("attachment; filename=\"{}\"", report.name)) {
         headers.insert(header::CONTENT_DISPOSITION, disposition);
     }
-    let body = Body::from_stream(ReaderStream::new(tokio::fs::File::from_std(report.file)));
+    // A slow download ends with the right to it: short of its length, so that no client takes the part for the whole.
+    let bytes = ReaderStream::new(tokio::fs::File::from_std(report.file));
+    let body = Body::from_stream(bytes.take_until(async move { pass.ends().await }));
     Ok((headers, body).into_response())
 }

@@ -10,7 +10,9 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 use utoipa::{IntoParams, ToSchema};
 
+use super::asker::Asker;
 use super::body::{Asked, IdPath};
+use super::pass::Pass;
 use super::problem::{Code, Problem};
 use super::view::StateWord;
 use super::{Api, jobs, json, parse_wait};
@@ -48,7 +50,7 @@ pub(super) struct ResultAnswer {
 
 /// Wait for a job's result
 ///
-/// 200 when the job is over, 202 while it is not.
+/// 200 when the job is over, 202 while it is not. 401 when the key is revoked meanwhile.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
     params(("id" = Uuid, Path, description = "The job's id"), WaitQuery),
@@ -63,6 +65,8 @@ pub(super) struct ResultAnswer {
 )]
 pub(super) async fn result(
     State(api): State<Api>,
+    asker: Asker,
+    mut pass: Pass,
     IdPath(id): IdPath,
     Asked(asked): Asked<WaitQuery>,
 ) -> Result<Response, Problem> {
@@ -78,6 +82,7 @@ pub(super) async fn result(
     let mut events = api.broker.events().listen();
     loop {
         let Some((job, _)) = api.broker.store().job(id).await? else { return Err(jobs::missing(id)) };
+        asker.needs_to_see(&job)?;
         let over = job.state.is_end();
         let stopping = *draining.borrow_and_update();
         if over || Instant::now() >= deadline || stopping {
@@ -91,6 +96,7 @@ pub(super) async fn result(
             tokio::select! {
                 () = tokio::time::sleep_until(next_look) => break,
                 _ = draining.changed() => break,
+                () = pass.ends() => return Err(pass.refusal()),
                 event = events.recv() => match event {
                     Ok(Event::Settled { id: ended, .. } | Event::Cancelled { id: ended }) if ended == id => break,
                     Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}

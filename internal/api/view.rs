@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use crate::handlers::Kind as _;
 use crate::handlers::http::{HttpCallback, exchange_of_success};
 use crate::job::{
-    Attempt, DeadLetter, Exchange, ExchangeResponse, Job, NewJob, Progress, RetryPolicy, ScheduledBy, Standing, State,
-    Timestamp, TraceContext, Verdict,
+    Attempt, DeadLetter, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy, ScheduledBy, Standing,
+    State, Timestamp, TraceContext, Verdict,
 };
 use crate::store::Accepted;
 
@@ -163,6 +163,33 @@ pub(super) struct JobView {
     /// Every attempt in order, the open one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<Vec<AttemptView>>,
+}
+
+/// As much of a job as the caller may see.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum SeenJob {
+    /// All of it.
+    Own(Box<JobView>),
+    /// Of another producer's job.
+    Foreign(ForeignJobView),
+}
+
+/// Another producer's job, as a key with the scope `enqueue` sees it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ForeignJobView {
+    /// UUIDv7.
+    id: String,
+    #[schema(value_type = StateWord)]
+    state: State,
+    /// Always true: there is more to the job than this key may see.
+    foreign: bool,
+}
+
+impl ForeignJobView {
+    pub(super) fn of(id: JobId, state: State) -> Self {
+        Self { id: id.to_string(), state, foreign: true }
+    }
 }
 
 /// The tick of a schedule.

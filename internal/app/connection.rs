@@ -23,6 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::Peer;
+
 /// Most header fields of a request.
 const MOST_HEADERS: usize = 100;
 /// Most bytes of a request line with its headers.
@@ -148,6 +150,7 @@ impl Pulse {
 /// Serve one client until it leaves, is cut off, or has been answered after `leaving`.
 pub(super) async fn serve(
     stream: TcpStream,
+    peer: Peer,
     service: TowerToHyperService<axum::Router>,
     patience: Patience,
     leaving: CancellationToken,
@@ -159,7 +162,7 @@ pub(super) async fn serve(
         .header_read_timeout(None)
         .max_headers(MOST_HEADERS)
         .max_buf_size(MOST_HEAD_BYTES)
-        .serve_connection(io, Answering { service, pulse: Arc::clone(&pulse) });
+        .serve_connection(io, Answering { service, peer, pulse: Arc::clone(&pulse) });
     tokio::pin!(connection);
     let mut watch = tokio::time::interval(patience.beat());
     watch.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -254,6 +257,7 @@ impl AsyncWrite for Paced {
 /// The routes, as one connection calls them.
 struct Answering {
     service: TowerToHyperService<axum::Router>,
+    peer: Peer,
     pulse: Arc<Pulse>,
 }
 
@@ -262,7 +266,8 @@ impl Service<Request<Incoming>> for Answering {
     type Error = std::convert::Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        request.extensions_mut().insert(self.peer);
         self.pulse.begins_to_answer();
         let answering = Busy(Arc::clone(&self.pulse));
         let answer = self.service.call(request.map(Body::new));

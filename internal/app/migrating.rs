@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection;
 use super::server::HttpLimits;
-use crate::api;
+use crate::api::{self, Peer};
 use crate::store::{MigrateSettings, Store, StoreError};
 use hyper_util::service::TowerToHyperService;
 
@@ -52,8 +52,9 @@ async fn answer_probes(
             () = done.cancelled() => break,
             Some(_) = guests.join_next() => {}
             accepted = listener.accept(), if room => match accepted {
-                Ok((stream, _)) => {
-                    guests.spawn(connection::serve(stream, service.clone(), limits.patience, leaving.clone()));
+                Ok((stream, peer)) => {
+                    let (peer, service) = (Peer(peer.ip()), service.clone());
+                    guests.spawn(connection::serve(stream, peer, service, limits.patience, leaving.clone()));
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
             },

@@ -29,12 +29,12 @@ use std::time::Duration;
 
 use secrecy::ExposeSecret as _;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Readings, Tokens, Verifier, Warnings};
+use crate::api::{self, ApiParts, Places, Readings, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
@@ -217,9 +217,10 @@ impl App {
             reports_dir: config.reports_dir.clone(),
             feed,
             watches,
-            streams: Arc::new(Semaphore::new(config.http_streams)),
-            imports: Arc::new(Semaphore::new(MOST_IMPORTS)),
+            streams: Places::new(config.http_streams),
+            imports: Places::new(MOST_IMPORTS),
             searches: Arc::new(Semaphore::new(Split::of(config.mysql_connections).searches() as usize)),
+            guesses: Arc::default(),
             warnings: Warnings::default(),
             verifier,
             draining: drains,

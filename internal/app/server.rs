@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, Patience};
 use super::door::Door;
-use crate::api::{Code, Problem};
+use crate::api::{Code, Peer, Problem};
 
 /// Clients that are told at the same time that there is no room. Beyond them nobody is told anything.
 const MOST_TURNED_AWAY: usize = 64;
@@ -48,9 +48,9 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
     let (mut guests, mut turned_away) = (JoinSet::new(), JoinSet::new());
     let open = metrics::gauge!("tickr_http_connections");
     loop {
-        let stream = tokio::select! {
+        let (stream, peer) = tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok((stream, peer)) => (stream, Peer(peer.ip())),
                 Err(error) => {
                     if !is_the_clients_doing(error.kind()) {
                         tracing::warn!(%error, "cannot take a connection");
@@ -70,7 +70,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
         let _ = stream.set_nodelay(true);
         match Arc::clone(&room).try_acquire_owned() {
             Ok(place) => {
-                let serving = connection::serve(stream, service.clone(), limits.patience, leaving.clone());
+                let serving = connection::serve(stream, peer, service.clone(), limits.patience, leaving.clone());
                 guests.spawn(async move {
                     serving.await;
                     drop(place);

@@ -32,7 +32,7 @@ use tokio_util::task::TaskTracker;
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
 use crate::index::{Entry, Index, Line};
-use crate::job::{Actor, JobId, JobOptions, Name, NewJob, State};
+use crate::job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use crate::store::{
     Accepted, Batched, Change, Changed, DueJob, Holder, Holds, Keyed, Moved, Once, Original, Outcome, Placed, Receipts,
     Refusal, Remake, Steer, Steered, Store, StoreError, Wording,
@@ -126,8 +126,16 @@ impl Broker {
     /// # Errors
     /// When the store cannot be reached, is overloaded or refuses.
     pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        self.enqueue_keyed_for(&Producer::tickr(), jobs).await
+    }
+
+    /// As [`enqueue_keyed`](Self::enqueue_keyed), for a producer that may not reach the jobs of all others.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, is overloaded or refuses.
+    pub async fn enqueue_keyed_for(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
         let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
-            self.store.insert_keyed(jobs).await?
+            self.store.insert_keyed_for(producer.clone(), jobs).await?
         } else {
             Keyed::Accepted(Receipts::of(self.store.insert(jobs).await?))
         };
@@ -146,7 +154,21 @@ impl Broker {
         once: Once,
         word: Wording<Receipts>,
     ) -> Result<Outcome<Keyed>, StoreError> {
-        let outcome = self.store.insert_once(jobs, once, word).await?;
+        self.enqueue_once_for(&Producer::tickr(), jobs, once, word).await
+    }
+
+    /// As [`enqueue_once`](Self::enqueue_once), for a producer that may not reach the jobs of all others.
+    ///
+    /// # Errors
+    /// When the store cannot be reached, is overloaded or refuses.
+    pub async fn enqueue_once_for(
+        &self,
+        producer: &Producer,
+        jobs: Vec<NewJob>,
+        once: Once,
+        word: Wording<Receipts>,
+    ) -> Result<Outcome<Keyed>, StoreError> {
+        let outcome = self.store.insert_once_for(producer.clone(), jobs, once, word).await?;
         if let Outcome::First { done: Some(keyed), .. } = &outcome {
             self.announce_keyed(keyed);
         }

@@ -10,7 +10,7 @@ use super::error::{Fault, corrupt, fault};
 use super::insert::read_clock;
 use super::link::{on_pool, transact};
 use super::purge::{Aged, purge_aged};
-use super::shape::statement;
+use super::shape::{groups, places, rows, statement};
 use super::{Store, StoreError};
 use crate::job::{Actor, Timestamp};
 
@@ -80,6 +80,28 @@ pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp
         Err(e) if fault(&e) == Fault::Duplicate => Ok(()),
         written => written.map(drop),
     }
+}
+
+/// Write down several actions of one transaction, which is not run again once it is committed.
+pub(super) async fn record_all(conn: &mut MySqlConnection, acts: &[Act], now: Timestamp) -> Result<(), sqlx::Error> {
+    for group in groups(acts) {
+        let sql = format!(
+            "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
+            rows(&places(6), group.len())
+        );
+        let mut query = statement(sql);
+        for act in group {
+            query = query
+                .bind(act.id)
+                .bind(now)
+                .bind(act.actor.as_str())
+                .bind(act.action)
+                .bind(act.target.as_str())
+                .bind(act.detail.as_ref().map(Value::to_string));
+        }
+        query.execute(&mut *conn).await?;
+    }
+    Ok(())
 }
 
 /// Was this very action written down by an earlier run of its transaction?

@@ -4,6 +4,10 @@
 //! key. Whoever wants the key inserts the row; the primary key decides between two at once. Whoever wants to replace its
 //! holder locks the row first, so that any number of them take turns.
 //!
+//! A key is a word that others can guess. So a request is answered with a holder in full, and may replace it, only if the
+//! holder is a job of the same producer (`job::Producer`). Whose it is stands in the holder's options, and is read in the
+//! statement that reads its state.
+//!
 //! The order of locks is: unique keys in key order, rows of replaced jobs in id order, the idempotency key, then new rows,
 //! and the tallies last. A settle comes the other way, from the owed row to its key; should it meet a replacement of the
 //! very job that it ends, MySQL picks one of them, which runs again and sees what the other did.
@@ -14,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::audit::{Act, record_all};
 use super::error::{Fault, again, corrupt, fault};
 use super::insert::{Accepted, accepted_at, read_clock, receipts, together, write_jobs};
 use super::link::{Earlier, transact};
@@ -22,7 +27,7 @@ use super::operate::cancel_waiting;
 use super::read::read_job;
 use super::settle::{Owed, count, lock_held};
 use super::{Shared, Store, StoreError};
-use crate::job::{Attempt, Event, Job, JobId, NewJob, OnConflict, State, Timestamp, next};
+use crate::job::{Actor, Attempt, Event, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, Timestamp, next};
 
 /// An unfinished job that has a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +38,8 @@ pub struct Holder {
     pub state: State,
     /// When it is due.
     pub execute_at: Timestamp,
+    /// Is it the job of another producer, who has not told this one what it holds?
+    pub foreign: bool,
 }
 
 /// What became of one job that was asked for.
@@ -62,7 +69,7 @@ pub struct Receipts {
     pub placed: Vec<Placed>,
     /// Jobs that were cancelled, because new ones took their keys.
     pub replaced: Vec<JobId>,
-    /// When a single job was asked for, and another has its key: that one in full.
+    /// When a single job was asked for, and another of the same producer has its key: that one in full.
     pub holder: Option<Box<(Job, Vec<Attempt>)>>,
 }
 
@@ -100,11 +107,20 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
-        let (jobs, shared, memory) = (Arc::new(together(jobs)), self.shared.clone(), Arc::default());
+        self.insert_keyed_for(Producer::tickr(), jobs).await
+    }
+
+    /// As [`insert_keyed`](Self::insert_keyed), for a producer that may not reach the jobs of all others.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        let asked = Arc::new(Asked { jobs: together(signed(jobs, &producer)), producer });
+        let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
         let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
-            let (jobs, shared, memory) = (Arc::clone(&jobs), shared.clone(), Arc::clone(&memory));
-            Box::pin(async move { insert_keyed(conn, &jobs, None, &shared, &memory, earlier).await })
+            let (asked, shared, memory) = (Arc::clone(&asked), shared.clone(), Arc::clone(&memory));
+            Box::pin(async move { insert_keyed(conn, &asked, None, &shared, &memory, earlier).await })
         });
         match outcome.await? {
             Outcome::First { done: Some(keyed), .. } | Outcome::Refused(keyed) => Ok(keyed),
@@ -113,10 +129,24 @@ impl Store {
     }
 }
 
+/// Jobs, and who asks for them.
+pub(super) struct Asked {
+    pub(super) jobs: Vec<NewJob>,
+    pub(super) producer: Producer,
+}
+
+/// Note on each job with a unique key whose it is, unless that is known: a replay stays its first producer's.
+pub(super) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> {
+    for job in jobs.iter_mut().filter(|job| job.unique_key.is_some()) {
+        job.options.creator.get_or_insert_with(|| producer.creator().clone());
+    }
+    jobs
+}
+
 /// Write jobs, all or none, at most once if `once` says so. Within the caller's transaction.
 pub(super) async fn insert_keyed(
     conn: &mut MySqlConnection,
-    jobs: &[NewJob],
+    Asked { jobs, producer }: &Asked,
     once: Option<(&Once, &Wording<Receipts>)>,
     shared: &Shared,
     memory: &Memory,
@@ -127,7 +157,7 @@ pub(super) async fn insert_keyed(
     {
         return Ok(done);
     }
-    let decided = decide(conn, jobs).await?;
+    let decided = decide(conn, jobs, producer).await?;
     let mut taken = decided.taken;
     let held = if decided.replace.is_empty() {
         BTreeMap::new()
@@ -167,11 +197,13 @@ pub(super) async fn insert_keyed(
             Some(StandIn::Holder(holder)) => Placed::Held(*holder),
             Some(StandIn::Earlier(place)) => {
                 let Accepted { id, execute_at, .. } = accepted_at(&jobs[*place], now);
-                Placed::Held(Holder { id, state: State::Waiting, execute_at })
+                Placed::Held(Holder { id, state: State::Waiting, execute_at, foreign: false })
             }
         });
     }
-    if let [Placed::Held(holder)] = receipts.placed[..] {
+    if let [Placed::Held(holder)] = receipts.placed[..]
+        && !holder.foreign
+    {
         receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
     }
     let answer = match once {
@@ -184,7 +216,7 @@ pub(super) async fn insert_keyed(
             Some(answer)
         }
     };
-    replace(conn, jobs, &decided.replace, &held, now).await?;
+    replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
     let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
     let mut pairs: Vec<(&NewJob, &Accepted)> = new.iter().zip(&accepted).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
@@ -237,7 +269,7 @@ struct Decided {
     taken: Vec<(usize, Holder)>,
 }
 
-async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Decided, sqlx::Error> {
+async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer) -> Result<Decided, sqlx::Error> {
     // In key order, so that two batches with the same keys wait for each other instead of deadlocking.
     let mut by_key: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
     for (place, job) in jobs.iter().enumerate() {
@@ -250,8 +282,8 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Decided, 
         let (first, others) = (places[0], &places[1..]);
         let job = &jobs[first];
         let holder = match job.on_conflict {
-            OnConflict::Replace => lock_key(conn, job, key).await?,
-            OnConflict::Return | OnConflict::Reject => take_key(conn, job, key).await?,
+            OnConflict::Replace => lock_key(conn, job, key, producer).await?,
+            OnConflict::Return | OnConflict::Reject => take_key(conn, job, key, producer).await?,
         };
         let mut stand_in = StandIn::Earlier(first);
         if let Some(holder) = holder {
@@ -263,7 +295,10 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Decided, 
                     stand_in = StandIn::Holder(holder);
                     decided.stand_ins.insert(first, stand_in);
                 }
-                OnConflict::Replace if next(holder.state, Event::Cancel) == Ok(State::Cancelled) => {
+                OnConflict::Replace
+                    // To end the job of another takes more than knowing its key.
+                    if !holder.foreign && next(holder.state, Event::Cancel) == Ok(State::Cancelled) =>
+                {
                     decided.replace.insert(first, holder);
                 }
                 OnConflict::Reject | OnConflict::Replace => decided.taken.push((first, holder)),
@@ -278,6 +313,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Decided, 
                         id: job.id,
                         state: State::Waiting,
                         execute_at: Timestamp::default(),
+                        foreign: false,
                     });
                     decided.taken.push((*place, holder));
                 }
@@ -289,7 +325,12 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Decided, 
 
 /// Take the key for `job`, or say who holds it. An upsert could not tell who won, because the driver counts matched
 /// rows; a plain insert can.
-async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<Option<Holder>, sqlx::Error> {
+async fn take_key(
+    conn: &mut MySqlConnection,
+    job: &NewJob,
+    key: &str,
+    producer: &Producer,
+) -> Result<Option<Holder>, sqlx::Error> {
     for _ in 0..3 {
         match insert_key(conn, job, key).await {
             Ok(()) => return Ok(None),
@@ -303,7 +344,7 @@ async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result
                 .fetch_optional(&mut *conn)
                 .await?;
         if let Some(id) = holder {
-            return read_holder(conn, id).await.map(Some);
+            return read_holder(conn, id, producer).await.map(Some);
         }
         // The holder ended between the two statements: try again.
     }
@@ -311,7 +352,12 @@ async fn take_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result
 }
 
 /// Lock the key and say who holds it, or take it for `job`.
-async fn lock_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<Option<Holder>, sqlx::Error> {
+async fn lock_key(
+    conn: &mut MySqlConnection,
+    job: &NewJob,
+    key: &str,
+    producer: &Producer,
+) -> Result<Option<Holder>, sqlx::Error> {
     let holder: Option<Uuid> =
         sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
             .bind(job.kind.as_str())
@@ -319,7 +365,7 @@ async fn lock_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result
             .fetch_optional(&mut *conn)
             .await?;
     if let Some(id) = holder {
-        return read_holder(conn, id).await.map(Some);
+        return read_holder(conn, id, producer).await.map(Some);
     }
     match insert_key(conn, job, key).await {
         Ok(()) => Ok(None),
@@ -342,11 +388,16 @@ async fn insert_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Resu
 
 /// The holder of a key that is locked: owed, because its end would have to take the key away first. Read without a
 /// lock, so that nobody waits for somebody who waits for the key.
-async fn read_holder(conn: &mut MySqlConnection, id: Uuid) -> Result<Holder, sqlx::Error> {
-    let row = sqlx::query("SELECT state, execute_at FROM owed WHERE id = ?").bind(id).fetch_optional(conn).await?;
+async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<Holder, sqlx::Error> {
+    let sql = "SELECT o.state, o.execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
+               JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
+    let row = sqlx::query(sql).bind(id).fetch_optional(conn).await?;
     let row = row.ok_or_else(|| again("the holder of a unique key is not owed"))?;
     let state = State::from_word(row.try_get::<&str, _>(0)?).ok_or_else(|| corrupt("state"))?;
-    Ok(Holder { id: JobId::from_uuid(id), state, execute_at: row.try_get(1)? })
+    let options: Option<String> = row.try_get(2)?;
+    // Options that this binary cannot read do not say that the job is the producer's own.
+    let options = options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default();
+    Ok(Holder { id: JobId::from_uuid(id), state, execute_at: row.try_get(1)?, foreign: !producer.reaches(&options) })
 }
 
 /// A job in full. It takes several reads, and nothing holds the job still but the lock on its key, which keeps it from
@@ -367,16 +418,20 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
     Err(again("a job would not hold still"))
 }
 
-/// Cancel these locked holders and give their keys to the jobs at those places.
+/// Cancel these locked holders, give their keys to the jobs at those places, and write down who did it.
 async fn replace(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
+    actor: &Actor,
     replace: &BTreeMap<usize, Holder>,
     held: &BTreeMap<JobId, Owed>,
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
+    let mut acts = Vec::with_capacity(replace.len());
     for (place, holder) in replace {
         let (job, Some(owed)) = (&jobs[*place], held.get(&holder.id)) else { continue };
+        let detail = serde_json::json!({"replaced_by": job.id.to_string()});
+        acts.push(Act::new(actor, "job.replace", holder.id.to_string()).with(detail));
         cancel_waiting(conn, holder.id, owed, now, Some(&format!("replaced by job {}", job.id))).await?;
         sqlx::query("UPDATE unique_keys SET job_id = ? WHERE kind = ? AND unique_key = ?")
             .bind(job.id.uuid())
@@ -385,5 +440,5 @@ async fn replace(
             .execute(&mut *conn)
             .await?;
     }
-    Ok(())
+    record_all(conn, &acts, now).await
 }

@@ -1,5 +1,8 @@
 //! Keys of the API: names, scopes and digests. The keys themselves are never here.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
@@ -25,6 +28,10 @@ pub struct ApiKey {
     pub name: Name,
     /// What it is good for.
     pub scope: Scope,
+    /// The only kinds that it may enqueue, in order; all when absent.
+    pub kinds: Option<Arc<BTreeSet<Name>>>,
+    /// The name under which jobs with unique keys are its own; its own name when absent.
+    pub producer: Option<Name>,
     /// SHA-256 of the key.
     pub digest: Digest,
     /// When it was made, and by whom.
@@ -40,6 +47,35 @@ pub struct ApiKey {
 impl std::fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ApiKey").field("name", &self.name).field("scope", &self.scope).finish_non_exhaustive()
+    }
+}
+
+/// A key to make.
+#[derive(Clone, Debug)]
+pub struct NewKey {
+    /// Its name.
+    pub name: Name,
+    /// What it is to be good for.
+    pub scope: Scope,
+    /// The only kinds that it may enqueue; all when absent.
+    pub kinds: Option<BTreeSet<Name>>,
+    /// Under which name jobs with unique keys are its own; its own name when absent.
+    pub producer: Option<Name>,
+}
+
+impl NewKey {
+    /// A key without limits of its own.
+    #[must_use]
+    pub const fn new(name: Name, scope: Scope) -> Self {
+        Self { name, scope, kinds: None, producer: None }
+    }
+}
+
+impl ApiKey {
+    /// What is written beside the jobs with unique keys that its holder makes.
+    #[must_use]
+    pub fn creator(&self) -> Actor {
+        Actor::key(self.producer.as_ref().unwrap_or(&self.name).as_str())
     }
 }
 
@@ -65,7 +101,8 @@ pub enum RevokedKey {
     Missing,
 }
 
-const COLUMNS: &str = "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by";
+const COLUMNS: &str =
+    "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer";
 
 impl Store {
     /// Every key that was ever made, newest first; those that are good at the least. For this process's own copy.
@@ -89,10 +126,26 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn make_key(&self, name: &Name, scope: Scope, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
-        let act = Act::new(by, "key.create", name.as_str()).with(serde_json::json!({"scope": scope.as_str()}));
-        let (shared, name, id) = (self.shared.clone(), name.clone(), Uuid::now_v7());
+        self.make_limited_key(NewKey::new(name.clone(), scope), digest, by).await
+    }
+
+    /// Make a key with limits of its own.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn make_limited_key(&self, key: NewKey, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
+        let kinds = key.kinds.as_ref().map(|kinds| kinds.iter().map(Name::as_str).collect::<Vec<_>>());
+        let mut detail = serde_json::json!({"scope": key.scope.as_str()});
+        if let Some(kinds) = &kinds {
+            detail["kinds"] = serde_json::json!(kinds);
+        }
+        if let Some(producer) = &key.producer {
+            detail["producer"] = serde_json::json!(producer.as_str());
+        }
+        let act = Act::new(by, "key.create", key.name.as_str()).with(detail);
+        let (shared, kinds, id) = (self.shared.clone(), kinds.map(|kinds| kinds.join(",")), Uuid::now_v7());
         transact(&self.shared.pools.controls, "make a key", move |conn, _| {
-            let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
+            let (shared, new, kinds, act) = (shared.clone(), key.clone(), kinds.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
                 let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
@@ -101,15 +154,17 @@ impl Store {
                 if usize::try_from(good).is_ok_and(|good| good >= MOST_KEYS) {
                     return Ok(MadeKey::TooMany);
                 }
-                let sql =
-                    "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by) VALUES (?, ?, ?, ?, ?, ?)";
+                let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer) \
+                           VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
                 let inserted = sqlx::query(sql)
                     .bind(id)
-                    .bind(name.as_str())
-                    .bind(scope.as_str())
+                    .bind(new.name.as_str())
+                    .bind(new.scope.as_str())
                     .bind(&digest[..])
                     .bind(now)
                     .bind(act.actor.as_str())
+                    .bind(kinds)
+                    .bind(new.producer.as_ref().map(Name::as_str))
                     .execute(&mut *conn)
                     .await;
                 match inserted {
@@ -117,7 +172,7 @@ impl Store {
                     Err(e) if fault(&e) == Fault::Duplicate => {}
                     Err(e) => return Err(e),
                 }
-                Ok(match read(conn, &name, "").await? {
+                Ok(match read(conn, &new.name, "").await? {
                     // Ours: now, or in an earlier run whose commit arrived after all.
                     Some(key) if key.id == id => MadeKey::Made(key),
                     _ => MadeKey::NameTaken,
@@ -200,9 +255,15 @@ async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
 fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {
     let revoked_at: Option<Timestamp> = row.try_get(7)?;
     let revoked_by: Option<String> = row.try_get(8)?;
+    let name = |text: String| text.parse::<Name>().map_err(|_| corrupt("name"));
+    let kinds: Option<String> = row.try_get(9)?;
+    let kinds = kinds.map(|kinds| kinds.split(',').map(|kind| name(kind.to_owned())).collect::<Result<_, _>>());
+    let producer: Option<String> = row.try_get(10)?;
     Ok(ApiKey {
         id: row.try_get(0)?,
-        name: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("name"))?,
+        name: name(row.try_get(1)?)?,
+        kinds: kinds.transpose()?.map(Arc::new),
+        producer: producer.map(name).transpose()?,
         scope: Scope::from_word(row.try_get(2)?).ok_or_else(|| corrupt("scope"))?,
         digest: row.try_get::<&[u8], _>(3)?.try_into().map_err(|_| corrupt("digest"))?,
         created_at: row.try_get(4)?,

@@ -96,7 +96,7 @@ pub use glimpse::Glimpse;
 pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
-pub use keys::{ApiKey, MOST_KEYS, MadeKey, RevokedKey};
+pub use keys::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
 pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow};
 #[doc(hidden)]
 pub use line::due_statements;

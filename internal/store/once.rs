@@ -17,12 +17,12 @@ use super::clock::StoreClock;
 use super::error::{Fault, corrupt, fault, waited_for_lock};
 use super::group_commit::Batch;
 use super::insert::{Accepted, accepted_at, bytes_of, in_order_of, read_clock, receipts, write_jobs};
-use super::keyed::{Keyed, Placed, Receipts, insert_keyed};
+use super::keyed::{Asked, Keyed, Placed, Receipts, insert_keyed, signed};
 use super::link::{Earlier, Step, on_pool, transact};
 use super::purge::{Aged, purge_aged};
 use super::shape::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, statement};
 use super::{Store, StoreError};
-use crate::job::{NewJob, Timestamp};
+use crate::job::{NewJob, Producer, Timestamp};
 
 /// Answers, in the order in which their requests came.
 const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
@@ -183,7 +183,7 @@ pub(super) async fn lost<T>(
 
 /// Jobs without unique keys, asked for in a request that is carried out at most once.
 pub(super) struct OnceJobs {
-    pub(super) jobs: Vec<NewJob>,
+    pub(super) asked: Asked,
     pub(super) once: Once,
     pub(super) word: Wording<Receipts>,
 }
@@ -210,12 +210,12 @@ impl Batch for OnceInserts {
 
     fn weight(item: &Self::Item) -> usize {
         // The answer repeats the payload.
-        item.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
+        item.asked.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
     }
 
     fn bytes(item: &Self::Item) -> usize {
         // The answer repeats the payload.
-        item.jobs.iter().map(|job| 2 * bytes_of(job)).sum()
+        item.asked.jobs.iter().map(|job| 2 * bytes_of(job)).sum()
     }
 
     fn mark(&self) {}
@@ -244,9 +244,9 @@ impl Batch for OnceInserts {
                         let written = writers.remove(&key);
                         if let Some(item) = written.filter(|item| item.once.id == row.id) {
                             // An earlier run wrote it, and its commit was not answered.
-                            let mut by_id: Vec<&NewJob> = item.jobs.iter().collect();
+                            let mut by_id: Vec<&NewJob> = item.asked.jobs.iter().collect();
                             by_id.sort_unstable_by_key(|job| job.id);
-                            done.insert(row.id, in_order_of(&item.jobs, &receipts(conn, &by_id).await?)?);
+                            done.insert(row.id, in_order_of(&item.asked.jobs, &receipts(conn, &by_id).await?)?);
                         }
                         kept.insert(key, row);
                     }
@@ -301,7 +301,7 @@ async fn write_all(
     let now = read_clock(conn, clock).await?;
     let mut written: Written = Vec::with_capacity(writers.len());
     for (key, item) in writers {
-        let accepted: Vec<Accepted> = item.jobs.iter().map(|job| accepted_at(job, now)).collect();
+        let accepted: Vec<Accepted> = item.asked.jobs.iter().map(|job| accepted_at(job, now)).collect();
         let receipts = Receipts::of(accepted);
         let answer = (item.word)(&receipts);
         let row = Kept { id: item.once.id, request: item.once.request, answer };
@@ -310,7 +310,7 @@ async fn write_all(
     let mut keys: Vec<(&Once, &Answer)> =
         writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.once, &row.answer)).collect();
     keep(conn, &mut keys, now).await?;
-    let jobs = writers.values().flat_map(|item| &item.jobs);
+    let jobs = writers.values().flat_map(|item| &item.asked.jobs);
     let mut pairs: Vec<(&NewJob, &Accepted)> = jobs.zip(written.iter().flat_map(|(_, accepted)| accepted)).collect();
     pairs.sort_unstable_by_key(|(job, _)| job.id);
     write_jobs(conn, &pairs).await?;
@@ -329,8 +329,23 @@ impl Store {
         once: Once,
         word: Wording<Receipts>,
     ) -> Result<Outcome<Keyed>, StoreError> {
+        self.insert_once_for(Producer::tickr(), jobs, once, word).await
+    }
+
+    /// As [`insert_once`](Self::insert_once), for a producer that may not reach the jobs of all others.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    pub async fn insert_once_for(
+        &self,
+        producer: Producer,
+        jobs: Vec<NewJob>,
+        once: Once,
+        word: Wording<Receipts>,
+    ) -> Result<Outcome<Keyed>, StoreError> {
         let unique = jobs.iter().any(|job| job.unique_key.is_some());
-        let item = Arc::new(OnceJobs { jobs: super::insert::together(jobs), once, word });
+        let asked = Asked { jobs: super::insert::together(signed(jobs, &producer)), producer };
+        let item = Arc::new(OnceJobs { asked, once, word });
         if !unique {
             match self.onces.submit_or_refuse(Arc::clone(&item)).await? {
                 Shareable::Settled(outcome) => return Ok(outcome),
@@ -341,7 +356,7 @@ impl Store {
         transact(&self.shared.pools.steering, "insert jobs once", move |conn, earlier| {
             let (item, shared, memory) = (Arc::clone(&item), shared.clone(), Arc::clone(&memory));
             Box::pin(async move {
-                insert_keyed(conn, &item.jobs, Some((&item.once, &item.word)), &shared, &memory, earlier).await
+                insert_keyed(conn, &item.asked, Some((&item.once, &item.word)), &shared, &memory, earlier).await
             })
         })
         .await

@@ -54,6 +54,7 @@ mod retries;
 mod runners;
 mod schedules;
 mod search;
+mod security;
 mod services;
 mod shutdown;
 mod starvation;

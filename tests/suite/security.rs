@@ -1,0 +1,690 @@
+//! What a key that was given to one client must not do to others: read and replace their jobs, outlive its revocation, take
+//! every place, enqueue other kinds. And what an API without keys must not do for pages and proxies.
+
+use std::time::{Duration, Instant};
+
+use futures_util::stream;
+use reqwest::Method;
+use serde_json::{Value, json};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::State;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+
+use crate::support::program::{command, outcome, tickr as program};
+use crate::support::{Answer, DEADLINE, TestApp, answer, contract, eventually, http};
+
+/// What a job holds that is its producer's business.
+const CANARY: &str = "Bearer CANARY-SHOP-SECRET";
+/// How soon a revoked key is refused everywhere, for requests under way too.
+const REVOKED: Duration = Duration::from_secs(2);
+
+/// A call with this key, or without one.
+async fn call(url: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
+    let mut request = http().request(method, format!("{url}{path}"));
+    if !key.is_empty() {
+        request = request.bearer_auth(key);
+    }
+    answer(match body {
+        Some(body) => request.json(&body),
+        None => request,
+    })
+    .await
+}
+
+async fn post(url: &str, path: &str, key: &str, body: Value) -> Answer {
+    call(url, Method::POST, path, key, Some(body)).await
+}
+
+async fn get(url: &str, path: &str, key: &str) -> Answer {
+    call(url, Method::GET, path, key, None).await
+}
+
+async fn make(url: &str, by: &str, name: &str, key: Value) -> String {
+    let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(key)).await;
+    assert_eq!(made.status, 201, "{:#}", made.body);
+    made.body["token"].as_str().unwrap().to_owned()
+}
+
+/// Wait until this runner lets the key in, or does not any more.
+async fn knows(url: &str, key: &str, status: u16) {
+    eventually("the other runner knows of the key", || async {
+        (get(url, "/v1/whoami", key).await.status == status).then_some(())
+    })
+    .await;
+}
+
+/// An import of these lines, all at once: what it answers, line by line.
+async fn import(url: &str, query: &str, key: &str, lines: &[Value]) -> Vec<Value> {
+    let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    let request = http().post(format!("{url}/v1/jobs/import{query}")).bearer_auth(key);
+    let response = request.header("Content-Type", "application/x-ndjson").body(body).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let text = response.text().await.unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines[..lines.len() - 1] {
+        contract::fits_schema("ImportLine", line);
+    }
+    lines
+}
+
+fn id_of(answer: &Answer) -> String {
+    answer.body["id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let shop2 = make(&url, &admin, "shop-2", json!({"scope": "enqueue", "producer": "shop"})).await;
+    let mallory = make(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let board = make(&url, &admin, "board", json!({"scope": "read"})).await;
+    let job = |payload: Value, on_conflict: &str| json!({"kind": "noop", "payload": payload, "unique_key": "order-1001", "on_conflict": on_conflict, "delay_ms": 3_600_000});
+    let first = post(&url, "/v1/jobs", &shop, job(json!({"authorization": CANARY}), "return")).await;
+    assert_eq!(first.status, 201);
+    let (first, path) = (id_of(&first), format!("/v1/jobs/{}", id_of(&first)));
+    let other = json!({"iban": "XX00"});
+
+    // Another producer is told that the key is taken, by which job, and how far that is: nothing of what it holds.
+    let stranger = json!({"id": first, "state": "waiting", "foreign": true});
+    let mut told = Vec::new();
+    for key in [None, Some("k")] {
+        for _ in 0..2 {
+            let request =
+                http().post(format!("{url}/v1/jobs")).bearer_auth(&mallory).json(&job(other.clone(), "return"));
+            let request = match key {
+                Some(key) => request.header("Idempotency-Key", key),
+                None => request,
+            };
+            let held = answer(request).await;
+            assert_eq!((held.status, &held.body), (200, &stranger));
+            told.push(held);
+        }
+    }
+    let shown = get(&url, &path, &mallory).await;
+    assert_eq!((shown.status, &shown.body), (200, &stranger));
+    told.push(shown);
+    for more in ["/result", "/result?wait=5s", "/events"] {
+        let refused = get(&url, &format!("{path}{more}"), &mallory).await;
+        assert_eq!((refused.status, refused.code()), (403, "forbidden"), "{more}");
+        told.push(refused);
+    }
+    let batch = post(&url, "/v1/jobs/batch", &mallory, json!({"jobs": [job(other.clone(), "return")]})).await;
+    assert_eq!((batch.status, &batch.body), (200, &json!({"jobs": [{"id": first, "existing": true}]})));
+    let lines = import(&url, "", &mallory, &[job(other.clone(), "return")]).await;
+    assert_eq!(lines[0], json!({"line": 1, "id": first, "existing": true}));
+
+    // It may not have the job ended either, in whichever way it asks.
+    for on_conflict in ["reject", "replace"] {
+        let taken = post(&url, "/v1/jobs", &mallory, job(other.clone(), on_conflict)).await;
+        assert_eq!((taken.status, taken.code(), &taken.body["holder"]), (409, "key_taken", &json!(first)));
+        assert!(taken.body["detail"].as_str().unwrap().contains("another producer"), "{:#}", taken.body);
+        let batch = post(&url, "/v1/jobs/batch", &mallory, json!({"jobs": [job(other.clone(), on_conflict)]})).await;
+        assert_eq!((batch.status, batch.code()), (409, "key_taken"));
+        let lines = import(&url, "?on_error=continue", &mallory, &[job(other.clone(), on_conflict)]).await;
+        assert_eq!(lines[0]["problem"]["code"], "key_taken");
+        told.extend([taken, batch]);
+    }
+    for said in &told {
+        assert!(!said.body.to_string().contains("CANARY"), "{:#}", said.body);
+    }
+    assert_eq!(get(&url, &path, &admin).await.body["state"], "waiting");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.replace'").await, 0);
+
+    // The producer itself, its other key, operators and readers see all of it.
+    for key in [&shop, &shop2, &admin] {
+        let held = post(&url, "/v1/jobs", key, job(other.clone(), "return")).await;
+        assert_eq!((held.status, &held.body["payload"]), (200, &json!({"authorization": CANARY})));
+    }
+    for key in [&shop, &shop2, &admin, &board] {
+        assert_eq!(get(&url, &path, key).await.body["payload"], json!({"authorization": CANARY}));
+        assert_eq!(get(&url, &format!("{path}/result"), key).await.status, 202);
+    }
+    // They replace it, and that is written down: who, which job, by which.
+    let second = post(&url, "/v1/jobs", &shop2, job(other.clone(), "replace")).await;
+    assert_eq!((second.status, get(&url, &path, &shop).await.body["state"].clone()), (201, json!("cancelled")));
+    let third = post(&url, "/v1/jobs", &admin, job(other.clone(), "replace")).await;
+    assert_eq!(third.status, 201);
+    let audit = get(&url, "/v1/audit?limit=2", &admin).await.body;
+    let acts: Vec<_> = audit["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|act| {
+            (act["action"].clone(), act["actor"].clone(), act["target"].clone(), act["detail"]["replaced_by"].clone())
+        })
+        .collect();
+    assert_eq!(
+        acts,
+        [
+            (json!("job.replace"), json!("key:ops"), json!(id_of(&second)), json!(id_of(&third))),
+            (json!("job.replace"), json!("key:shop-2"), json!(first), json!(id_of(&second))),
+        ]
+    );
+    // What an operator made is the operator's.
+    assert_eq!(post(&url, "/v1/jobs", &shop, job(other.clone(), "return")).await.body["foreign"], true);
+
+    // After its end a job is shown as before, and an ordinary job to each key that knows its id.
+    assert_eq!(get(&url, &path, &mallory).await.body, json!({"id": first, "state": "cancelled", "foreign": true}));
+    let plain = post(&url, "/v1/jobs", &shop, json!({"kind": "noop", "payload": other, "delay_ms": 3_600_000})).await;
+    assert_eq!(get(&url, &format!("/v1/jobs/{}", id_of(&plain)), &mallory).await.body["payload"], other);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_keeps_its_producer_through_retries_and_replays_and_has_none_of_older_binaries() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let mallory = make(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let fails = json!({"kind": "fail", "payload": {"permanent": true}, "unique_key": "u", "max_attempts": 1});
+    let job = post(&url, "/v1/jobs", &shop, fails).await;
+    let path = format!("/v1/jobs/{}", id_of(&job));
+    let until = async |path: &str, state: State| {
+        eventually("the job is there", || async {
+            (get(&url, path, &admin).await.body["state"] == state.as_str()).then_some(())
+        })
+        .await;
+    };
+    until(&path, State::Failed).await;
+    let sees = async |path: &str, key: &str| get(&url, path, key).await.body["foreign"].is_null();
+    assert!(sees(&path, &shop).await && !sees(&path, &mallory).await);
+
+    assert_eq!(post(&url, &format!("{path}/retry"), &admin, json!({})).await.status, 200);
+    until(&path, State::Failed).await;
+    assert!(sees(&path, &shop).await && !sees(&path, &mallory).await);
+    let replayed = post(&url, &format!("{path}/replay"), &admin, json!({"payload": {"times": 0}})).await;
+    assert_eq!(replayed.status, 201, "{:#}", replayed.body);
+    let path = format!("/v1/jobs/{}", id_of(&replayed));
+    assert!(sees(&path, &shop).await && !sees(&path, &mallory).await);
+
+    // Of a job that an older binary accepted it is not known whose it is: only operators reach it.
+    let later = json!({"kind": "noop", "unique_key": "old", "delay_ms": 3_600_000, "on_conflict": "replace"});
+    let old = post(&url, "/v1/jobs", &shop, later.clone()).await;
+    tickr.sql("UPDATE jobs SET options = NULL WHERE unique_key = 'old'").await;
+    let taken = post(&url, "/v1/jobs", &shop, later.clone()).await;
+    assert_eq!((taken.status, &taken.body["holder"]), (409, &json!(id_of(&old))));
+    assert_eq!(post(&url, "/v1/jobs", &admin, later).await.status, 201);
+    tickr.stop().await;
+}
+
+/// An import whose lines are sent one after the other.
+struct Slow {
+    lines: mpsc::Sender<String>,
+    answer: tokio::task::JoinHandle<(Vec<Value>, Instant)>,
+}
+
+impl Slow {
+    fn begin(url: &str, key: &str) -> Self {
+        let (lines, receiver) = mpsc::channel::<String>(8);
+        let body = stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|line| (Ok::<_, std::io::Error>(line), receiver))
+        });
+        let request = http().post(format!("{url}/v1/jobs/import")).bearer_auth(key);
+        let request =
+            request.header("Content-Type", "application/x-ndjson").body(reqwest::Body::wrap_stream(body)).send();
+        let answer = tokio::spawn(async move {
+            let response = request.await.unwrap();
+            assert_eq!(response.status(), 200);
+            let text = response.text().await.unwrap();
+            (text.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), Instant::now())
+        });
+        Self { lines, answer }
+    }
+
+    async fn send(&self, tag: &str, count: usize) {
+        let line = json!({"kind": "noop", "tags": [tag], "delay_ms": 3_600_000});
+        self.lines.send(format!("{line}\n").repeat(count)).await.unwrap();
+    }
+
+    async fn end(self) -> (Vec<Value>, Instant) {
+        tokio::time::timeout(DEADLINE, self.answer).await.expect("the import ends").unwrap()
+    }
+}
+
+/// A stream of events, and when it ended.
+fn follow(url: String, key: &str) -> tokio::task::JoinHandle<Instant> {
+    let request = http().get(url);
+    let request = if key.is_empty() { request } else { request.bearer_auth(key) };
+    tokio::spawn(async move {
+        let mut response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        while response.chunk().await.unwrap().is_some() {}
+        Instant::now()
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
+    let tickr = TestApp::start().await;
+    let other = tickr.another().await;
+    let urls = [tickr.url(""), format!("http://{}", other.addr())];
+    let anonymous = follow(format!("{}/v1/events", urls[0]), "");
+    let elsewhere = follow(format!("{}/v1/events", urls[1]), "");
+    eventually("both streams are open", || async {
+        (tickr.count("SELECT 1").await == 1 && !anonymous.is_finished()).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+
+    // What was opened without a key ends when the first key is made.
+    let admin = make(&urls[0], "", "ops", json!({"scope": "admin"})).await;
+    let made = Instant::now();
+    for stream in [anonymous, elsewhere] {
+        let ended = tokio::time::timeout(DEADLINE, stream).await.expect("the stream ends").unwrap();
+        assert!(ended.saturating_duration_since(made) < REVOKED, "{:?}", ended.saturating_duration_since(made));
+    }
+
+    let shop = make(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
+    let board = make(&urls[0], &admin, "board", json!({"scope": "read"})).await;
+    let later = json!({"kind": "noop", "delay_ms": 3_600_000});
+    let id = id_of(&post(&urls[0], "/v1/jobs", &shop, later).await);
+    for url in &urls {
+        knows(url, &shop, 200).await;
+        knows(url, &board, 200).await;
+        knows(url, &admin, 200).await;
+    }
+    let (mut streams, mut waits, mut busy, mut idle) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut kept = Vec::new();
+    for url in &urls {
+        for (path, key) in [("/v1/events".to_owned(), &board), (format!("/v1/jobs/{id}/events"), &shop)] {
+            streams.push(follow(format!("{url}{path}"), key));
+        }
+        kept.push(follow(format!("{url}/v1/events"), &admin));
+        let wait = http().get(format!("{url}/v1/jobs/{id}/result?wait=30s")).bearer_auth(&shop);
+        waits.push(tokio::spawn(async move { (answer(wait).await, Instant::now()) }));
+        busy.push(Slow::begin(url, &shop));
+        idle.push(Slow::begin(url, &shop));
+    }
+    for import in busy.iter().chain(&idle) {
+        import.send("before", 500).await;
+        // The next part has begun, and is not whole.
+        import.send("after", 1).await;
+    }
+    tickr.until_count("SELECT COUNT(*) FROM job_tags WHERE tag = 'before'", 2_000).await;
+
+    for name in ["shop", "board"] {
+        assert_eq!(call(&urls[0], Method::DELETE, &format!("/v1/keys/{name}"), &admin, None).await.status, 200);
+    }
+    let revoked = Instant::now();
+    let soon = |ended: Instant, what: &str| {
+        let took = ended.saturating_duration_since(revoked);
+        println!("{what} ended {} ms after the key", took.as_millis());
+        assert!(took < REVOKED, "{what}: {took:?}");
+    };
+    for stream in streams {
+        soon(tokio::time::timeout(DEADLINE, stream).await.expect("the stream ends").unwrap(), "a stream");
+    }
+    for wait in waits {
+        let (refused, ended) = tokio::time::timeout(DEADLINE, wait).await.expect("the wait ends").unwrap();
+        assert_eq!((refused.status, refused.code()), (401, "unauthorized"));
+        soon(ended, "a wait");
+    }
+    for import in idle {
+        let (lines, ended) = import.end().await;
+        soon(ended, "an idle import");
+        let end = lines.last().unwrap();
+        contract::fits_schema("ImportEnd", end);
+        assert_eq!((&end["complete"], &end["accepted"]), (&json!(false), &json!(500)));
+        assert_eq!(end["problem"]["code"], "unauthorized");
+    }
+    // A client that goes on sending has ended as well: what it sends is not accepted.
+    for import in busy {
+        let line = json!({"kind": "noop", "tags": ["after"], "delay_ms": 3_600_000});
+        let _ = import.lines.send(format!("{line}\n").repeat(500)).await;
+        let (lines, ended) = import.end().await;
+        soon(ended, "an import");
+        assert_eq!(lines.last().unwrap()["problem"]["code"], "unauthorized");
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM job_tags WHERE tag = 'after'").await, 0);
+    // Other keys have not noticed.
+    assert!(kept.iter().all(|stream| !stream.is_finished()));
+    kept.iter().for_each(tokio::task::JoinHandle::abort);
+    other.stop(Default::default()).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators() {
+    let tickr = TestApp::start_with(|config: &mut Config| config.http_streams = 8, Registry::new()).await;
+    let url = tickr.url("");
+    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let id = id_of(&post(&url, "/v1/jobs", &admin, json!({"kind": "noop", "delay_ms": 3_600_000})).await);
+    let events = format!("{url}/v1/jobs/{id}/events");
+    let open = async |key: &str| {
+        let response = http().get(&events).bearer_auth(key).send().await.unwrap();
+        if response.status() == 200 { Ok(response) } else { Err(response.status().as_u16()) }
+    };
+    let mut keys = Vec::new();
+    for n in 0..5 {
+        keys.push(
+            make(&url, &admin, &format!("key-{n}"), json!({"scope": if n % 2 == 0 { "enqueue" } else { "read" }}))
+                .await,
+        );
+    }
+    // A quarter for one key, seven of eight for all of them, the eighth for operators.
+    let mut held = Vec::new();
+    for (n, key) in keys.iter().enumerate() {
+        let mut own = 0;
+        while let Ok(stream) = open(key).await {
+            held.push(stream);
+            own += 1;
+        }
+        assert_eq!(own, [2, 2, 2, 1, 0][n], "key {n}");
+        let refused = answer(http().get(&events).bearer_auth(key)).await;
+        assert_eq!((refused.status, refused.code(), refused.header("retry-after")), (429, "overloaded", "1"));
+        let share = refused.body["detail"].as_str().unwrap().contains("its share of TICKR_HTTP_STREAMS");
+        assert_eq!(share, n < 3, "{:#}", refused.body);
+    }
+    held.push(open(&admin).await.expect("an operator gets in"));
+    assert_eq!(open(&admin).await.unwrap_err(), 429);
+    // Places come back with the streams that held them.
+    drop(held);
+    let again = eventually("there is room again", || async { open(&keys[4]).await.ok() }).await;
+    drop(again);
+
+    // Imports: sixteen in all, four for one key.
+    let mut imports = Vec::new();
+    for _ in 0..4 {
+        let import = Slow::begin(&url, &keys[0]);
+        import.send("slow", 500).await;
+        imports.push(import);
+    }
+    tickr.until_count("SELECT COUNT(*) FROM job_tags WHERE tag = 'slow'", 2_000).await;
+    let request = http().post(format!("{url}/v1/jobs/import")).header("Content-Type", "application/x-ndjson");
+    let refused = answer(request.bearer_auth(&keys[0]).body("")).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"));
+    assert!(refused.body["detail"].as_str().unwrap().contains("its share"), "{:#}", refused.body);
+    for key in [&keys[2], &admin] {
+        let lines = import(&url, "", key, &[json!({"kind": "noop"})]).await;
+        assert_eq!(lines.last().unwrap()["complete"], true);
+    }
+    for import in imports {
+        import.answer.abort();
+    }
+    tickr.stop().await;
+}
+
+/// A request as it is written here, with the status of its answer and the answer.
+async fn raw(tickr: &TestApp, request: &str) -> (u16, String) {
+    let mut socket = tokio::net::TcpStream::connect(tickr.app.addr()).await.unwrap();
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    tokio::time::timeout(DEADLINE, socket.read_to_end(&mut answer)).await.expect("an answer").unwrap();
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    (answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0), answer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read() {
+    let tickr = TestApp::start().await;
+    let ask = async |headers: &str| {
+        raw(&tickr, &format!("GET /v1/stats HTTP/1.1\r\n{headers}Connection: close\r\n\r\n")).await
+    };
+    for (headers, status) in [
+        ("Host: 127.0.0.1:7070\r\n", 200),
+        ("Host: localhost\r\nSec-Fetch-Site: same-origin\r\nSec-Fetch-Mode: cors\r\n", 200),
+        ("Host: localhost\r\nSec-Fetch-Site: none\r\nSec-Fetch-Mode: navigate\r\n", 200),
+        (
+            "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\n",
+            200,
+        ),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: same-site\r\nSec-Fetch-Mode: cors\r\n", 403),
+        (
+            "Host: localhost\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: iframe\r\n",
+            403,
+        ),
+        ("Host: localhost\r\nX-Forwarded-For: 192.0.2.1\r\n", 403),
+        ("Host: localhost\r\nX-Forwarded-Proto: https\r\n", 403),
+        ("Host: localhost\r\nForwarded: for=192.0.2.1\r\n", 403),
+        ("Host: a{b.evil.example:7599\r\n", 403),
+        ("Host: a`b.evil.example\r\n", 403),
+        ("Host: a\"b.evil.example\r\n", 403),
+        ("Host: x@127.0.0.1\r\n", 403),
+        ("Host:\r\n", 403),
+        ("Host: localhost\r\nHost: evil.example\r\n", 403),
+        ("Host: localhost\r\nHost: localhost\r\n", 403),
+        ("Host: evil.example\r\n", 403),
+    ] {
+        let (got, answer) = ask(headers).await;
+        assert_eq!(got, status, "{headers:?}: {answer}");
+        if status == 403 {
+            assert!(answer.contains("tickr keys create") && answer.contains("\"forbidden\""), "{headers:?}: {answer}");
+        }
+    }
+    // A program that speaks HTTP/1.0 sends no Host.
+    assert_eq!(raw(&tickr, "GET /v1/stats HTTP/1.0\r\n\r\n").await.0, 200);
+    // Health is read by whatever asks.
+    let probe = "GET /livez HTTP/1.1\r\nHost: tickr.svc\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n";
+    assert_eq!(raw(&tickr, probe).await.0, 200);
+    // With a key the way in does not matter.
+    let admin = make(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let keyed = "Host: jobs.example\r\nX-Forwarded-For: 192.0.2.1\r\nSec-Fetch-Site: cross-site\r\n";
+    assert_eq!(ask(&format!("{keyed}Authorization: Bearer {admin}\r\n")).await.0, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_for_some_kinds_enqueues_no_others() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue", "kinds": ["noop", "http", "noop"]})).await;
+    let (noop, email) = (json!({"kind": "noop"}), json!({"kind": "email", "payload": {"to": "a@example.com"}}));
+    assert_eq!(post(&url, "/v1/jobs", &shop, noop.clone()).await.status, 201);
+    let refused = post(&url, "/v1/jobs", &shop, email.clone()).await;
+    assert_eq!((refused.status, refused.code(), refused.pointers()), (403, "forbidden", vec!["/kind"]));
+    assert!(refused.body["errors"][0]["detail"].as_str().unwrap().contains("http, noop"), "{:#}", refused.body);
+    // Unknown kinds are others, too: the key learns nothing of what there is beside its own.
+    assert_eq!(post(&url, "/v1/jobs", &shop, json!({"kind": "nowhere"})).await.status, 403);
+
+    let batch = post(&url, "/v1/jobs/batch", &shop, json!({"jobs": [noop, {"kind": ""}, email]})).await;
+    assert_eq!(
+        (batch.status, batch.code(), batch.pointers()),
+        (403, "forbidden", vec!["/jobs/1/kind", "/jobs/2/kind"])
+    );
+    let lines = import(&url, "?on_error=continue", &shop, &[noop.clone(), email.clone(), noop.clone()]).await;
+    let codes: Vec<_> = lines[..3].iter().map(|line| line["problem"]["code"].as_str()).collect();
+    assert_eq!(codes, [None, Some("forbidden"), None]);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind <> 'noop'").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
+    assert_ne!(post(&url, "/v1/jobs", &admin, email).await.status, 403);
+
+    // Limits are for producers, and are said well.
+    for (key, pointers) in [
+        (json!({"scope": "read", "kinds": ["noop"]}), vec!["/kinds"]),
+        (json!({"scope": "admin", "producer": "shop"}), vec!["/producer"]),
+        (json!({"scope": "enqueue", "kinds": []}), vec!["/kinds"]),
+        (json!({"scope": "enqueue", "kinds": ["noop", "No"], "producer": "a b"}), vec!["/kinds/1", "/producer"]),
+    ] {
+        let wrong = call(&url, Method::PUT, "/v1/keys/x", &admin, Some(key.clone())).await;
+        assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", pointers), "{key}");
+    }
+
+    // The command line makes such keys, and shows them.
+    let run = async |args: &[&str]| {
+        let mut command = command(&program(), tickr.dir.path(), args);
+        command.env("TICKR_URL", &url).env("TICKR_TOKEN", &admin);
+        command.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose());
+        outcome(command).await
+    };
+    for (name, more) in [("cli", None), ("store", Some("--in-store"))] {
+        let mut args =
+            vec!["keys", "create", name, "--scope", "enqueue", "--kinds", "http,report", "--producer", "shop"];
+        args.extend(more);
+        let (code, out, err) = run(&args).await;
+        assert_eq!(code, 0, "{err}");
+        knows(&url, out.trim(), 200).await;
+        assert_eq!(post(&url, "/v1/jobs", out.trim(), noop.clone()).await.status, 403);
+        let keys = get(&url, "/v1/keys", &admin).await.body;
+        let made = keys["data"].as_array().unwrap().iter().find(|key| key["name"] == name).unwrap();
+        assert_eq!((&made["kinds"], &made["producer"]), (&json!(["http", "report"]), &json!("shop")));
+    }
+    let (_, list, _) = run(&["keys", "list"]).await;
+    assert!(list.contains("KINDS") && list.contains("http,report"), "{list}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_body_takes_no_more_room_than_a_page() {
+    let tickr = TestApp::start_with(|config: &mut Config| config.body_limit_bytes = 1 << 20, Registry::new()).await;
+    let many = |one: Value, count: usize| vec![one; count];
+    for (what, job) in [
+        (
+            "recipients",
+            json!({"kind": "email", "payload": {"to": many(json!("x"), 60_000), "subject": "", "text": ""}}),
+        ),
+        (
+            "attachments",
+            json!({"kind": "email", "payload":
+            {"to": "a@b.example", "subject": "", "text": "", "attachments": many(json!({}), 80_000)}}),
+        ),
+        (
+            "a long name",
+            json!({"kind": "email", "payload":
+            {"to": "a@b.example", "subject": "", "text": "", "headers": {"x".repeat(200_000): "1"}}}),
+        ),
+        ("tags", json!({"kind": "noop", "tags": many(json!(" "), 10)})),
+    ] {
+        for (path, body) in [("/v1/jobs", job.clone()), ("/v1/jobs/batch", json!({"jobs": [job.clone(), job]}))] {
+            if body.to_string().len() > 1 << 20 {
+                continue;
+            }
+            let refused = tickr.post(path, body).await;
+            assert_eq!(refused.status, 422, "{what}");
+            let (size, errors) = (refused.body.to_string().len(), refused.body["errors"].as_array().unwrap());
+            assert!(size < 64 << 10, "{what}: {size} bytes");
+            if errors.len() > 50 {
+                let last = errors[50]["detail"].as_str().unwrap();
+                assert!(errors.len() == 51 && last.ends_with("more errors are not listed"), "{what}: {last}");
+            }
+        }
+    }
+    let thousand = json!({"jobs": many(json!({"kind": "x"}), 1_000)});
+    let refused = tickr.post("/v1/jobs/batch", thousand).await;
+    assert_eq!(refused.body["errors"][50]["detail"], "950 more errors are not listed");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_command_prints_steers_no_terminal() {
+    let tickr = TestApp::start().await;
+    let steering = "a\u{9b}2Jb\u{85}\u{202e}c\u{2066}d\u{2069}\u{1b}]0;x\u{7}";
+    let steers = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    let job = json!({"kind": "noop", "payload": {"text": steering, steering: 1}, "unique_key": steering, "delay_ms": 3_600_000});
+    let id = tickr.enqueue(job).await;
+    let pause = http().post(tickr.url("/v1/queues/mail/pause")).json(&json!({"reason": steering}));
+    assert!(answer(pause.header("Tickr-Actor", "ada@\u{202e}x".as_bytes())).await.status < 300);
+    let stored = tickr.count("SELECT COUNT(*) FROM audit WHERE actor = 'anyone (ada@x)'").await;
+    assert_eq!(stored, 1, "the audit has the name without its mark");
+    for args in [
+        vec!["jobs", "show", &id.to_string()],
+        vec!["jobs", "show", &id.to_string(), "--json"],
+        vec!["jobs", "list"],
+        vec!["jobs", "list", "--json"],
+        vec!["jobs", "list", "--query", steering],
+        vec!["queues", "show", "mail"],
+        vec!["queues", "show", "mail", "--json"],
+        vec!["queues", "list"],
+    ] {
+        let mut command = command(&program(), tickr.dir.path(), &args);
+        command.env("TICKR_URL", tickr.url(""));
+        let (_, out, err) = outcome(command).await;
+        for said in [&out, &err] {
+            assert!(!said.contains(steers), "{args:?}: {said:?}");
+        }
+        if args.contains(&"--json") && args.contains(&"show") && args.contains(&"jobs") {
+            let shown: Value = serde_json::from_str(&out).unwrap();
+            assert_eq!(shown["payload"]["text"], steering, "JSON says the same in other words");
+        }
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
+    let tickr = TestApp::start().await;
+    let url = tickr.url("");
+    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let mut took = Vec::new();
+    for n in 0..10 {
+        let began = Instant::now();
+        assert_eq!(get(&url, "/v1/stats", &format!("tickr_guess-{n}")).await.status, 401);
+        took.push(began.elapsed());
+    }
+    // Five at once, then each a tenth of a second later than the one before.
+    assert!(took[9] >= Duration::from_millis(500), "{took:?}");
+    assert!(took.iter().all(|took| *took < DEADLINE), "{took:?}");
+    let fast = async |key: &str, status: u16| {
+        let mut best = DEADLINE;
+        for _ in 0..5 {
+            let began = Instant::now();
+            assert_eq!(get(&url, "/v1/whoami", key).await.status, status);
+            best = best.min(began.elapsed());
+        }
+        best
+    };
+    // Neither is a good key, from the same address, nor a client that sends none.
+    let (good, none) = (fast(&admin, 200).await, fast("", 401).await);
+    assert!(good < Duration::from_millis(400) && none < Duration::from_millis(400), "{good:?} {none:?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mails_name_only_senders_and_recipients_that_the_configuration_allows() {
+    let limited = |config: &mut Config| {
+        config.email_senders = vec!["localhost".into(), "shop.example".into()];
+        config.email_recipients = vec!["shop.example".into(), "ann@example.com".into()];
+    };
+    let tickr = TestApp::start_with(limited, Registry::new()).await;
+    let send = async |changes: Value| {
+        let mut mail = json!({"to": "ann@example.com", "subject": "hi", "text": "hello"});
+        for (name, value) in changes.as_object().unwrap() {
+            mail[name] = value.clone();
+        }
+        tickr.post("/v1/jobs", json!({"kind": "email", "payload": mail})).await
+    };
+    for (changes, pointer) in [
+        (json!({"from": "ceo@victim.example"}), "/payload/from"),
+        (json!({"to": ["ann@example.com", "eve@evil.example"]}), "/payload/to/1"),
+        (json!({"bcc": "bob@example.com"}), "/payload/bcc"),
+    ] {
+        let refused = send(changes).await;
+        assert_eq!((refused.status, refused.pointers()), (422, vec![pointer]));
+        let detail = refused.body["errors"][0]["detail"].as_str().unwrap();
+        assert!(detail.contains("TICKR_EMAIL_"), "{detail}");
+    }
+    let good = send(json!({"from": "Jobs <jobs@shop.example>", "cc": "x@shop.example"})).await;
+    assert_eq!(good.status, 201, "{:#}", good.body);
+    tickr.until(id_of(&good).parse().unwrap(), State::Completed).await;
+
+    // What was accepted before the limits came is held by them when it runs.
+    let id = id_of(
+        &tickr
+            .post(
+                "/v1/jobs",
+                json!({"kind": "email", "delay_ms": 3_600_000,
+        "payload": {"to": "ann@example.com", "subject": "hi", "text": "hello"}}),
+            )
+            .await,
+    );
+    tickr
+        .sql(format!(
+            "UPDATE jobs SET payload = REPLACE(payload, 'ann@example.com', 'eve@evil.example') WHERE id = UNHEX('{}')",
+            id.replace('-', "")
+        ))
+        .await;
+    tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
+    let failed = tickr.until(id.parse().unwrap(), State::Failed).await;
+    assert!(failed["last_error"].as_str().unwrap().contains("TICKR_EMAIL_RECIPIENTS"), "{failed:#}");
+    tickr.stop().await;
+}
