@@ -6,7 +6,8 @@
 //! [`store`] and only then hints it to the [`index`]; the answer goes out after the commit. The scheduler of the
 //! [`engine`] moves its id to a ready list when it is due, the fetcher takes it when a worker is free, the worker claims
 //! it in the store by compare and set, the executor runs its [handler](handlers), and the verdict is settled in the store
-//! by whoever holds the attempt's token. Jobs of [schedules](job::Schedule) are committed by the engine's ticker, and go
+//! by whoever holds the attempt's token. A job under which two runners died in a row takes the last steps in a process of its
+//! own. Jobs of [schedules](job::Schedule) are committed by the engine's ticker, and go
 //! the same way from there.
 //!
 //! # The modules, from the bottom up

@@ -104,6 +104,31 @@ mutants() {
     mutant 'attempt counted before the start' internal/store/claim.rs \
         "SET state = 'executing', attempt = attempt + 1," "SET state = 'executing', attempt = attempt + (attempt = 0)," \
         recovery::a_job_that_kills_its_runners_ends_as_failed
+    mutant 'losses in the claim' internal/store/claim.rs \
+        'format!(" AND losses < {SUSPECT_FROM}")' 'String::new()' \
+        poison::a_job_that_aborts_its_runners_fails_and_its_neighbours_lose_two_attempts_at_most
+    mutant 'no wait after the first loss' internal/store/lease.rs \
+        'if owed.losses == 0 { Again::Now }' 'if owed.losses > 9 { Again::Now }' \
+        store::the_first_loss_costs_a_job_neither_its_place_nor_time
+    mutant 'front of the line after a loss' internal/index/first.lua \
+        "redis.call('RPUSH'" "redis.call('LPUSH'" \
+        poison::after_one_loss_a_job_runs_again_at_once_before_all_that_waits
+    mutant 'losses of what was interrupted' internal/store/settle.rs \
+        'Verdict::Interrupted => owed.losses,' 'Verdict::Interrupted => 0,' \
+        store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them
+    mutant 'room for suspects' internal/engine/suspects.rs \
+        'if rests || running.len() >= most' 'if rests' \
+        poison::a_flood_of_suspects_does_not_starve_ordinary_work
+    mutant 'end of the attempt of a dead process' internal/engine/child.rs \
+        'if let Some(reaped) = end_attempt' 'if false && let Some(reaped) = end_attempt' \
+        poison::a_child_that_is_killed_loses_its_attempt_at_once_and_the_third_loss_fails_the_job
+    mutant 'end of the input of a suspect' internal/app/suspect.rs \
+        '        give_back.cancel();
+        std::thread::sleep' '        std::thread::sleep' \
+        poison::a_child_whose_runner_is_killed_gives_its_job_back_and_ends
+    mutant 'word to suspects at a stop' internal/engine/child.rs \
+        'running.open = None;' '' \
+        poison::a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish
     mutant 'rollback when a connection goes back' internal/store/link.rs \
         'let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);' 'let rollback = sqlx::raw_sql("DO 0").execute(conn);' \
         driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_release_rolls_back

@@ -32,10 +32,15 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
+use tickr::handlers::Registry;
 
 /// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `tickr enqueue --wait` and `tickr jobs watch` have
 /// their own beside them.
 fn main() -> ExitCode {
+    // Started by a runner. No command of the list below: it is of no use to people.
+    if tickr::app::is_for_a_suspect() {
+        return tickr::app::run_suspect(Registry::new());
+    }
     end_with_the_reader();
     // One TLS implementation for everything, chosen before anybody asks for one.
     let _ = rustls::crypto::ring::default_provider().install_default();

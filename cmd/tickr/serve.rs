@@ -1,6 +1,7 @@
 //! `tickr serve`: run jobs and the API until told to stop.
 
 use clap::{ArgMatches, Command};
+use tickr::app::Suspects;
 use tickr::config::{Flags, Subset};
 use tickr::handlers::Registry;
 
@@ -15,5 +16,5 @@ pub(crate) fn command() -> Command {
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
-    Ok(tickr::app::serve(matches, Registry::new())?)
+    Ok(tickr::app::serve_with(matches, Registry::new(), Suspects::InChildren)?)
 }

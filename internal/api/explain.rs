@@ -16,7 +16,7 @@ use super::view::Moment;
 use super::{Api, json};
 use crate::index::Health;
 use crate::job::{Job, State as JobState, Timestamp};
-use crate::store::{QueueSetting, RunnerSeen, Standing};
+use crate::store::{QueueSetting, RunnerSeen, SUSPECT_FROM, Standing};
 
 /// A runner that has been silent for longer is taken for dead until it is heard again.
 const SILENT: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ pub(super) enum ReasonCode {
     QueueFull,
     /// Every worker of the runners that could run it is busy.
     SlotsFull,
-    /// Its last runner died under it, so it runs alone, when a runner can be emptied for it.
+    /// Its last two runners died under it, so it runs in a process of its own, when a runner has room for one.
     RunsAlone,
     /// Others of its queue were due before it.
     Behind,
@@ -162,6 +162,9 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     }
     let living: Vec<&RunnerSeen> =
         evidence.runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT).collect();
+    // A process that runs one suspect serves nothing, and keeps a slot of the runner that started it busy.
+    let (children, living): (Vec<&RunnerSeen>, Vec<&RunnerSeen>) =
+        living.into_iter().partition(|runner| runner.parent.is_some());
     let serving: Vec<&RunnerSeen> =
         living.iter().filter(|runner| runner.queues.contains(&job.queue)).copied().collect();
     let able: Vec<&RunnerSeen> = serving.iter().filter(|runner| runner.kinds.contains(&job.kind)).copied().collect();
@@ -203,14 +206,16 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         because(ReasonCode::QueueFull, text);
     }
     let (slots, busy) = willing.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
+    let theirs = |child: &&&RunnerSeen| willing.iter().any(|runner| child.parent.as_ref() == Some(&runner.id));
+    let busy = busy + children.iter().filter(theirs).map(|child| child.busy).sum::<u32>();
     if !willing.is_empty() && busy >= slots {
         let text = format!("all {slots} workers of the {} runners that could run it are busy", willing.len());
         because(ReasonCode::SlotsFull, text);
     }
     if let Some(standing) = evidence.standing {
-        if standing.losses > 0 {
+        if standing.losses >= SUSPECT_FROM {
             let text = format!(
-                "its last {} runners died under it: it runs alone, once a runner can be emptied",
+                "its last {} runners died under it: it runs in a process of its own, once a runner has room for one",
                 standing.losses
             );
             because(ReasonCode::RunsAlone, text);

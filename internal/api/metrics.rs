@@ -186,7 +186,8 @@ async fn answer_within<T, E>(limit: Duration, asked: impl Future<Output = Result
 
 fn set_runners(runners: &[RunnerSeen]) {
     let listed = runners.iter().filter(|runner| runner.stopped_at.is_none());
-    let alive = listed.clone().filter(|runner| runner.heartbeat_age <= ALIVE).count();
+    // A process that runs one suspect belongs to the runner that started it.
+    let alive = listed.clone().filter(|runner| runner.heartbeat_age <= ALIVE && runner.parent.is_none()).count();
     gauge!("tickr_runners").set(alive as f64);
     let quietest = listed.map(|runner| runner.heartbeat_age).max().unwrap_or_default();
     gauge!("tickr_heartbeat_age_seconds").set(quietest.as_secs_f64());

@@ -67,6 +67,9 @@ pub(super) struct RunnerView {
     /// When it stopped or was found dead; null while it lives.
     #[schema(value_type = Option<String>, format = DateTime)]
     stopped_at: Option<Moment>,
+    /// The runner that started it to run one job whose last two runners died under it. It has no slots of its own, and is in
+    /// the list while it lives. Null for every other runner.
+    parent: Option<String>,
 }
 
 /// How a runner is.
@@ -151,6 +154,7 @@ fn view(runner: RunnerSeen, slots: Slots) -> RunnerView {
         clock_skew_ms: runner.clock_skew_ms,
         draining: runner.drain.map(PauseView::from),
         stopped_at: runner.stopped_at.map(Moment),
+        parent: runner.parent.map(|parent| parent.to_string()),
     }
 }
 

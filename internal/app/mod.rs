@@ -18,10 +18,12 @@ mod run;
 mod schedules;
 mod server;
 mod signals;
+mod suspect;
 
 pub use check::{KindCheck, PendingCheck, PendingProblem, check_pending};
-pub use run::{SHUTDOWN, exit_code, run, serve};
+pub use run::{SHUTDOWN, Suspects, exit_code, run, serve, serve_with};
 pub use signals::Signals;
+pub use suspect::{is_for_a_suspect, run_suspect};
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,7 +40,7 @@ use crate::api::{self, ApiParts, Places, Readings, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
-use crate::engine::{AlertSettings, Engine, EngineSettings, Recorder, Stopped, runner_of_this_process};
+use crate::engine::{AlertSettings, ChildProgram, Engine, EngineSettings, Recorder, Stopped, runner_of_this_process};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
@@ -139,6 +141,16 @@ impl App {
     /// # Errors
     /// [`StartError`], after which nothing is left running.
     pub async fn start(config: &Config, own: Registry) -> Result<Self, StartError> {
+        Self::start_with(config, own, None).await
+    }
+
+    /// As [`start`](Self::start), in a program that runs a suspect when it is started for one: its `main` asks
+    /// [`is_for_a_suspect`] first, and then calls [`run_suspect`] with the same kinds. Without `child` suspects run in this
+    /// process, one at a time, and one that crashes takes along what runs beside it.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with(config: &Config, own: Registry, child: Option<ChildProgram>) -> Result<Self, StartError> {
         // Metrics begin before the first thing worth counting.
         let _ = crate::telemetry::metrics_page();
         let runner = runner_of_this_process();
@@ -178,20 +190,8 @@ impl App {
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let declared = schedules::declare(config, &broker).await?;
-        let queues: Vec<Name> = config.queues.iter().filter_map(|name| name.parse().ok()).collect();
-        let settings = EngineSettings {
-            runner,
-            workers: config.workers,
-            queues: queues.clone(),
-            lease: config.lease,
-            tracer: tracer.clone(),
-            retention: retention_of(config),
-            purge_hours: config.purge_hours,
-            keep_answers: config.retention_idempotency,
-            alerts: config.alerts.as_ref().map(alert_settings),
-            keep_audit: config.retention_audit,
-            keep_ticks: config.retention_ticks,
-        };
+        let settings = engine_settings(config, runner, tracer.clone(), child);
+        let queues = settings.queues.clone();
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
         let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
@@ -363,6 +363,24 @@ fn http_limits(config: &Config) -> HttpLimits {
             write: config.http_write_timeout,
             idle: config.http_idle_timeout,
         },
+    }
+}
+
+/// How the engine of this configuration works.
+fn engine_settings(config: &Config, runner: RunnerId, tracer: Tracer, child: Option<ChildProgram>) -> EngineSettings {
+    EngineSettings {
+        runner,
+        workers: config.workers,
+        queues: config.queues.iter().filter_map(|name| name.parse().ok()).collect(),
+        lease: config.lease,
+        tracer,
+        retention: retention_of(config),
+        purge_hours: config.purge_hours,
+        keep_answers: config.retention_idempotency,
+        alerts: config.alerts.as_ref().map(alert_settings),
+        keep_audit: config.retention_audit,
+        keep_ticks: config.retention_ticks,
+        child,
     }
 }
 

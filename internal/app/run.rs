@@ -6,8 +6,9 @@ use std::time::Duration;
 use clap::{ArgMatches, Command};
 
 use super::check::check_pending;
-use super::{App, Signals};
+use super::{App, Signals, is_for_a_suspect, run_suspect};
 use crate::config::{Config, Flags, LogFormat, Subset};
+use crate::engine::ChildProgram;
 use crate::handlers::Registry;
 use crate::telemetry::init_logs;
 
@@ -21,6 +22,9 @@ pub const SHUTDOWN: Duration = Duration::from_secs(1);
 /// `tickr check --pending` does: to be asked before a rollout. Exit codes: 0 stopped on request, 1 could not start or
 /// something would be rejected, 2 wrong usage or configuration.
 ///
+/// Call it first in `main`, and leave the standard input to it: a runner starts this very program with the word
+/// `run-suspect` for a job whose last two runners died under it, and speaks with it there.
+///
 /// ```no_run
 /// use tickr::handlers::Registry;
 ///
@@ -30,13 +34,16 @@ pub const SHUTDOWN: Duration = Duration::from_secs(1);
 /// ```
 #[must_use]
 pub fn run(own: Registry) -> ExitCode {
+    if is_for_a_suspect() {
+        return run_suspect(own);
+    }
     let word = Command::new("check").about("Check with this binary what waits in MySQL, and run nothing");
     let command = Command::new("tickr").about("Run jobs and the HTTP API until SIGTERM");
     let command = Flags::args(command, Subset::All).subcommand(Flags::args(word, Subset::All));
     let matches = command.get_matches();
     let done = match matches.subcommand() {
         Some((_, matches)) => check(matches, own),
-        None => serve(&matches, own),
+        None => serve_with(&matches, own, Suspects::InChildren),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -58,11 +65,29 @@ fn check(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As [`run`], for a command whose arguments were made with [`Flags::args`] and are parsed already.
+/// Where jobs run that lost two attempts in a row, because their runners died under them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspects {
+    /// In processes of their own, of this very program. Its `main` must ask [`is_for_a_suspect`] before all else.
+    InChildren,
+    /// In this process, one at a time.
+    Here,
+}
+
+/// As [`run`], for a command whose arguments were made with [`Flags::args`] and are parsed already. Suspects run in this
+/// process: nothing is known of its `main`.
 ///
 /// # Errors
 /// When the configuration is wrong or the start fails.
 pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
+    serve_with(matches, own, Suspects::Here)
+}
+
+/// As [`serve`], and says where suspects run.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> anyhow::Result<()> {
     let flags = Flags::from_matches(matches).requiring(&["mysql_url", "redis_url"]);
     let loaded = Config::load(&flags, Config::process_env(), Config::usual_file())?;
     init_logs(&loaded.config.log, loaded.config.log_format == LogFormat::Json);
@@ -71,6 +96,10 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     }
     // One TLS implementation for everything; an error says that the caller chose one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let child = match suspects {
+        Suspects::InChildren => Some(ChildProgram::of_this_process(loaded.sources.clone())?),
+        Suspects::Here => None,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         // Before the start, so that a signal during it is not lost.
@@ -82,7 +111,7 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
             );
         }
         let app = tokio::select! {
-            app = App::start(&loaded.config, own) => app?,
+            app = App::start_with(&loaded.config, own, child) => app?,
             signal = signals.next() => {
                 tracing::info!(signal, "stopped before the start was complete");
                 return Ok(());

@@ -93,6 +93,13 @@ impl Controls {
         Ok(controls)
     }
 
+    /// A copy that says nothing and is never read: of a process that takes no work and lets no caller in.
+    #[must_use]
+    pub fn of_no_interest(store: Store, runner: RunnerId) -> Self {
+        let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: Instant::now() }));
+        Self { store, runner, copy: watch::Sender::new(Arc::default()), used }
+    }
+
     /// The runner of this process.
     #[must_use]
     pub const fn runner(&self) -> &RunnerId {

@@ -31,7 +31,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
-use crate::index::{Entry, Index, Line};
+use crate::index::{Entry, Health, Index, Line};
 use crate::job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use crate::store::{
     Accepted, Batched, Change, Changed, DueJob, Holder, Holds, Keyed, Moved, Once, Original, Outcome, Placed, Receipts,
@@ -320,6 +320,15 @@ impl Broker {
     /// Tell the index of a job that waits, for the engine: a retry, a snooze, something popped too early.
     pub fn hint(&self, id: JobId, queue: &Name, priority: crate::job::Priority, execute_at: crate::job::Timestamp) {
         self.hints.send(Entry { id, line: Line::new(queue, priority), execute_at });
+    }
+
+    /// Tell the index of due jobs that are to be taken next, the first of them first. A Redis that does not answer is no
+    /// error: the store has them at the beginning of its due order, and the reconciler brings them back.
+    pub async fn put_first(&self, index: &Index, entries: &[Entry]) {
+        if !entries.is_empty() && index.health().now() != Health::Degraded && index.put_first(entries).await.is_err() {
+            metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
+        }
+        self.wake().fetcher_may_look();
     }
 
     /// As [`hint`](Self::hint), of a row read from the store.

@@ -11,6 +11,7 @@ use super::reports::REPORTS;
 use super::setting::{Reach, Setting, Shape};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
+use super::sources::Sources;
 use super::suggest::nearest;
 use super::{Config, Loaded, ServerUrl};
 
@@ -27,8 +28,24 @@ pub(super) fn load(
     // An empty variable is how compose files and CI say "not set".
     let env: BTreeMap<String, String> = env.filter(|(name, value)| is_ours(name) && !value.is_empty()).collect();
     let path = flags.config.clone().or_else(|| env.get("TICKR_CONFIG").map(PathBuf::from)).or(fallback);
-    let mut loading = Loading::new(flags, &env, path);
-    let root = loading.read_file();
+    let text = path.as_ref().map(std::fs::read_to_string);
+    make(flags, &env, path, text)
+}
+
+/// The configuration that these sources made once, made again.
+pub(super) fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
+    let (path, text) = sources.file.clone().unzip();
+    make(&sources.flags(), &sources.env, path, text.map(Ok))
+}
+
+fn make(
+    flags: &Flags,
+    env: &BTreeMap<String, String>,
+    path: Option<PathBuf>,
+    text: Option<std::io::Result<String>>,
+) -> Result<Loaded, ConfigErrors> {
+    let mut loading = Loading::new(flags, env, path);
+    let root = loading.read_file(text.as_ref());
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
@@ -45,7 +62,9 @@ pub(super) fn load(
     loading.odd_variables(config.smtp.is_some());
 
     if loading.errors.is_empty() {
-        Ok(Loaded { config, origins: loading.origins, warnings: loading.warnings })
+        let file = loading.path.clone().zip(text.and_then(Result::ok));
+        let sources = Sources::of(flags, env, file);
+        Ok(Loaded { config, origins: loading.origins, warnings: loading.warnings, sources })
     } else {
         Err(ConfigErrors(loading.errors))
     }
@@ -81,10 +100,10 @@ impl<'a> Loading<'a> {
         Loading { flags, env, path, origins, errors, warnings, failed, broken_file: false }
     }
 
-    fn read_file(&mut self) -> Table {
-        let Some(path) = self.path.clone() else { return Table::default() };
-        match std::fs::read_to_string(&path) {
-            Ok(text) => file::parse(&path, &text).unwrap_or_else(|errors| {
+    fn read_file(&mut self, text: Option<&std::io::Result<String>>) -> Table {
+        let (Some(path), Some(text)) = (self.path.clone(), text) else { return Table::default() };
+        match text {
+            Ok(text) => file::parse(&path, text).unwrap_or_else(|errors| {
                 self.errors.extend(errors);
                 self.broken_file = true;
                 Table::default()

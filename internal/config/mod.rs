@@ -18,6 +18,7 @@
 //! | `settings`, `setting` | the table, and what a row is |
 //! | `load`, `sections` | the layers and the checks across settings; the sections of the file |
 //! | `file`, `flags` | the sources that need reading; the environment is a map |
+//! | `sources` | what a configuration was made from, to make it again |
 //! | `origin`, `error` | where a value came from, what is wrong with it |
 //! | `smtp`, `kinds`, `alerts`, `schedules` | what the sections of that name hold |
 //! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
@@ -44,6 +45,7 @@ mod setting;
 mod settings;
 mod size;
 mod smtp;
+mod sources;
 mod statement;
 mod url;
 
@@ -70,6 +72,7 @@ pub use schedules::ScheduleConfig;
 pub use setting::{Reach, Secrecy, Setting, Shape};
 pub use settings::SETTINGS;
 pub use smtp::{Smtp, SmtpTls};
+pub use sources::Sources;
 pub use statement::{Statement, StatementError};
 pub use url::{ServerUrl, UrlError};
 
@@ -197,6 +200,8 @@ pub struct Loaded {
     pub origins: Origins,
     /// Things that look like mistakes, to be logged as warnings.
     pub warnings: Vec<ConfigWarning>,
+    /// What it was made from, for another process of the same binary.
+    pub sources: Sources,
 }
 
 impl Config {
@@ -210,6 +215,11 @@ impl Config {
         file: Option<PathBuf>,
     ) -> Result<Loaded, ConfigErrors> {
         load::load(flags, env, file)
+    }
+
+    /// The configuration that these sources made once, made again. Reads no file.
+    pub fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
+        load::load_again(sources)
     }
 
     /// `tickr.toml` in the working directory, if it exists.

@@ -99,7 +99,6 @@ impl Fetcher {
             };
             let Ok(first) = first else { return };
             if shared.controls.now().drained {
-                // The slot is not kept meanwhile: the ward needs all of them for what it has begun.
                 drop(first);
                 if !until_wanted(&shared).await {
                     return;
@@ -194,7 +193,7 @@ impl Fetcher {
         self.with_permits(vec![(line, id)]).await
     }
 
-    /// The ids with permits of their queues. One for which the ward was quicker goes back.
+    /// The ids with permits of their queues. One that finds none any more goes back.
     async fn with_permits(&mut self, ids: Vec<(usize, JobId)>) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let mut permitted = Vec::with_capacity(ids.len());
         for (line, id) in ids {
@@ -310,7 +309,7 @@ impl Fetcher {
         let has_kind =
             |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| self.shared.registry.get(kind.as_str()).is_some());
         let mut found: Vec<JobId> = page.rows.iter().filter(has_kind).map(|row| row.id).collect();
-        found.retain(|id| !self.shared.ward.keeps(*id) && !self.shared.unread.rests(*id));
+        found.retain(|id| !self.shared.suspects.rests(*id) && !self.shared.unread.rests(*id));
         found.shuffle(&mut rand::rng());
         found
     }

@@ -7,10 +7,10 @@
 //! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
 //! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
 //! ticker: fires the ticks of schedules
-//! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock · gauges: figures of attempts
-//! ward: runs jobs alone whose last runner died under them · alarm: the scheduler's clock ·
-//! unread: jobs that this binary cannot read and another may ·
-//! operator: what is done to many jobs at once · alerts: too many dead letters · gauges: figures of attempts
+//! suspects: jobs that lost two attempts in a row · child: the process that one of them runs in · solo: that process inside
+//! alarm: the scheduler's clock · gauges: figures of attempts
+//! unread: jobs that this binary cannot read and another may
+//! operator: what is done to many jobs at once · alerts: too many dead letters
 //! recorder: the history that charts show; it stops by itself, after the last request
 //! ```
 //!
@@ -18,6 +18,7 @@
 
 mod alarm;
 mod alerts;
+mod child;
 mod executor;
 mod fetcher;
 mod gauges;
@@ -32,15 +33,18 @@ mod recorder;
 mod rhythm;
 mod scheduler;
 mod service;
+mod solo;
+mod suspects;
 mod ticker;
 mod trace;
 mod unread;
-mod ward;
 mod worker;
 
 pub use alerts::AlertSettings;
+pub use child::{ChildProgram, HandOver, LAST_SECONDS, SUSPECT_WORD};
 pub use live::StopReason;
 pub use recorder::Recorder;
+pub use solo::{ParentLine, run_suspect};
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -68,8 +72,8 @@ use heartbeat::Heartbeat;
 use live::Live;
 use permits::Permits;
 use rhythm::Rhythm;
+use suspects::Suspects;
 use unread::Unread;
-use ward::Ward;
 
 /// How this runner works.
 #[derive(Clone, Debug)]
@@ -96,6 +100,8 @@ pub struct EngineSettings {
     pub keep_audit: Duration,
     /// How long it is known what became of the ticks of schedules.
     pub keep_ticks: Duration,
+    /// The program that runs suspects, one a process. Without one they run in this process, one at a time.
+    pub child: Option<ChildProgram>,
 }
 
 /// What all loops share.
@@ -109,7 +115,7 @@ struct Shared {
     settings: EngineSettings,
     live: Arc<Live>,
     rhythm: Arc<Rhythm>,
-    ward: Ward,
+    suspects: Suspects,
     unread: Unread,
     permits: Arc<Permits>,
     gauges: Gauges,
@@ -174,50 +180,14 @@ impl Engine {
         let runner = settings.runner.clone();
         log_as(&runner);
         let live = Arc::new(Live::default());
-        let row = RunnerRow {
-            id: runner.clone(),
-            version: env!("CARGO_PKG_VERSION"),
-            kinds: registry.names(),
-            editions: registry.editions(),
-            queues: settings.queues.clone(),
-            slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
-            lease: settings.lease,
-            host: host_name().chars().take(255).collect(),
-            pid: std::process::id(),
-        };
+        let row = row(&registry, &settings);
         let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
         let events = broker.events().clone();
         let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
         let alarm = Arc::new(Alarm::start()?);
         let tick_alarm = Arc::new(Alarm::start()?);
-        let claimant = store.claimant(runner.clone(), registry.names(), settings.lease);
-        let (ward, suspects) = Ward::new();
-        let gauges = Gauges::of(&registry.names(), &settings.queues, settings.workers);
-        let permits = Permits::new(&settings.queues, &controls.now());
-        let shared = Arc::new(Shared {
-            store,
-            index,
-            broker,
-            controls,
-            registry,
-            runner,
-            live,
-            rhythm,
-            ward,
-            unread: Unread::default(),
-            permits,
-            gauges,
-            store_trouble: AtomicBool::new(false),
-            in_doubt_until: Mutex::new(None),
-            living_kinds: Mutex::new(HashSet::new()),
-            reconcile: Notify::new(),
-            refill: Notify::new(),
-            stop_fetching: CancellationToken::new(),
-            stop_loops: CancellationToken::new(),
-            grace_over: CancellationToken::new(),
-            give_up: CancellationToken::new(),
-            settings,
-        });
+        let claimant = store.claimant(runner, registry.names(), settings.lease);
+        let shared = Arc::new(Shared::of((broker, index, controls), registry, settings, (live, rhythm)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
         // A slot is free until the fetcher takes it for an id; the worker gives it back when the job is settled. So
         // the channel never holds more than there are workers, and no id is fetched that nobody could start.
@@ -227,8 +197,6 @@ impl Engine {
         for _ in 0..shared.settings.workers {
             working.spawn(worker::work_until_closed(Arc::clone(&shared), claimant.clone(), Arc::clone(&queue)));
         }
-        let in_ward = (Arc::clone(&slots), working.clone());
-        working.spawn(ward::watch_until_stopped(Arc::clone(&shared), claimant, in_ward.0, in_ward.1, suspects));
         fetching.spawn(Fetcher::new(Arc::clone(&shared)).fetch_until_stopped(slots, entrance));
         keep_running(&looping, &shared, "scheduler", move |shared| {
             scheduler::run_until_stopped(shared, Arc::clone(&alarm))
@@ -257,7 +225,7 @@ impl Engine {
     /// Attempts running now.
     #[must_use]
     pub fn busy(&self) -> usize {
-        self.shared.live.len()
+        self.shared.live.len() + self.shared.suspects_elsewhere()
     }
 
     /// Stop in order: fetch nothing more; give what runs `grace` to finish, or until `hurry`; ask the rest to stop and
@@ -282,7 +250,7 @@ impl Engine {
             () = async { fetching.wait().await; working.wait().await } => true,
             () = patience => false,
         };
-        let given_back = if finished { 0 } else { shared.live.close() };
+        let given_back = if finished { 0 } else { shared.live.close() + shared.suspects_elsewhere() };
         shared.grace_over.cancel();
         if given_back > 0 {
             tracing::info!(jobs = given_back, "grace is over, giving back what still runs");
@@ -312,6 +280,39 @@ impl Engine {
 }
 
 impl Shared {
+    /// What the loops of a runner share that is about to start.
+    fn of(
+        (broker, index, controls): (Broker, Index, Controls),
+        registry: Arc<Registry>,
+        settings: EngineSettings,
+        (live, rhythm): (Arc<Live>, Arc<Rhythm>),
+    ) -> Self {
+        Self {
+            store: broker.store().clone(),
+            runner: settings.runner.clone(),
+            suspects: Suspects::beside(settings.workers, settings.child.is_some()),
+            unread: Unread::default(),
+            permits: Permits::new(&settings.queues, &controls.now()),
+            gauges: Gauges::of(&registry.names(), &settings.queues, settings.workers),
+            index,
+            broker,
+            controls,
+            registry,
+            live,
+            rhythm,
+            store_trouble: AtomicBool::new(false),
+            in_doubt_until: Mutex::new(None),
+            living_kinds: Mutex::new(HashSet::new()),
+            reconcile: Notify::new(),
+            refill: Notify::new(),
+            stop_fetching: CancellationToken::new(),
+            stop_loops: CancellationToken::new(),
+            grace_over: CancellationToken::new(),
+            give_up: CancellationToken::new(),
+            settings,
+        }
+    }
+
     /// A call to the store failed for a reason that may pass.
     fn store_failed(&self) {
         self.store_trouble.store(true, Ordering::Relaxed);
@@ -322,6 +323,11 @@ impl Shared {
         let until = Instant::now() + self.settings.lease + Duration::from_secs(5);
         *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
         self.store_failed();
+    }
+
+    /// Suspects of this runner that run in processes of their own.
+    fn suspects_elsewhere(&self) -> usize {
+        if self.settings.child.is_some() { self.suspects.running() } else { 0 }
     }
 
     /// Can some other living runner run this kind?
@@ -337,6 +343,22 @@ impl Shared {
     /// All owed rows were searched, beginning at this moment.
     fn searched(&self, began: Instant) {
         self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner).take_if(|until| began >= *until);
+    }
+}
+
+/// What a runner tells about itself.
+fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
+    RunnerRow {
+        id: settings.runner.clone(),
+        version: env!("CARGO_PKG_VERSION"),
+        kinds: registry.names(),
+        editions: registry.editions(),
+        queues: settings.queues.clone(),
+        slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
+        lease: settings.lease,
+        host: host_name().chars().take(255).collect(),
+        pid: std::process::id(),
+        parent: None,
     }
 }
 

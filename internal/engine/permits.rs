@@ -105,11 +105,6 @@ impl Permits {
         })
     }
 
-    /// A permit to run a job of this queue, if this runner serves it and there is one.
-    pub(super) fn take_of(self: &Arc<Self>, queue: &Name) -> Option<Permit> {
-        self.take(self.queues.iter().position(|held| held.name == *queue)?)
-    }
-
     /// Permits in use, of all queues.
     fn used(&self) -> u32 {
         self.queues.iter().map(|held| held.counts().used).sum()

@@ -1,4 +1,5 @@
-//! The reaper: ends attempts whose runner died, so that their jobs run again or fail.
+//! The reaper: ends attempts whose runner died, so that their jobs run again or fail. After its first loss a job runs again at
+//! once, as ordinary work and before all that waits; after two in a row it is a suspect (see `suspects`).
 //!
 //! The owed rows are not indexed by lease, so they are not searched while everybody is alive: a look at the short list
 //! of runners decides. Any runner may reap; two at once read the same rows and one of them finds the token changed. After
@@ -10,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::Shared;
 use crate::event::Event;
+use crate::index::{Entry, Line};
 use crate::job::{Name, RetryPolicy, Verdict};
-use crate::store::{Settled, StoreError};
+use crate::store::{Reaped, Settled, StoreError};
 
 /// How often the list of runners is looked at, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -59,6 +61,27 @@ struct Round {
     searched: bool,
 }
 
+/// Tell the index of what waits again. What is due at once, because it has lost its first attempt, goes to the front of its
+/// line: it had its turn before all that waits there.
+async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
+    let now = shared.store.clock().now();
+    let mut first = Vec::new();
+    for reaped in reaped {
+        shared.gauges.ended(&reaped.kind, Verdict::Lost);
+        shared.broker.meters().settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
+        let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = reaped.settled else {
+            continue;
+        };
+        if execute_at <= now {
+            first.push(Entry { id: reaped.id, line: Line::new(&queue, priority), execute_at });
+        } else {
+            shared.broker.hint(reaped.id, &queue, priority, execute_at);
+        }
+    }
+    first.sort_unstable_by_key(|entry| (entry.execute_at, entry.id));
+    shared.broker.put_first(&shared.index, &first).await;
+}
+
 async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
     let silent = shared.store.silent_runners().await?;
     // While at the list of runners: whom a job of a foreign kind waits for.
@@ -80,15 +103,9 @@ async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
         }
         let last = expired.len() < PAGE as usize;
         if !expired.is_empty() {
-            for reaped in shared.store.reap(expired, Arc::clone(&policies)).await? {
-                round.attempts += 1;
-                shared.gauges.ended(&reaped.kind, Verdict::Lost);
-                shared.broker.meters().settled(Some(&reaped.queue), Verdict::Lost, reaped.state);
-                let settled = reaped.settled;
-                if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = settled {
-                    shared.broker.hint(reaped.id, &queue, priority, execute_at);
-                }
-            }
+            let reaped = shared.store.reap(expired, Arc::clone(&policies)).await?;
+            round.attempts += reaped.len();
+            tell(shared, reaped).await;
         }
         round.searched = last;
         if last || shared.stop_loops.is_cancelled() {

@@ -9,7 +9,7 @@ use futures_util::FutureExt;
 use tokio::sync::{Mutex, mpsc};
 
 use super::fetcher::Ticket;
-use super::{Shared, executor};
+use super::{Shared, executor, suspects};
 use crate::job::JobId;
 use crate::store::{Claim, Claimant, StoreError};
 
@@ -50,11 +50,17 @@ async fn work(shared: &Shared, claimant: &Claimant, id: JobId) {
     let asked = Instant::now();
     let claim = claimant.claim(id).await;
     shared.gauges.claimed(asked.elapsed());
-    take_up(shared, id, claim, asked).await;
+    take_up(shared, claimant, id, claim, asked).await;
 }
 
 /// Do what the answer to a claim, asked for after the moment `asked`, says.
-pub(super) async fn take_up(shared: &Shared, id: JobId, claim: Result<Claim, StoreError>, asked: Instant) {
+pub(super) async fn take_up(
+    shared: &Shared,
+    claimant: &Claimant,
+    id: JobId,
+    claim: Result<Claim, StoreError>,
+    asked: Instant,
+) {
     match claim {
         Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
@@ -73,7 +79,7 @@ pub(super) async fn take_up(shared: &Shared, id: JobId, claim: Result<Claim, Sto
             job.execute_at = shared.store.clock().now() + pause;
             shared.broker.hint_due(&job);
         }
-        Ok(Claim::Suspect(job)) => shared.ward.admit(shared, job),
+        Ok(Claim::Suspect(job)) => Box::pin(suspects::take_in(shared, claimant, job)).await,
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %id, %error, "cannot claim");

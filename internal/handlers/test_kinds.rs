@@ -10,7 +10,14 @@ use super::{Context, Failure, Kind, Outcome, Output, Registry};
 
 /// Register them all.
 pub fn register(registry: &mut Registry) {
-    registry.register(noop).register(sleep).register(fail).register(panic).register(spin).register(abort);
+    registry
+        .register(noop)
+        .register(sleep)
+        .register(fail)
+        .register(panic)
+        .register(spin)
+        .register(abort)
+        .register(hoard);
 }
 
 /// Does nothing. Takes any fields, so that benches can choose the payload's size.
@@ -142,4 +149,26 @@ impl Kind for Abort {
 async fn abort(job: Abort, _ctx: Context) -> Outcome {
     tokio::time::sleep(Duration::from_millis(job.after_ms)).await;
     std::process::abort()
+}
+
+/// Takes memory and gives none back: the job that makes the system stop its process.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Hoard {
+    /// How much, in MiB. What the handler takes it does not use, so that only a limit of the address space stops it.
+    #[schemars(range(max = 65_536))]
+    mib: usize,
+}
+
+impl Kind for Hoard {
+    const NAME: &'static str = "hoard";
+}
+
+async fn hoard(job: Hoard, _ctx: Context) -> Outcome {
+    let mut taken = Vec::new();
+    for _ in 0..job.mib / 16 {
+        taken.push(vec![0_u8; 16 << 20]);
+        tokio::task::yield_now().await;
+    }
+    Output::json(&serde_json::json!({"mib": taken.len() * 16}))
 }

@@ -4,7 +4,7 @@
 //! decides anything about a job. Redis may deliver an id twice, which the store's compare-and-set claim drops; it must
 //! not forget one for long, which the reconciler sees to.
 //!
-//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`: each headed by its keys, arguments and answers
+//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`, `first.lua`: each headed by its keys, arguments and answers
 //! - [`Index`]: what the broker, the scheduler and the reconciler call · `link.rs`: its connection
 //! - [`Fetch`]: the fetcher's own connection, the only one that blocks
 //! - [`FeedLine`]: what happens in the whole cluster, while somebody listens
@@ -165,6 +165,7 @@ struct Shared {
     hint: Script,
     mover: Script,
     refilled: Script,
+    first: Script,
 }
 
 impl std::fmt::Debug for Index {
@@ -199,6 +200,7 @@ impl Index {
             hint: Script::new(concat!(include_str!("lists.lua"), include_str!("hint.lua"))),
             mover: Script::new(concat!(include_str!("lists.lua"), include_str!("move.lua"))),
             refilled: Script::new(include_str!("refilled.lua")),
+            first: Script::new(include_str!("first.lua")),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -305,6 +307,30 @@ impl Index {
             }
         }
         Ok(total)
+    }
+
+    /// Put due jobs where they are taken next, the first of them first, however long their ready lists are: jobs that a dead
+    /// runner had begun, which are never more than runners have workers.
+    ///
+    /// # Errors
+    /// As [`hint`](Self::hint).
+    pub async fn put_first(&self, entries: &[Entry]) -> Result<(), IndexError> {
+        let attempted = "put jobs first";
+        let shared = &self.shared;
+        // Lists are served from their tail: what is pushed last is taken first. So are the pages.
+        for page in entries.rchunks(1_000) {
+            let mut call = shared.first.prepare_invoke();
+            call.key(&shared.keys.epoch).arg(&shared.keys.ready_prefix);
+            for entry in page.iter().rev() {
+                call.arg(entry.line.as_str()).arg(entry.id.to_string());
+            }
+            let pushed: i64 =
+                self.call(attempted, |mut conn| async move { call.invoke_async(&mut conn).await }).await?;
+            if pushed < 0 {
+                return Err(self.lost(attempted));
+            }
+        }
+        Ok(())
     }
 
     /// Move entries that are due to their ready lists, at most `most`. Always a write, so that it ends an outage. `store_now` tells the store's clock for a moment

@@ -128,7 +128,7 @@ impl BareLane {
         let mut take = statement(format!(
             "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? SECOND, progress = NULL \
-             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND losses = 0"
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND losses < 2"
         ))
         .bind(token.uuid())
         .bind(self.runner.as_str())

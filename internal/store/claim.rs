@@ -15,6 +15,7 @@ use super::group_commit::Batch;
 use super::line::unreadable;
 use super::link::{Earlier, Step};
 use super::script::{Script, Value};
+use super::settle::SUSPECT_FROM;
 use super::shape::{pad, padded, places, statement};
 use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
 
@@ -106,7 +107,8 @@ pub enum Claim {
     NotDue(DueJob),
     /// A kind that this runner does not have. It waits for one that does.
     OtherKind(DueJob),
-    /// Its last runner died under it. It is due, and claimed only by who runs it alone.
+    /// Its last runners died under it. It is due, and claimed only by a process that runs nothing else, or by a runner that
+    /// has no such process to give it.
     Suspect(DueJob),
     /// Ours, but what it asks cannot be read: no handler can run it.
     Unreadable(Box<Unreadable>),
@@ -119,7 +121,7 @@ pub(super) struct Claims {
     pub(super) runner: Arc<RunnerId>,
     pub(super) kinds: Vec<Name>,
     pub(super) lease: Duration,
-    /// Are jobs whose last runner died under them taken as well?
+    /// Are jobs whose last runners died under them taken as well?
     pub(super) suspects: bool,
 }
 
@@ -193,7 +195,7 @@ impl Claims {
              started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
              WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
             places(self.kinds.len().max(1)),
-            if self.suspects { "" } else { " AND losses = 0" },
+            if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
         script.say(update, values);
         let mut values = ids;
@@ -226,8 +228,8 @@ impl Claims {
     /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
-            "SELECT id, queue, priority, execute_at, kind, losses > 0 AND execute_at <= UTC_TIMESTAMP(6) FROM owed \
-             FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
+             FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
             places(padded(ids.len())),
         );
         let mut query = statement(sql);

@@ -11,7 +11,7 @@ use super::error::corrupt;
 use super::insert::read_clock;
 use super::link::{Earlier, Step, on_pool, transact};
 use super::runners::slot_jobs;
-use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
+use super::settle::{Again, Owed, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Link, Store, StoreError};
 use crate::job::{AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Verdict};
@@ -57,6 +57,8 @@ pub struct RunnerRow {
     pub host: String,
     /// Its process there.
     pub pid: u32,
+    /// The runner whose suspect it runs, if it is such a process.
+    pub parent: Option<RunnerId>,
 }
 
 /// The heartbeat's own line to MySQL: one connection that nothing else uses.
@@ -183,7 +185,8 @@ impl Store {
     }
 
     /// End attempts whose lease has expired as `lost`, as far as token and lease still say so when the row is locked.
-    /// They run again after their own backoff, or that of their kind in `policies`, or the usual one.
+    /// A job that lost its first attempt keeps its place in the due order and runs again at once. Those that lost more run
+    /// again after their own backoff, or that of their kind in `policies`, or the usual one.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -216,8 +219,7 @@ impl Store {
                         exchange: None,
                         result: None,
                         follow_ups: Vec::new(),
-                        // Drawn for each: jobs that were lost together should not come back together.
-                        again: Again::Backoff(policy(id), rand::random()),
+                        again: after_loss(&held[id], policy(id)),
                     })
                     .collect();
                 let mut moves = Vec::with_capacity(lost.len());
@@ -245,8 +247,14 @@ impl Store {
     }
 }
 
+/// When a job runs again whose runner died under it. The first loss is no evidence against the job: it does not wait. What
+/// lost several together comes back at different times, because each draws its own.
+pub(super) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
+    if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
+}
+
 /// The backoff of those jobs that have their own. Options that cannot be read are no reason to leave a job lost.
-async fn own_policies(
+pub(super) async fn own_policies(
     conn: &mut MySqlConnection,
     expired: &[(JobId, AttemptToken)],
 ) -> Result<HashMap<JobId, RetryPolicy>, sqlx::Error> {
@@ -287,8 +295,8 @@ impl Pulse {
                 let (runner, kinds, queues, editions) = (runner.clone(), kinds.clone(), queues.clone(), editions.clone());
                 Box::pin(async move {
                     sqlx::query(
-                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, started_at, heartbeat_at) \
-                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, parent, started_at, heartbeat_at) \
+                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
                          ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
                     )
                     .bind(runner.id.as_str())
@@ -300,6 +308,7 @@ impl Pulse {
                     .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))
                     .bind(runner.host.as_str())
                     .bind(runner.pid)
+                    .bind(runner.parent.as_ref().map(RunnerId::as_str))
                     .execute(conn)
                     .await?;
                     Ok(())

@@ -71,6 +71,7 @@ mod shape;
 mod startable;
 mod stats;
 mod stuck;
+mod suspects;
 mod ticks;
 mod verifications;
 
@@ -119,9 +120,10 @@ pub use runners::{Drained, MOST_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
 pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
 pub use search::{Breakdown, Counted, Replayed};
-pub use settle::{Again, MOST_LOSSES, MOST_SPARED, Settled, Settlement};
+pub use settle::{Again, MOST_LOSSES, MOST_SPARED, SUSPECT_FROM, Settled, Settlement};
 pub use startable::{Startable, StuckJob};
 pub use stats::{PoolUse, StateCount, Stats};
+pub use suspects::Death;
 pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
 pub use verifications::{Begun, Verification};
 
@@ -148,7 +150,7 @@ use crate::job::{JobId, Name, NewJob, RunnerId};
 const WAITING_INSERTS: usize = 20_000;
 /// Workers that may wait for a claim or settle; more workers than this are not configurable.
 const WAITING_WORKERS: usize = 8_192;
-/// Claims of suspects that may wait; a runner makes one at a time.
+/// Claims of suspects that may wait; a process makes one at a time.
 const WAITING_SUSPECTS: usize = 16;
 /// A MySQL that takes longer to be connected to was out.
 const PROMPT: Duration = Duration::from_secs(1);
@@ -416,7 +418,8 @@ impl Claimant {
         self.claims.submit(id).await
     }
 
-    /// As [`claim`](Self::claim), and also of a job whose last runner died under it: for who runs it alone.
+    /// As [`claim`](Self::claim), and also of a job whose last runners died under it: for a process that runs it alone, or
+    /// for a runner that has no such process to give it.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).

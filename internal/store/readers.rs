@@ -35,7 +35,7 @@ impl Store {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT id, kinds, queues, kind_schemas FROM runners \
-                     WHERE heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                     WHERE heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND AND parent IS NULL",
                 )
                 .fetch_all(conn)
                 .await?;

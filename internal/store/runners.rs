@@ -65,13 +65,15 @@ pub struct RunnerSeen {
     pub drain: Option<Pause>,
     /// The jobs in its slots at its last beat, as far as they were written down.
     pub slot_jobs: Vec<JobId>,
+    /// The runner whose suspect it runs, if it is such a process. It has no slots: it uses one of that runner.
+    pub parent: Option<RunnerId>,
 }
 
 impl RunnerSeen {
-    /// Does it live, and take new work?
+    /// Does it live, and take new work? A process that runs one suspect takes no more than that.
     #[must_use]
     pub const fn takes_jobs(&self) -> bool {
-        self.stopped_at.is_none() && self.drain.is_none()
+        self.stopped_at.is_none() && self.drain.is_none() && self.parent.is_none()
     }
 }
 
@@ -118,7 +120,7 @@ pub enum Drained {
 
 const COLUMNS: &str = "id, version, kinds, queues, slots, busy, started_at, heartbeat_at, stopped_at, \
      TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)), lease_ms, host, pid, clock_skew_ms, drained_at, \
-     drained_by, drain_reason, slot_jobs";
+     drained_by, drain_reason, slot_jobs, parent";
 
 const SLOT: &str = "id, kind, queue, attempt, spared, max_attempts, started_at, cancel_requested_at, progress, runner";
 
@@ -130,8 +132,9 @@ pub(super) fn slot_jobs(live: &[LiveAttempt]) -> Vec<u8> {
 }
 
 impl Store {
-    /// The newest living runners, then those that stopped last. Reads as many rows as it returns, however many runners
-    /// there ever were.
+    /// The newest living runners, then those that stopped last; of the processes that run one suspect each only those that
+    /// live. Reads as many rows as it returns, and those of suspects that stopped meanwhile, however many runners there ever
+    /// were.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -147,6 +150,7 @@ impl Store {
                 if left > 0 {
                     let stopped = format!(
                         "SELECT {COLUMNS} FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NOT NULL \
+                         AND parent IS NULL \
                          ORDER BY stopped_at DESC, started_at DESC LIMIT ?"
                     );
                     found.extend(statement(stopped).bind(left).fetch_all(conn).await?);
@@ -342,6 +346,7 @@ fn seen(row: &MySqlRow) -> Result<RunnerSeen, sqlx::Error> {
         clock_skew_ms: row.try_get(13)?,
         drain: drain(row, 14)?,
         slot_jobs: ids.filter_map(|id| Some(JobId::from_uuid(Uuid::from_slice(id).ok()?))).collect(),
+        parent: row.try_get::<Option<String>, _>(18)?.map(RunnerId::from_stored),
     })
 }
 

@@ -38,6 +38,9 @@ use crate::job::{
 pub const MOST_SPARED: u32 = 100;
 /// Runners in a row that may die under a job before it counts as what kills them.
 pub const MOST_LOSSES: u32 = 3;
+/// A job that lost this many attempts in a row is a suspect: it runs in a process of its own. One loss is no evidence,
+/// because most runners die of deploys, nodes and memory, and every job that they ran loses an attempt then.
+pub const SUSPECT_FROM: u32 = 2;
 
 /// What the holder of a token says about its attempt.
 #[derive(Clone, Debug)]
@@ -339,8 +342,14 @@ pub(super) fn decide<'a>(
     let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.verdict == Verdict::Snoozed;
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
-    // In a row: a job that came back with any verdict did not kill its runner, and need not run alone for ever.
-    let losses = if verdict == Verdict::Lost { owed.losses + 1 } else { 0 };
+    // In a row: a job that came back with a verdict of its own did not kill its runner, and is no suspect any more. What a
+    // runner interrupted had no verdict of its own: it stays what it was, or each stop of a runner would make a suspect an
+    // ordinary job again that may kill two more runners.
+    let losses = match verdict {
+        Verdict::Lost => owed.losses + 1,
+        Verdict::Interrupted => owed.losses,
+        _ => 0,
+    };
     let burned = owed.attempt - spared;
     let spent = burned >= owed.max_attempts || losses >= MOST_LOSSES;
     let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use super::due::{DueJob, due_job};
 use super::error::corrupt;
 use super::link::on_pool;
+use super::settle::SUSPECT_FROM;
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Timestamp};
@@ -23,9 +24,16 @@ pub struct Startable {
     idle: Vec<(Vec<Name>, Vec<Name>)>,
     /// Queues that are paused, or have as many jobs running as their limit allows.
     still: BTreeSet<Name>,
+    suspects_run: bool,
 }
 
 impl Startable {
+    /// Do suspects run? Then a runner may have no room for another one, whatever slots are free.
+    #[must_use]
+    pub const fn suspects_run(&self) -> bool {
+        self.suspects_run
+    }
+
     /// Could a runner start this job at that moment?
     #[must_use]
     pub fn has_room_for(&self, kind: &Name, queue: &Name) -> bool {
@@ -139,30 +147,29 @@ impl Store {
     }
 }
 
-/// What executes: of each runner, of each queue, and the runners that run a job alone.
+/// What executes: of each runner, and of each queue.
 #[derive(Debug, Default)]
 struct Running {
     by_runner: BTreeMap<String, u32>,
     by_queue: BTreeMap<String, u32>,
-    alone: BTreeSet<String>,
+    suspects: bool,
 }
 
 impl Running {
     fn add(&mut self, page: Vec<Executing>) {
-        for Executing { runner, queue, alone, jobs } in page {
+        for Executing { runner, queue, suspects, jobs } in page {
             *self.by_queue.entry(queue).or_default() += jobs;
-            if alone {
-                self.alone.insert(runner.clone());
-            }
             *self.by_runner.entry(runner).or_default() += jobs;
+            self.suspects |= suspects;
         }
     }
 }
 
 struct Executing {
+    /// The runner whose slots they use.
     runner: String,
     queue: String,
-    alone: bool,
+    suspects: bool,
     jobs: u32,
 }
 
@@ -170,9 +177,10 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
     let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
     let next: Option<Uuid> = sqlx::query_scalar(end).bind(after).bind(PAGE - 1).fetch_optional(&mut *conn).await?;
     let found = sqlx::query(
-        "SELECT runner, queue, losses > 0, COUNT(*) FROM owed FORCE INDEX (PRIMARY) \
-         WHERE id > ? AND id <= ? AND state = 'executing' GROUP BY 1, 2, 3",
+        "SELECT COALESCE(r.parent, o.runner), o.queue, o.losses >= ?, COUNT(*) FROM owed o FORCE INDEX (PRIMARY) \
+         LEFT JOIN runners r ON r.id = o.runner WHERE o.id > ? AND o.id <= ? AND o.state = 'executing' GROUP BY 1, 2, 3",
     )
+    .bind(SUSPECT_FROM)
     .bind(after)
     .bind(next.unwrap_or(Uuid::max()))
     .fetch_all(conn)
@@ -181,7 +189,7 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
         Ok(Executing {
             runner: row.try_get(0)?,
             queue: row.try_get(1)?,
-            alone: row.try_get(2)?,
+            suspects: row.try_get(2)?,
             jobs: u32::try_from(row.try_get::<i64, _>(3)?).unwrap_or(u32::MAX),
         })
     });
@@ -189,7 +197,7 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
 }
 
 async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Startable, sqlx::Error> {
-    let mut found = Startable::default();
+    let mut found = Startable { suspects_run: running.suspects, ..Startable::default() };
     let runners = sqlx::query(
         "SELECT id, kinds, queues, slots FROM runners WHERE stopped_at IS NULL AND drained_at IS NULL \
          AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
@@ -199,7 +207,7 @@ async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Star
     for row in &runners {
         let (id, slots): (String, u32) = (row.try_get(0)?, row.try_get(3)?);
         let busy = running.by_runner.get(&id).copied().unwrap_or(0);
-        if busy < slots && !running.alone.contains(&id) {
+        if busy < slots {
             found.idle.push((names(row.try_get(1)?)?, names(row.try_get(2)?)?));
         }
     }

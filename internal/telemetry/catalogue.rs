@@ -181,8 +181,9 @@ pub static METRICS: &[Metric] = &[
         Counter,
         Runner,
         &[],
-        "Jobs taken in to run alone, because their last runner died under them",
+        "Times a job was taken in to run in a process of its own, because its last two runners died under it",
     ),
+    row("tickr_suspects_running", Gauge, Runner, &[], "Jobs that run in processes of their own now"),
     row(
         "tickr_blocked_handlers_total",
         Counter,

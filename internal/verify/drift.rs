@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 use super::{Check, Pace, Report, VerifySettings};
 use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
 use crate::job::{JobId, Timestamp};
-use crate::store::{Depth, DueJob, DueRange, LinePage, Store, StoreError};
+use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError};
 
 /// Rows and entries read at a time.
 const PAGE: usize = 2_000;
@@ -118,9 +118,6 @@ fn counts(suspects: &[Suspect]) -> HashMap<Check, u64> {
 fn entry(job: &DueJob) -> Entry {
     Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
 }
-
-/// From this loss in a row on, a job waits for a place of its own.
-const FIRST_SUSPECT_LOSS: u32 = 1;
 
 /// First look: everything of served queues that is due within the horizon, and everything that is scheduled.
 async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
@@ -317,9 +314,10 @@ async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, Stor
     }
     let waiting = store.stuck_jobs(jobs.iter().map(|job| job.id).collect()).await?;
     let late = store.clock().now() - SUSPECTS_WAIT;
-    let is_due = |job: &DueJob| {
-        waiting.get(&job.id).is_some_and(|now| now.losses < FIRST_SUSPECT_LOSS || now.job.execute_at < late)
-    };
     let now = store.startable().await?;
+    // While other suspects run there may be no room for one more, for as long as their handlers take.
+    let may_wait = |suspect: &StuckJob| now.suspects_run() || suspect.job.execute_at >= late;
+    let is_due =
+        |job: &DueJob| waiting.get(&job.id).is_some_and(|waiting| waiting.losses < SUSPECT_FROM || !may_wait(waiting));
     Ok(jobs.into_iter().filter(|job| is_due(job) && now.has_room_for(&job.kind, &job.queue)).collect())
 }

@@ -163,7 +163,12 @@ impl Life {
         if line.executed && line.verdict.burns_attempt() {
             self.burned += 1;
         }
-        self.losses = if line.verdict == Verdict::Lost { self.losses + 1 } else { 0 };
+        self.losses = match line.verdict {
+            Verdict::Lost => self.losses + 1,
+            // No verdict of the job's own: see `decide` in store/settle.rs.
+            Verdict::Interrupted => self.losses,
+            _ => 0,
+        };
         self.snoozes += u32::from(line.verdict == Verdict::Snoozed);
     }
 }

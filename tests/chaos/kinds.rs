@@ -25,11 +25,14 @@ pub(crate) fn run(journal: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // The chaos program holds the other end of standard input: no runner outlives it.
-    std::thread::spawn(|| {
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        std::process::abort();
-    });
+    // The chaos program holds the other end of standard input: no runner outlives it. A process that runs one suspect has
+    // another standard input, which tells it when its runner is gone.
+    if !tickr::app::is_for_a_suspect() {
+        std::thread::spawn(|| {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            std::process::abort();
+        });
+    }
     let mut kinds = Registry::new();
     kinds.register_handler(Recorder(journal));
     tickr::run(kinds)

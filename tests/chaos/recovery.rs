@@ -14,12 +14,12 @@ use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
 /// What is waited for at the most: a lease, the wait of a reaper that was cut off itself, the repair of the index, and a
-/// backlog that grew while runners were held by jobs that have to run alone.
+/// backlog that grew while runners were started again.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
-/// Work that should have begun a while ago, or whose runner lost it. Jobs whose last runner died under them are apart:
-/// they wait for a runner to themselves.
-const OVERDUE: &str = "SELECT COUNT(*) FROM owed WHERE (state <> 'executing' AND losses = 0 \
+/// Work that should have begun a while ago, or whose runner lost it. Jobs whose last two runners died under them are
+/// apart: they wait for a process of their own.
+const OVERDUE: &str = "SELECT COUNT(*) FROM owed WHERE (state <> 'executing' AND losses < 2 \
     AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 1 SECOND) OR (state = 'executing' AND lease_until < UTC_TIMESTAMP(6))";
 
 /// Wait for it; how long it took and what came last, or what is still wrong after the bound.

@@ -85,8 +85,8 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     let waits = tickr.enqueue(json!({"kind": "noop"})).await;
     tickr.sql("UPDATE runners SET busy = slots").await;
     assert_eq!(reasons(&tickr, waits).await[0], "slots_full");
-    // Its runner died under it.
-    tickr.sql(format!("UPDATE owed SET losses = 1 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
+    // Its last two runners died under it.
+    tickr.sql(format!("UPDATE owed SET losses = 2 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
     assert_eq!(reasons(&tickr, waits).await[1], "runs_alone");
     tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6)").await;
     assert_eq!(reasons(&tickr, waits).await[0], "no_runner");

@@ -213,7 +213,7 @@ async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
     let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 600_000}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
-    // They run alone the next time: shortly, so that this need not take long.
+    // Shortly the next time, so that this need not take long.
     tickr.sql("UPDATE jobs SET payload = '{\"ms\": 50}'").await;
     first.kill9();
     let killed = Instant::now();

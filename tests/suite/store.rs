@@ -639,12 +639,16 @@ async fn lose(test: &TestStore, claimed: &Claimed, policies: &HashMap<Name, Retr
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_job_fails_after_three_losses_in_a_row_and_any_other_verdict_clears_it() {
+async fn a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them() {
     let test = TestStore::start().await;
     let asked = NewJob { max_attempts: 100, ..job() };
     let id = asked.id;
     test.store.insert(vec![asked]).await.unwrap();
     let due = async || test.store.run_now(id, &Actor::tickr()).await.unwrap();
+    let ordinary = async || {
+        due().await;
+        test.claimed(id).await
+    };
     let suspect = async || {
         due().await;
         assert!(matches!(test.claimant.claim(id).await.unwrap(), Claim::Suspect(_)));
@@ -657,17 +661,36 @@ async fn a_job_fails_after_three_losses_in_a_row_and_any_other_verdict_clears_it
         Settled::Done { state, .. } => state,
         Settled::NotOurs => panic!("it was ours"),
     };
-    for verdict in [Verdict::Failed, Verdict::Interrupted] {
-        let first = test.claimed(id).await;
-        assert_eq!(lost(&first).await, State::Retrying);
-        assert_eq!(lost(&suspect().await).await, State::Retrying);
-        test.store.settle(settlement(&suspect().await, verdict)).await.unwrap();
-        due().await;
-    }
-    let first = test.claimed(id).await;
-    assert_eq!(lost(&first).await, State::Retrying);
-    assert_eq!(lost(&suspect().await).await, State::Retrying);
+    // One loss makes no suspect.
+    assert_eq!(lost(&ordinary().await).await, State::Retrying);
+    assert_eq!(lost(&ordinary().await).await, State::Retrying);
+    test.store.settle(settlement(&suspect().await, Verdict::Failed)).await.unwrap();
+    assert_eq!(lost(&ordinary().await).await, State::Retrying);
+    assert_eq!(lost(&ordinary().await).await, State::Retrying);
+    // What the stop of a runner interrupted is as suspect as it was: it came to no end of its own.
+    test.store.settle(settlement(&suspect().await, Verdict::Interrupted)).await.unwrap();
     assert_eq!(lost(&suspect().await).await, State::Failed);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_loss_costs_a_job_neither_its_place_nor_time() {
+    let test = TestStore::start().await;
+    let hour = RetryPolicy { base_ms: 3_600_000, factor: 1.0, cap_ms: 3_600_000, jitter: 0.0 };
+    let asked = NewJob { options: JobOptions { retry: Some(hour), ..JobOptions::default() }, ..job() };
+    let id = asked.id;
+    test.store.insert(vec![asked]).await.unwrap();
+    let first = test.claimed(id).await;
+    let Settled::Done { execute_at: Some(execute_at), .. } = lose(&test, &first, &HashMap::new()).await else {
+        panic!("it waits again")
+    };
+    assert_eq!(execute_at, first.execute_at);
+    // The second does: from here on it may be the job.
+    let second = test.claimed(id).await;
+    let Settled::Done { execute_at: Some(execute_at), .. } = lose(&test, &second, &HashMap::new()).await else {
+        panic!("it waits again")
+    };
+    assert!(execute_at > second.started_at + chrono::TimeDelta::minutes(50), "{execute_at}");
     test.stop().await;
 }
 
@@ -682,6 +705,8 @@ async fn a_lost_attempt_is_retried_by_the_jobs_own_policy_or_its_kinds() {
     for (asked, most_hours) in jobs.into_iter().zip([2, 1]) {
         let id = asked.id;
         test.store.insert(vec![asked]).await.unwrap();
+        // The first loss costs no time.
+        lose(&test, &test.claimed(id).await, &kind).await;
         let claimed = test.claimed(id).await;
         let Settled::Done { execute_at: Some(execute_at), .. } = lose(&test, &claimed, &kind).await else {
             panic!("it waits again")

@@ -1,6 +1,7 @@
 //! `tickr serve` as a process of its own, to be signalled and killed.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use super::{TestApp, eventually};
@@ -14,10 +15,27 @@ pub(crate) struct Runner {
 impl Runner {
     /// Start the binary on the tables and keys of `tickr`, with the test kinds, a lease of two seconds and `env`.
     pub(crate) fn start(tickr: &TestApp, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tickr"));
+        command.arg("serve");
+        Self::spawn(command, tickr, env)
+    }
+
+    /// As [`start`](Self::start), where no process may have more address space than this.
+    pub(crate) fn start_limited(tickr: &TestApp, kib: u64, env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -v {kib} && exec \"$0\" serve"), env!("CARGO_BIN_EXE_tickr")]);
+        Self::spawn(command, tickr, env)
+    }
+
+    /// As [`start`](Self::start), another program that is a runner without a subcommand.
+    pub(crate) fn start_program(tickr: &TestApp, program: &Path, env: &[(&str, &str)]) -> Self {
+        Self::spawn(Command::new(program), tickr, env)
+    }
+
+    fn spawn(mut command: Command, tickr: &TestApp, env: &[(&str, &str)]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let log = File::options().create(true).append(true).open(dir.path().join("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_tickr"))
-            .arg("serve")
+        let child = command
             .current_dir(dir.path())
             .env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose())
             .env("TICKR_REDIS_URL", tickr.config.redis_url().unwrap().expose())

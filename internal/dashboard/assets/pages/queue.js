@@ -73,7 +73,7 @@ function Some({ title, q, on, error, none }) {
 
 function Runners({ name }) {
   const runners = useQuery('/v1/runners', { every: 10000 });
-  const serving = runners.data?.data.filter((runner) => !runner.stopped_at && runner.queues.includes(name)) ?? [];
+  const serving = runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
   return html`<${Panel} title="Runners that serve it" side=${html`<span class="soft num">${serving.length}</span>`}><${Trouble} error=${runners.error} />
     ${serving.length === 0 ? runners.data && html`<p class="faint">None. A runner says at its start which queues it serves.</p>` : html`<ul class="plain-list">
       ${serving.slice(0, 20).map((runner) => html`<li key=${runner.id} class="row apart"><a class="mono wrap" href="/runners">${runner.id}</a><span class="soft num">${runner.heartbeat_age_ms > 15000 ? html`<${Badge} is="warn">silent for ${span(runner.heartbeat_age_ms)}</${Badge}>` : `${runner.busy} of ${runner.slots} slots busy`}</span></li>`)}

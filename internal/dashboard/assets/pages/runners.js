@@ -26,12 +26,14 @@ export default function Runners() {
   const all = runners.data?.data ?? [];
   const living = all.filter((runner) => !runner.stopped_at);
   const stopped = all.filter((runner) => runner.stopped_at);
+  // Processes that run one suspect each use the slots of those that started them.
+  const own = living.filter((runner) => !runner.parent);
   const sum = (name) => living.reduce((total, runner) => total + runner[name], 0);
-  return html`<${Head} title="Runners" sub=${living.length > 0 && `${plural(living.length, 'runner')}, ${count(sum('busy'))} of ${count(sum('slots'))} slots busy`} />
+  return html`<${Head} title="Runners" sub=${living.length > 0 && `${plural(own.length, 'runner')}, ${count(sum('busy'))} of ${count(sum('slots'))} slots busy`} />
     <${Trouble} error=${runners.error} retry=${runners.reload} />
     ${!runners.data && !runners.error && html`<${Skeleton} />`}
     ${runners.data && living.length === 0 && html`<${Panel} title="Living runners"><${None} stopped=${stopped.length > 0} /></${Panel}>`}
-    <${Notes} living=${living} />
+    <${Notes} living=${own} />
     ${living.length > 0 && html`<section class="panel scroll" aria-label="Living runners"><table class="cards"><thead><tr><th>Runner</th><th>Standing</th><th>Slots</th><th>Heartbeat, clock</th><${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
       ${living.map((runner) => html`<${Runner} key=${runner.id} runner=${runner} open=${toggled[runner.id] ?? living.length <= 3} toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))} reload=${runners.reload} />`)}</tbody></table></section>`}
     ${stopped.length > 0 && html`<${Stopped} rows=${stopped} />`}`;
@@ -59,11 +61,11 @@ function Runner({ runner, open, toggle, reload }) {
   return html`<tr data-row>
       <td data-label="Runner"><div><button type="button" class="quiet small mono wrap" aria-expanded=${String(open)} onClick=${() => toggle(!open)}>${open ? '▾' : '▸'} ${runner.id}</button>
         <span class="faint clip slim" title=${runner.host ?? ''}>version ${runner.version}${runner.host && ` on ${runner.host}`}</span></div></td>
-      <td data-label="Standing"><div><${Badge} is=${BADGES[is]}>${is}</${Badge}>${runner.draining && html`<div class="faint wrap">${runner.draining.reason && html`<span class="clip slim" title=${runner.draining.reason}>${runner.draining.reason}</span>`}<span class="clip slim" title=${runner.draining.by}><${Time} at=${runner.draining.at} /> by ${runner.draining.by}</span></div>`}</div></td>
-      <td data-label="Slots"><div><span class="num">${count(runner.busy)} of ${count(runner.slots)}</span><div class="bar-of" aria-hidden="true"><i style=${{ width: `${Math.min(100, (100 * runner.busy) / Math.max(1, runner.slots))}%` }}></i></div></div></td>
+      <td data-label="Standing"><div><${Badge} is=${BADGES[is]}>${is}</${Badge}>${runner.parent && html`<div class="faint wrap" title="A job whose last two runners died under it runs in a process of its own">runs one suspect of <span class="mono">${runner.parent}</span></div>`}${runner.draining && html`<div class="faint wrap">${runner.draining.reason && html`<span class="clip slim" title=${runner.draining.reason}>${runner.draining.reason}</span>`}<span class="clip slim" title=${runner.draining.by}><${Time} at=${runner.draining.at} /> by ${runner.draining.by}</span></div>`}</div></td>
+      <td data-label="Slots"><div><span class="num">${runner.parent ? 'of its runner' : html`${count(runner.busy)} of ${count(runner.slots)}`}</span><div class="bar-of" aria-hidden="true"><i style=${{ width: `${Math.min(100, (100 * runner.busy) / Math.max(1, runner.slots))}%` }}></i></div></div></td>
       <td data-label="Heartbeat, clock"><div><span class=${cls(is === 'silent' && 'bad')}><${Time} at=${runner.heartbeat_at} /></span>
         ${runner.clock_skew_ms !== null && runner.clock_skew_ms !== undefined && html`<div class=${cls('num nowrap', Math.abs(runner.clock_skew_ms) > SKEW_MS ? 'warn' : 'faint')} title="Its clock beside that of the database">${skewOf(runner.clock_skew_ms)}</div>`}</div></td>
-      <${Allowed}><td class="right">${runner.draining !== undefined && (runner.draining ? html`<button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>Resume</button>`
+      <${Allowed}><td class="right">${runner.draining !== undefined && !runner.parent && (runner.draining ? html`<button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>Resume</button>`
         : html`<button type="button" class="small" aria-label=${`Drain ${runner.id}`} onClick=${() => act(drain)}>Drain</button>`)}</td></${Allowed}></tr>
     ${open && html`<tr><td colspan="5"><${Inside} runner=${runner} /></td></tr>`}`;
 }
@@ -74,7 +76,7 @@ function Inside({ runner }) {
   const now = useNow();
   const slots = Math.min(runner.slots, MOST_SLOTS);
   return html`<div class="stack tight grow">
-    <div class="slots" role="img" aria-label=${`${runner.busy} of ${runner.slots} slots busy`}>${Array.from({ length: slots }, (_, i) => html`<i key=${i} class=${cls(i < Math.ceil((runner.busy * slots) / Math.max(1, runner.slots)) && 'busy')}></i>`)}</div>
+    ${slots > 0 && html`<div class="slots" role="img" aria-label=${`${runner.busy} of ${runner.slots} slots busy`}>${Array.from({ length: slots }, (_, i) => html`<i key=${i} class=${cls(i < Math.ceil((runner.busy * slots) / Math.max(1, runner.slots)) && 'busy')}></i>`)}</div>`}
     <dl class="facts"><dt>Id</dt><dd><span class="mono">${runner.id}</span> <${Copy} text=${runner.id} label="Copy the id" /></dd><dt>Started</dt><dd><${Time} at=${runner.started_at} />${runner.host && html` on <span class="wrap">${runner.host}</span>, process ${runner.pid ?? '–'}`}</dd><dt>Queues</dt><dd><${Names} of=${runner.queues} to=${(name) => `/queues/${seg(name)}`} /></dd><dt>Kinds</dt><dd><${Names} of=${runner.kinds} to=${(name) => `/jobs?q=kind%3A${seg(name)}`} /></dd></dl>
     ${runner.jobs?.length > 0 && html`<table class="cards"><thead><tr><th>Job</th><th>Kind</th><th>Queue</th><th class="right">Attempt</th><th>Runs for</th><th>Progress</th></tr></thead><tbody>${runner.jobs.map((job) => html`<tr key=${job.id}>
       <td data-label="Job"><${JobLink} id=${job.id} /></td><td data-label="Kind">${job.kind}</td><td data-label="Queue">${job.queue}</td><td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>

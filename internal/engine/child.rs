@@ -1,0 +1,344 @@
+//! A process of this runner's own binary that runs one suspect: how it is started, what it says, how it ends.
+//!
+//! The two talk over a socket, which is the standard input of the child. The first line is the hand-over: the sources of
+//! the configuration, the child's identity, the job. It goes over the socket and not on the command line or in the
+//! environment, where other users of the host could read passwords. After it the runner says nothing more: when it closes the
+//! socket, or dies, the child stops its handler, gives the job back and ends. The child says when it has claimed the job
+//! and when it has settled it. Whatever it does not say, its wait status and the store tell.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+
+use super::{Shared, executor, host_name};
+use crate::config::Sources;
+use crate::event::Event;
+use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
+use crate::store::{Death, DueJob, Reaped, Settled};
+
+/// The word on the command line that makes a program run one suspect instead of serving.
+pub const SUSPECT_WORD: &str = "run-suspect";
+
+/// How long a child may take to give its job back once it was told to, before it is killed. Longer than a handler that was
+/// told to stop and the settlement take, and shorter than this runner waits for its workers.
+const GIVE_BACK: Duration = Duration::from_millis(4_500);
+/// How long what a dead child said last is waited for. A process that its handler started may hold the socket open.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// How to start a process that runs one suspect.
+#[derive(Clone, Debug)]
+pub struct ChildProgram {
+    /// The program: this one, as a rule.
+    pub path: PathBuf,
+    /// What its configuration is made from.
+    pub sources: Sources,
+}
+
+impl ChildProgram {
+    /// This very program, also when its file was replaced or removed since it started.
+    ///
+    /// # Errors
+    /// When the operating system does not say where it is.
+    pub fn of_this_process(sources: Sources) -> io::Result<Self> {
+        let own = Path::new("/proc/self/exe");
+        // Resolved by the child itself, which is a copy of this process until it becomes the program.
+        let path = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
+        Ok(Self { path, sources })
+    }
+}
+
+/// What the child is told.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HandOver {
+    /// Whom the child is in the tables.
+    pub runner: RunnerId,
+    /// The runner that started it.
+    pub parent: RunnerId,
+    /// The job to run.
+    pub job: JobId,
+    /// What its configuration is made from.
+    pub sources: Sources,
+}
+
+/// What the child says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Said {
+    /// It claimed the job; its handler starts.
+    Claimed {
+        /// Number of the execution.
+        number: u32,
+        /// How late it started.
+        lateness_us: u64,
+    },
+    /// The job is executing elsewhere, or over.
+    Gone,
+    /// It could not claim the job.
+    NotClaimed {
+        /// Why.
+        why: String,
+    },
+    /// It settled the attempt.
+    Settled {
+        /// What the attempt came to.
+        verdict: Verdict,
+        /// The job's state now.
+        state: State,
+    },
+    /// The lease had been taken away when the verdict came.
+    LeaseLost,
+}
+
+/// How a child ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// Its attempt is over, by its own word.
+    Settled,
+    /// It died, and its attempt was ended for it, if it had begun one.
+    Dead,
+    /// The job is executing elsewhere, or over.
+    Gone,
+    /// No attempt was begun, and it may be tried again.
+    NotBegun {
+        /// What was in the way.
+        why: String,
+    },
+    /// It ended by itself, and nothing that it said was understood.
+    Mute {
+        /// How it ended.
+        why: String,
+    },
+}
+
+/// Is there no point in trying to start such a process again?
+pub(super) fn is_for_good(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
+}
+
+/// A child that runs, and this runner's end of the socket.
+struct Running {
+    process: Child,
+    said: Lines<BufReader<OwnedReadHalf>>,
+    /// Closed to tell the child that it should give its job back.
+    open: Option<OwnedWriteHalf>,
+}
+
+/// What the child has said so far.
+#[derive(Default)]
+struct Heard {
+    claimed: Option<Instant>,
+    over: Option<Ended>,
+}
+
+/// Run a suspect in a process of its own, to the end of both.
+///
+/// # Errors
+/// When the process cannot be started. The job was not touched.
+pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob) -> io::Result<Ended> {
+    let runner = RunnerId::of_process(&host_name());
+    let mut running = start(shared, program, job.id, &runner).await?;
+    tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "its last runners died under it: it runs in a process of its own");
+    let mut heard = Heard::default();
+    let (status, told_to_stop) = until_it_ends(shared, job, &mut running, &mut heard).await?;
+    let rest = async {
+        while let Ok(Some(line)) = running.said.next_line().await {
+            heed(shared, job, &line, &mut heard);
+        }
+    };
+    // Without a word of the end, the store is asked.
+    let _ = tokio::time::timeout(LAST_WORDS, rest).await;
+    if let Some(ended) = heard.over {
+        return Ok(ended);
+    }
+    let why = cause_of_end(status);
+    let verdict = if told_to_stop { Verdict::Interrupted } else { Verdict::Lost };
+    let error = if told_to_stop { "the runner shut down".to_owned() } else { why.clone() };
+    let death = Death { verdict, error, policies: Arc::new(policies(shared)) };
+    if let Some(reaped) = end_attempt(shared, job.id, &runner, death).await {
+        if verdict == Verdict::Lost {
+            tracing::warn!(job = %job.id, kind = %job.kind, child = %runner, why, state = %reaped.state, "a suspect took its process along");
+        }
+        tell(shared, &reaped, verdict);
+        return Ok(Ended::Dead);
+    }
+    // Without a claim nothing was lost. A claim that was on its way when the child died is found by its lease.
+    Ok(match (heard.claimed, status.signal()) {
+        (Some(_), _) => Ended::Dead,
+        // It may have been what the kernel took first when memory ran out.
+        (None, Some(_)) => Ended::NotBegun { why },
+        (None, None) => Ended::Mute { why },
+    })
+}
+
+async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &RunnerId) -> io::Result<Running> {
+    let (ours, theirs) = StdUnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let process = Command::new(&program.path)
+        .arg0("tickr")
+        .arg(SUSPECT_WORD)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        // Not in our group: a Ctrl-C is for the runner, which gives its children the same grace as its own jobs.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    let (said, mut open) = UnixStream::from_std(ours)?.into_split();
+    let said = BufReader::new(said).lines();
+    let hand_over =
+        HandOver { runner: runner.clone(), parent: shared.runner.clone(), job, sources: program.sources.clone() };
+    let mut text = serde_json::to_vec(&hand_over)?;
+    text.push(b'\n');
+    // A child that ended at once does not read it. Its wait status says why.
+    let open = open.write_all(&text).await.is_ok().then_some(open);
+    Ok(Running { process, said, open })
+}
+
+/// Follow the child until it has ended. Also tells whether it was told to stop.
+async fn until_it_ends(
+    shared: &Shared,
+    job: &DueJob,
+    running: &mut Running,
+    heard: &mut Heard,
+) -> io::Result<(ExitStatus, bool)> {
+    let mut talks = true;
+    let mut told_to_stop: Option<Instant> = None;
+    loop {
+        let too_long = async {
+            match told_to_stop {
+                Some(told) => tokio::time::sleep_until(told + GIVE_BACK).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            line = running.said.next_line(), if talks => match line {
+                Ok(Some(line)) => heed(shared, job, &line, heard),
+                Ok(None) | Err(_) => talks = false,
+            },
+            status = running.process.wait() => return Ok((status?, told_to_stop.is_some())),
+            () = shared.grace_over.cancelled(), if told_to_stop.is_none() => {
+                told_to_stop = Some(Instant::now());
+                running.open = None;
+            }
+            () = too_long => {
+                running.process.start_kill()?;
+                return Ok((running.process.wait().await?, true));
+            }
+        }
+    }
+}
+
+/// Do what the words of a child ask for: this runner counts and tells what happened as if it had happened here.
+fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
+    let Ok(said) = serde_json::from_str::<Said>(line) else {
+        tracing::debug!(job = %job.id, line, "a child said something that is not understood");
+        return;
+    };
+    let (kind, queue) = (&job.kind, &job.queue);
+    let ran = heard.claimed.map(|since| since.elapsed());
+    match said {
+        Said::Claimed { number, lateness_us } => {
+            heard.claimed = Some(Instant::now());
+            shared.broker.meters().started(queue, Duration::from_micros(lateness_us));
+            shared.broker.events().emit(Event::Started { id: job.id, number });
+        }
+        Said::Gone => heard.over = Some(Ended::Gone),
+        Said::NotClaimed { why } => heard.over = Some(Ended::NotBegun { why }),
+        Said::Settled { verdict, state } => {
+            let ran = ran.unwrap_or_default();
+            shared.gauges.ran(kind, ran);
+            shared.gauges.ended(kind, verdict);
+            shared.broker.meters().ended(queue, ran, Some((verdict, state)));
+            shared.broker.events().emit(Event::Settled { id: job.id, verdict, state });
+            heard.over = Some(Ended::Settled);
+        }
+        Said::LeaseLost => {
+            metrics::counter!("tickr_leases_lost_total").increment(1);
+            shared.broker.meters().ended(queue, ran.unwrap_or_default(), None);
+            shared.broker.events().emit(Event::LeaseLost { id: job.id });
+            heard.over = Some(Ended::Settled);
+        }
+    }
+}
+
+/// Write that the attempt of a dead child is over. MySQL may be out for a while; then the lease may end first, and the
+/// reaper writes it.
+async fn end_attempt(shared: &Shared, job: JobId, child: &RunnerId, death: Death) -> Option<Reaped> {
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match shared.store.end_of_child(job, child.clone(), death.clone()).await {
+            Ok(reaped) => return reaped,
+            Err(error) if error.is_transient() => {
+                tracing::warn!(%job, %error, "cannot end the attempt of a dead process yet")
+            }
+            Err(error) => {
+                tracing::error!(%job, %error, "cannot end the attempt of a dead process; it ends with its lease");
+                return None;
+            }
+        }
+        tokio::select! {
+            () = shared.give_up.cancelled() => return None,
+            () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(2));
+    }
+}
+
+fn policies(shared: &Shared) -> HashMap<Name, RetryPolicy> {
+    shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect()
+}
+
+/// Tell the index and the listeners of an attempt that this runner ended.
+fn tell(shared: &Shared, reaped: &Reaped, verdict: Verdict) {
+    shared.gauges.ended(&reaped.kind, verdict);
+    shared.broker.meters().settled(Some(&reaped.queue), verdict, reaped.state);
+    if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &reaped.settled {
+        shared.broker.hint(reaped.id, queue, *priority, *execute_at);
+    }
+    shared.broker.events().emit(Event::Settled { id: reaped.id, verdict, state: reaped.state });
+}
+
+/// How a process ended, as the error of its attempt.
+fn cause_of_end(status: ExitStatus) -> String {
+    let Some(signal) = status.signal() else {
+        let code = status.code().unwrap_or_default();
+        return format!("its process ended with exit code {code} before its handler did");
+    };
+    let name = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})")).unwrap_or_default();
+    // The only one that a process cannot have sent itself by a mistake of its own.
+    let hint =
+        if signal == signal_hook::consts::SIGKILL { ", which the kernel also uses when memory runs out" } else { "" };
+    format!("its process was killed by signal {signal}{name}{hint}")
+}
+
+/// How long the whole end of a child may take after it was told to give its job back, for the child itself.
+pub const LAST_SECONDS: Duration = executor::STOP_GRACE.saturating_add(Duration::from_secs(8));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_process_is_said_in_words() {
+        let killed = |signal| cause_of_end(ExitStatus::from_raw(signal));
+        assert_eq!(killed(6), "its process was killed by signal 6 (SIGABRT)");
+        assert_eq!(
+            killed(9),
+            "its process was killed by signal 9 (SIGKILL), which the kernel also uses when memory runs out"
+        );
+        assert_eq!(killed(11), "its process was killed by signal 11 (SIGSEGV)");
+        assert_eq!(killed(7 << 8), "its process ended with exit code 7 before its handler did");
+    }
+}

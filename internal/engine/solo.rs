@@ -1,0 +1,150 @@
+//! The inside of a process that runs one suspect: a runner with one job, a heartbeat and nothing else.
+//!
+//! It enters itself in the list of runners, claims the job, executes it as any runner would, settles it, strikes itself
+//! off and ends. It gives the job back when it is told to stop, which also the death of its runner does: a job that runs
+//! without supervision would be missed by nothing but its lease.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+
+use super::child::Said;
+use super::heartbeat::Heartbeat;
+use super::live::Live;
+use super::rhythm::Rhythm;
+use super::{EngineSettings, Shared, executor};
+use crate::broker::{Broker, Controls};
+use crate::event::Event;
+use crate::handlers::Registry;
+use crate::index::Index;
+use crate::job::{JobId, RunnerId};
+use crate::store::{Claim, StoreError};
+use crate::telemetry::log_as;
+
+/// How long settling and the goodbye may take after the handler has ended.
+const TO_SETTLE: Duration = Duration::from_secs(3);
+
+/// The line to the runner that started this process.
+#[derive(Debug)]
+pub struct ParentLine(Mutex<UnixStream>);
+
+impl ParentLine {
+    /// Over this socket.
+    #[must_use]
+    pub const fn new(socket: UnixStream) -> Self {
+        Self(Mutex::new(socket))
+    }
+
+    /// Say that the job was not touched.
+    pub fn say_not_claimed(&self, why: String) {
+        self.say(&Said::NotClaimed { why });
+    }
+
+    /// Say something. A runner that is gone hears nothing, and finds everything in the store.
+    fn say(&self, said: &Said) {
+        let Ok(mut text) = serde_json::to_vec(said) else { return };
+        text.push(b'\n');
+        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&text);
+    }
+}
+
+/// Run one suspect of the runner `parent`, until it is settled, or until `give_back`.
+///
+/// # Errors
+/// When MySQL cannot be reached, or the thread of the heartbeat cannot be started. The job was not touched.
+pub async fn run_suspect(
+    (broker, index): (Broker, Index),
+    registry: Arc<Registry>,
+    settings: EngineSettings,
+    (parent, job): (RunnerId, JobId),
+    line: &ParentLine,
+    give_back: CancellationToken,
+) -> anyhow::Result<()> {
+    let store = broker.store().clone();
+    let runner = settings.runner.clone();
+    log_as(&runner);
+    // No slots of its own: it uses one of its parent.
+    let row = super::RunnerRow { slots: 0, parent: Some(parent), ..super::row(&registry, &settings) };
+    // Before the claim, so that its silence is noticed.
+    store.pulse().register(&row).await?;
+    let (live, rhythm) = (Arc::new(Live::default()), Arc::new(Rhythm::default()));
+    let events = broker.events().clone();
+    let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
+    let controls = Controls::of_no_interest(store.clone(), runner.clone());
+    let claimant = store.claimant(runner, registry.names(), settings.lease);
+    let shared = Arc::new(Shared::of((broker, index, controls), registry, settings, (live, rhythm)));
+    let mut happened = shared.broker.events().listen();
+    let asked = Instant::now();
+    let claim = claimant.claim_suspect(job).await;
+    // Its connection is not needed any more.
+    drop(claimant);
+    let in_doubt = claim.is_err();
+    let settled = match begin(&shared, claim, asked, line) {
+        Some(attempt) => to_its_end(&shared, attempt, &give_back).await,
+        None => !in_doubt,
+    };
+    while let Ok(event) = happened.try_recv() {
+        match event {
+            Event::Settled { id, verdict, state } if id == job => line.say(&Said::Settled { verdict, state }),
+            Event::LeaseLost { id } if id == job => line.say(&Said::LeaseLost),
+            _ => {}
+        }
+    }
+    // Nor a goodbye while an attempt may be left behind.
+    heartbeat.stop(settled).await;
+    Ok(())
+}
+
+/// Begin what the claim won; tell the runner what it came to.
+fn begin(
+    shared: &Arc<Shared>,
+    claim: Result<Claim, StoreError>,
+    asked: Instant,
+    line: &ParentLine,
+) -> Option<tokio::task::JoinHandle<()>> {
+    match claim {
+        Ok(Claim::Won(claimed)) => {
+            let lateness = (claimed.started_at - claimed.execute_at).to_std().unwrap_or_default();
+            let lateness_us = u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX);
+            line.say(&Said::Claimed { number: claimed.number, lateness_us });
+            let shared = Arc::clone(shared);
+            Some(tokio::spawn(async move { executor::execute(&shared, *claimed, asked).await }))
+        }
+        Ok(Claim::Unreadable(unreadable)) => {
+            line.say(&Said::Claimed { number: unreadable.number, lateness_us: 0 });
+            let shared = Arc::clone(shared);
+            Some(tokio::spawn(async move { executor::refuse(&shared, *unreadable).await }))
+        }
+        Ok(Claim::Gone) => {
+            line.say(&Said::Gone);
+            None
+        }
+        Ok(Claim::NotDue(_) | Claim::OtherKind(_) | Claim::Suspect(_)) => {
+            line.say(&Said::NotClaimed { why: "it is not due any more".into() });
+            None
+        }
+        Err(error) => {
+            line.say(&Said::NotClaimed { why: error.to_string() });
+            None
+        }
+    }
+}
+
+/// Wait for the attempt; once told to stop, for as long as a stopping runner waits. Is it settled?
+async fn to_its_end(shared: &Shared, mut attempt: tokio::task::JoinHandle<()>, give_back: &CancellationToken) -> bool {
+    tokio::select! {
+        ended = &mut attempt => return ended.is_ok(),
+        () = give_back.cancelled() => {}
+    }
+    tracing::info!("told to stop, giving the job back");
+    shared.live.close();
+    shared.grace_over.cancel();
+    if let Ok(ended) = tokio::time::timeout(executor::STOP_GRACE + TO_SETTLE, &mut attempt).await {
+        return ended.is_ok();
+    }
+    shared.give_up.cancel();
+    tokio::time::timeout(Duration::from_secs(1), attempt).await.is_ok_and(|ended| ended.is_ok())
+}

@@ -1,0 +1,266 @@
+//! What this runner does with suspects: jobs that lost two attempts in a row, because their runners died under them.
+//!
+//! A suspect runs in a process of its own ([`child`](super::child)), beside everybody else's work. Its crash takes no
+//! other job along, and its wait status says at once what happened. It keeps the worker slot and the permit with which it
+//! was fetched for as long as it runs, so `workers` and limits hold. There is room for a few suspects at a time, so that
+//! ordinary work always has the larger part of the runner. A suspect that finds no room goes back to the index for a
+//! moment, unclaimed.
+//!
+//! A program that embeds the library has no process to give to a suspect, because tickr does not own its `main`. There a
+//! suspect runs in the runner itself, one at a time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+
+use super::child::Ended;
+use super::{Shared, child, executor};
+use crate::job::JobId;
+use crate::store::{Claim, Claimant, DueJob};
+
+/// Most processes for suspects at a time; and never more than half of the workers, rounded up.
+const MOST_CHILDREN: usize = 8;
+/// How long a suspect is put off when there is no room for it, at the least; and up to twice that.
+const PUT_OFF: Duration = Duration::from_secs(2);
+/// The same when many are put off. Twice that is less than the reconciler takes for a wrong score.
+const PUT_OFF_IN_A_CROWD: Duration = Duration::from_secs(4);
+const CROWD: usize = 256;
+/// Most suspects remembered, so that a flood of them costs no memory.
+const MOST_KNOWN: usize = 4_096;
+/// After so many processes in a row that ended by themselves and without a word, this program cannot be started like that: it
+/// may run under an interpreter, or in a sandbox.
+const MOST_MUTE: u32 = 3;
+/// Longest rest of a runner with one worker between two suspects.
+const LONGEST_REST: Duration = Duration::from_secs(5);
+
+/// The room for suspects, and those that were put off.
+pub(super) struct Suspects {
+    most: usize,
+    running: Mutex<HashSet<JobId>>,
+    /// Until when each is put off.
+    resting: Mutex<HashMap<JobId, Instant>>,
+    /// With a single worker: when the next one may start. Ordinary work has the worker until then.
+    closed_until: Mutex<Option<Instant>>,
+    /// There are no processes for suspects: they run here.
+    no_children: AtomicBool,
+    /// Processes in a row that ended by themselves without a word.
+    mute: AtomicU32,
+}
+
+/// Room for one suspect, given back when it is dropped.
+struct Room<'a> {
+    suspects: &'a Suspects,
+    id: JobId,
+    since: Instant,
+}
+
+/// Whether there is room for a suspect.
+enum Place<'a> {
+    /// There is.
+    Free(Room<'a>),
+    /// Not now.
+    None,
+    /// It runs here already: the index delivered it twice.
+    Taken,
+}
+
+impl Suspects {
+    /// Room for suspects beside `workers`; for one of them when they have no processes of their own.
+    pub(super) fn beside(workers: usize, in_children: bool) -> Self {
+        let most = if in_children { workers.div_ceil(2).min(MOST_CHILDREN) } else { 1 };
+        Self {
+            most,
+            running: Mutex::default(),
+            resting: Mutex::default(),
+            closed_until: Mutex::default(),
+            no_children: AtomicBool::new(!in_children),
+            mute: AtomicU32::new(0),
+        }
+    }
+
+    /// Does it run here, or was it put off until later than now? Then there is no point in claiming it.
+    pub(super) fn rests(&self, id: JobId) -> bool {
+        lock(&self.running).contains(&id) || lock(&self.resting).get(&id).is_some_and(|until| Instant::now() < *until)
+    }
+
+    /// Suspects that run now.
+    pub(super) fn running(&self) -> usize {
+        lock(&self.running).len()
+    }
+
+    fn place(&self, id: JobId, workers: usize) -> Place<'_> {
+        let most = if self.no_children.load(Ordering::Relaxed) { 1 } else { self.most };
+        let closed = *lock(&self.closed_until);
+        let mut running = lock(&self.running);
+        if running.contains(&id) {
+            return Place::Taken;
+        }
+        let rests = workers == 1 && closed.is_some_and(|until| Instant::now() < until);
+        if rests || running.len() >= most {
+            return Place::None;
+        }
+        running.insert(id);
+        metrics::gauge!("tickr_suspects_running").increment(1.0);
+        Place::Free(Room { suspects: self, id, since: Instant::now() })
+    }
+
+    /// Note that it is put off, and for how long.
+    fn rest(&self, id: JobId) -> Duration {
+        let mut resting = lock(&self.resting);
+        if resting.len() >= MOST_KNOWN {
+            let now = Instant::now();
+            resting.retain(|_, until| now < *until);
+        }
+        let least = if resting.len() < CROWD { PUT_OFF } else { PUT_OFF_IN_A_CROWD };
+        let pause = least.mul_f64(1.0 + rand::random::<f64>());
+        if resting.len() < MOST_KNOWN {
+            resting.insert(id, Instant::now() + pause);
+        }
+        pause
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        // As long as it ran: so suspects have half of a single worker's time at the most.
+        let rest = self.since.elapsed().min(LONGEST_REST);
+        *lock(&self.suspects.closed_until) = Some(Instant::now() + rest);
+        lock(&self.suspects.running).remove(&self.id);
+        metrics::gauge!("tickr_suspects_running").decrement(1.0);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Run a suspect, with the slot and the permit that its worker holds, or put it off.
+pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob) {
+    // A suspect keeps to what is set about its queue and its runner, like any other job.
+    let settings = shared.controls.now();
+    let unwanted = settings.drained || super::service::is_paused(&settings, &job.queue);
+    if shared.stop_fetching.is_cancelled() {
+        // Another runner may take it at once.
+        return shared.broker.hint_due(&job);
+    }
+    let place = if unwanted { Place::None } else { shared.suspects.place(job.id, shared.settings.workers) };
+    let _room = match place {
+        Place::Free(room) => room,
+        Place::None => return put_off(shared, job),
+        Place::Taken => return metrics::counter!("tickr_claims_dropped_total").increment(1),
+    };
+    lock(&shared.suspects.resting).remove(&job.id);
+    metrics::counter!("tickr_suspects_total").increment(1);
+    let program = shared.settings.child.as_ref().filter(|_| !shared.suspects.no_children.load(Ordering::Relaxed));
+    let Some(program) = program else { return run_here(shared, claimant, job).await };
+    let ended = child::run(shared, program, &job).await;
+    if !matches!(ended, Ok(Ended::Mute { .. })) {
+        shared.suspects.mute.store(0, Ordering::Relaxed);
+    }
+    match ended {
+        Ok(Ended::Settled | Ended::Dead) => {}
+        Ok(Ended::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        Ok(Ended::NotBegun { why }) => {
+            if !shared.stop_fetching.is_cancelled() {
+                tracing::warn!(job = %job.id, why, "the process for a suspect did not claim it, trying again later");
+            }
+            put_off(shared, job);
+        }
+        Ok(Ended::Mute { why }) => {
+            tracing::warn!(job = %job.id, why, "the process for a suspect ended without a word, trying again later");
+            if shared.suspects.mute.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_MUTE {
+                run_here_from_now_on(shared, &why);
+            }
+            put_off(shared, job);
+        }
+        Err(error) => {
+            tracing::warn!(job = %job.id, %error, "cannot start a process for a suspect, trying again later");
+            if child::is_for_good(&error) {
+                run_here_from_now_on(shared, &error.to_string());
+            }
+            put_off(shared, job);
+        }
+    }
+}
+
+/// A suspect that runs beside others is better than one that never runs.
+fn run_here_from_now_on(shared: &Shared, why: &str) {
+    tracing::error!(why, "cannot start processes for suspects: they run in this runner from now on, one at a time");
+    shared.suspects.no_children.store(true, Ordering::Relaxed);
+}
+
+/// Without a process of its own: beside ordinary work, and never beside another suspect of this runner.
+async fn run_here(shared: &Shared, claimant: &Claimant, job: DueJob) {
+    let asked = Instant::now();
+    match claimant.claim_suspect(job.id).await {
+        Ok(Claim::Won(claimed)) => {
+            tracing::info!(job = %claimed.id, kind = %claimed.kind, number = claimed.number, "runs a suspect beside other jobs");
+            executor::execute(shared, *claimed, asked).await;
+        }
+        // This claim takes suspects as well, so it cannot be refused for being one.
+        Ok(Claim::Suspect(job)) => put_off(shared, job),
+        Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
+        Ok(Claim::NotDue(job) | Claim::OtherKind(job)) => shared.broker.hint_due(&job),
+        Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
+        Err(error) => {
+            tracing::warn!(job = %job.id, %error, "cannot claim");
+            shared.claim_failed();
+        }
+    }
+}
+
+/// Back to the index for a while. In the store it stays due, for a runner that has room for it.
+fn put_off(shared: &Shared, mut job: DueJob) {
+    let pause = shared.suspects.rest(job.id);
+    job.execute_at = shared.store.clock().now() + TimeDelta::from_std(pause).unwrap_or_default();
+    shared.broker.hint_due(&job);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn room(suspects: &Suspects, workers: usize) -> Option<Room<'_>> {
+        match suspects.place(JobId::new(), workers) {
+            Place::Free(room) => Some(room),
+            Place::None | Place::Taken => None,
+        }
+    }
+
+    #[test]
+    fn suspects_have_half_of_the_workers_at_the_most_and_few_processes() {
+        for (workers, most) in [(1, 1), (2, 1), (3, 2), (16, 8), (256, 8)] {
+            let suspects = Suspects::beside(workers, true);
+            let rooms: Vec<_> = std::iter::from_fn(|| room(&suspects, workers)).collect();
+            assert_eq!((rooms.len(), suspects.running()), (most, most), "{workers} workers");
+        }
+        let here = Suspects::beside(256, false);
+        let first = room(&here, 256);
+        assert!(first.is_some() && room(&here, 256).is_none(), "one at a time");
+        drop(first);
+        assert!(room(&here, 256).is_some());
+    }
+
+    #[test]
+    fn a_suspect_that_is_delivered_twice_runs_once() {
+        let (suspects, id) = (Suspects::beside(16, true), JobId::new());
+        let first = suspects.place(id, 16);
+        assert!(matches!(suspects.place(id, 16), Place::Taken));
+        drop(first);
+        assert!(matches!(suspects.place(id, 16), Place::Free(_)));
+    }
+
+    #[test]
+    fn a_single_worker_rests_from_suspects_for_as_long_as_one_ran() {
+        let suspects = Suspects::beside(1, true);
+        let first = room(&suspects, 1);
+        std::thread::sleep(Duration::from_millis(300));
+        drop(first);
+        assert!(room(&suspects, 1).is_none());
+        std::thread::sleep(Duration::from_millis(400));
+        assert!(room(&suspects, 1).is_some());
+    }
+}

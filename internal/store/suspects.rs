@@ -1,0 +1,77 @@
+//! The end of a suspect whose process is known to be dead, without waiting for its lease.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::insert::read_clock;
+use super::lease::{Reaped, after_loss, own_policies};
+use super::link::transact;
+use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
+use super::{Store, StoreError};
+use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
+
+/// How the attempt of a process ended that is dead.
+#[derive(Clone, Debug)]
+pub struct Death {
+    /// `lost` when the process died, `interrupted` when the runner ended it.
+    pub verdict: Verdict,
+    /// How it died, for people.
+    pub error: String,
+    /// Backoffs by kind, for jobs that have none of their own.
+    pub policies: Arc<HashMap<Name, RetryPolicy>>,
+}
+
+impl Store {
+    /// End the attempt of this job, if the process `child` still holds it, and mark the process as stopped. The caller has
+    /// seen the process end, so nothing renews this lease and nothing settles this attempt any more. Gives nothing when it
+    /// holds none; then the process stays on the list until its lease is over, because a claim of its last moment may still
+    /// be on the way.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn end_of_child(&self, job: JobId, child: RunnerId, death: Death) -> Result<Option<Reaped>, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "end the attempt of a dead process", move |conn, _| {
+            let (shared, child, death) = (shared.clone(), child.clone(), death.clone());
+            Box::pin(async move {
+                let held = lock_held(conn, std::iter::once(job)).await?;
+                let ours = |owed: &&super::settle::Owed| owed.state == State::Executing && owed.runner == child;
+                let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
+                let own = own_policies(conn, &[(job, owed.token)]).await?;
+                let now = read_clock(conn, &shared.clock).await?;
+                let policy = own.get(&job).or_else(|| death.policies.get(&owed.kind)).copied().unwrap_or_default();
+                let again = if death.verdict == Verdict::Lost { after_loss(owed, policy) } else { Again::Now };
+                let ended = Settlement {
+                    id: job,
+                    token: owed.token,
+                    number: owed.attempt,
+                    opened: None,
+                    verdict: death.verdict,
+                    error: Some(death.error),
+                    exchange: None,
+                    result: None,
+                    follow_ups: Vec::new(),
+                    again,
+                };
+                let step = decide(0, &ended, owed, now)?;
+                write_moves(conn, std::slice::from_ref(&step), now, &shared.clock, shared.lanes.any()).await?;
+                sqlx::query(
+                    "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0, slot_jobs = NULL \
+                     WHERE id = ? AND stopped_at IS NULL",
+                )
+                .bind(child.as_str())
+                .execute(&mut *conn)
+                .await?;
+                let settled = Settled::Done {
+                    state: step.state,
+                    execute_at: step.execute_at,
+                    line: step.line(),
+                    follow_ups: Vec::new(),
+                };
+                let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
+                Ok(Some(Reaped { id: job, kind, queue, state: step.state, settled }))
+            })
+        })
+        .await
+    }
+}
