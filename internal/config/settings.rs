@@ -240,7 +240,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "test_kinds",
         "BOOL",
-        "Register the kinds for tests and benches: noop, sleep, fail, panic, spin, abort",
+        "Register the kinds for tests and benches: noop, sleep, fail, panic, spin, abort, hoard",
         |c, t| parse::put(&mut c.test_kinds, parse::switch(t)),
     )
     .switch(),
