@@ -97,7 +97,13 @@ impl Controls {
     #[must_use]
     pub fn of_no_interest(store: Store, runner: RunnerId) -> Self {
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: Instant::now() }));
-        Self { store, runner, copy: watch::Sender::new(Arc::default()), used }
+        Self {
+            store,
+            runner,
+            copy: watch::Sender::new(Arc::default()),
+            read_at: Arc::new(Mutex::new(Instant::now())),
+            used,
+        }
     }
 
     /// The runner of this process.

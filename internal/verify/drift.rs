@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 use super::{Check, Pace, Report, VerifySettings};
 use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
 use crate::job::{JobId, Timestamp};
-use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError};
+use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
 
 /// Rows and entries read at a time.
 const PAGE: usize = 2_000;
