@@ -131,7 +131,7 @@ pub async fn check_pending(
             let Some(registered) = registry.get(job.kind.as_str()) else { continue };
             kind.known = true;
             let mut problems = match &job.payload {
-                Some(payload) => registered.check(payload).unwrap_or_else(panicked),
+                Some(payload) => registered.check(payload).unwrap_or_else(|it| panicked(&it)),
                 None => vec![Problem::at("", "what is stored is not JSON")],
             };
             problems.extend(job.options_problem.map(|why| Problem::at("/options", why)));
@@ -170,7 +170,7 @@ pub async fn check_pending(
 }
 
 /// A panic over a payload, as something that is wrong with it.
-fn panicked(panicked: Panicked) -> Vec<Problem> {
+fn panicked(panicked: &Panicked) -> Vec<Problem> {
     vec![Problem::at("", format!("{panicked}: {}", panicked.message))]
 }
 
@@ -191,7 +191,7 @@ impl ScheduleCheck {
                 format!("its kind {} is not in this binary, so it waits for a runner that has it", template.kind);
             return self.add(row.name.as_str(), Some(&template.kind), None, detail);
         };
-        let problems = kind.check(&template.payload).unwrap_or_else(panicked);
+        let problems = kind.check(&template.payload).unwrap_or_else(|it| panicked(&it));
         if let Some(Problem { pointer, detail }) = problems.into_iter().next() {
             self.failing += 1;
             self.add(row.name.as_str(), Some(&template.kind), Some(pointer), detail);

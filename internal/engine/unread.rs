@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::Shared;
-use crate::handlers::Failure;
+use crate::handlers::{Failure, Registered};
 use crate::job::{Edition, JobId, Name, Priority};
 use crate::store::{Reader, Settled, UNREAD};
 
@@ -195,7 +195,7 @@ impl Unread {
 pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
     let Riddle { id, kind, queue, number, part, why } = riddle;
     let own = match part {
-        Part::Payload => shared.registry.get(kind.as_str()).map(|kind| kind.edition()),
+        Part::Payload => shared.registry.get(kind.as_str()).map(Registered::edition),
         Part::Options => Some(Edition::of_options()),
     };
     let mut refused: BTreeSet<Edition> = own.into_iter().collect();
