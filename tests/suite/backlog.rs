@@ -153,15 +153,22 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
     until_health(&tickr, Health::Fast).await;
     let mail = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "queue": "mail"}))).await;
     let later = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "queue": "mail", "delay_ms": 5_000}))).await;
-    let lose = async { tickr.app.index().forget().await.map(drop).unwrap() };
-    let hinted = tickr
-        .event("a rebuild", lose, |event| match event {
-            Event::Rebuilt { jobs } => Some(*jobs),
-            _ => None,
-        })
-        .await;
-    assert_eq!(hinted, 0, "no runner serves them");
-    assert!(tickr.app.index().is_whole().await.unwrap());
+    until_listed(&tickr, &line("mail", 5), &mail).await;
+    eventually("the others are scheduled", || async {
+        (tickr.app.index().depth(&[]).await.unwrap().0 == later.len()).then_some(())
+    })
+    .await;
+    // All of Redis is lost, and one runner, which does not serve them, has fed it again.
+    tickr.app.index().forget().await.unwrap();
+    let rebuilt = || tickr.app.index().health().bearing().last.map(|rebuilt| rebuilt.at);
+    let before = rebuilt();
+    eventually("redis is fed again", || async {
+        (rebuilt() > before && tickr.app.index().is_whole().await.unwrap()).then_some(())
+    })
+    .await;
+    until_health(&tickr, Health::Fast).await;
+    let listed = tickr.app.index().ready_ids(&line("mail", 5)).await.unwrap();
+    assert_eq!((listed.len(), tickr.app.index().depth(&[]).await.unwrap().0), (0, 0), "no runner serves them");
     let began = Instant::now();
     let other = tickr.another_with(|config| config.queues = vec!["mail".to_owned()], Registry::new()).await;
     for id in mail {
