@@ -354,7 +354,7 @@ fn may_all_be_asked(body: &BatchBody, asker: &Asker) -> Result<(), Problem> {
         match (job.may_be_asked_by(asker, &format!("/jobs/{place}")), &mut refused) {
             (Ok(()), _) => {}
             (Err(problem), None) => refused = Some(problem),
-            (Err(problem), Some(refused)) => refused.join(problem),
+            (Err(problem), Some(refused)) => refused.join(&problem),
         }
     }
     refused.map_or(Ok(()), Err)
@@ -371,7 +371,7 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
     // What is wrong with every job, as far as an answer has room for it.
     let mut wrong = |problem: Problem| match &mut first {
         None => first = Some(problem),
-        Some(first) => first.join(problem),
+        Some(first) => first.join(&problem),
     };
     let mut keys: HashMap<(Name, String), usize> = HashMap::new();
     for (place, Object(body)) in body.jobs.into_iter().enumerate() {

@@ -44,6 +44,10 @@ fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
     for text in given.into_iter().chain(uri.authority().map(|authority| Some(authority.as_str()))) {
         // A user in front of the host has no business in either place.
         let authority: Authority = text.filter(|text| !text.contains('@'))?.parse().ok()?;
+        let port = &authority.as_str()[authority.host().len()..];
+        if !port.is_empty() && authority.port_u16().is_none() {
+            return None;
+        }
         hosts.push(authority.host().trim_matches(['[', ']']).to_ascii_lowercase());
     }
     Some(hosts)

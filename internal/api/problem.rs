@@ -262,7 +262,7 @@ impl Problem {
     }
 
     /// With what is wrong according to another problem, too.
-    pub(super) fn join(&mut self, other: Self) {
+    pub(super) fn join(&mut self, other: &Self) {
         if self.unsaid > 0 {
             self.errors.pop();
         }
@@ -399,10 +399,10 @@ mod tests {
         assert_eq!(many.errors[49].pointer, "/p/49");
         assert_eq!((many.errors.len(), many.errors[50].detail.as_str()), (51, "79950 more errors are not listed"));
         let mut joined = problem(30);
-        joined.join(problem(10));
+        joined.join(&problem(10));
         assert_eq!(joined.errors.len(), 40);
-        joined.join(problem(60));
-        joined.join(problem(2));
+        joined.join(&problem(60));
+        joined.join(&problem(2));
         assert_eq!((joined.errors.len(), joined.errors[50].detail.as_str()), (51, "52 more errors are not listed"));
         assert!(joined.errors[..50].iter().all(|error| error.detail == "is wrong"));
     }

@@ -70,8 +70,8 @@ fn samples(name: &str) -> [&'static str; 3] {
         "otlp_service" => ["sa", "sb", "sc"],
         "api_tokens" => [
             "token-of-the-first-one",
-            "token-of-the-first-one,token-of-the-second",
-            "token-of-the-first-one,token-of-the-second,token-of-the-third-one",
+            "token-of-the-first-one,token-of-the-second-one",
+            "token-of-the-first-one,token-of-the-second-one,token-of-the-third-one",
         ],
         "email_senders" | "email_recipients" => ["a.example", "a.example,b@c.example", "c.example"],
         "callback_secret" => [KEY_A, KEY_B, KEY_C],
