@@ -46,7 +46,7 @@ const SKIPPED_FOR: Duration = Duration::from_secs(2);
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
 
 /// Due work straight from the store that this runner may not take, at the front of a line: jobs of kinds that it does not
-/// have, suspects that wait for the ward, and jobs that it gave back because it cannot read them.
+/// have, suspects that run or were put off, and jobs that it gave back because it cannot read them.
 #[derive(Clone, Copy, Debug)]
 struct Skipped {
     /// Where to go on looking.

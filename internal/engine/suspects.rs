@@ -70,6 +70,8 @@ enum Place<'a> {
 impl Suspects {
     /// Room for suspects beside `workers`; for one of them when they have no processes of their own.
     pub(super) fn beside(workers: usize, in_children: bool) -> Self {
+        // That none runs is an answer as well.
+        metrics::gauge!("tickr_suspects_running").increment(0.0);
         let most = if in_children { workers.div_ceil(2).min(MOST_CHILDREN) } else { 1 };
         Self {
             most,
