@@ -84,10 +84,10 @@ mutants() {
         'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
     mutant 'token check in reap' internal/store/lease.rs \
-        'owed.token == *token && owed.lease_until < now' 'owed.lease_until < now && !token.uuid().is_nil()' \
+        'owed.token == lapsed.token && owed.lease_until' 'owed.lease_until' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
     mutant 'lease check in reap' internal/store/lease.rs \
-        'owed.token == *token && owed.lease_until < now' 'owed.token == *token && owed.lease_until != now' \
+        'owed.token == lapsed.token && owed.lease_until == lapsed.until' 'owed.token == lapsed.token' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
     mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
         'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
@@ -214,6 +214,30 @@ mutants() {
     mutant 'pause in the order of service' internal/engine/service.rs \
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
+    mutant 'batches of claims' internal/engine/reaper.rs \
+        'let (mut after, mut open) = (None, 0);' 'let (mut after, mut open) = (Some(uuid::Uuid::max()), 0);' \
+        claims::attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs
+    mutant 'transaction of a claim' internal/store/claim.rs \
+        'script.say("BEGIN", Vec::new());' 'script.say("DO 0", Vec::new());' \
+        store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
+    mutant 'memory of claims without an answer' internal/store/claim.rs \
+        'self.open.gave_up(token, items);' 'self.open.gave_up(token, &items[..0]);' \
+        store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
+    mutant 'memory of attempts that were handed out' internal/store/claim_batches.rs \
+        'if *held == token => {}' 'if *held == token && ids.is_empty() => {}' \
+        store::an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it
+    mutant 'heartbeat behind a permit' internal/engine/permits.rs \
+        'if self.granted == UNLIMITED || self' 'if self.granted != 0 || self' \
+        queues::a_limit_holds_after_its_holder_slept
+    mutant "steps of the database's clock" internal/engine/rhythm.rs \
+        'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
+        clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
+    mutant 'heartbeat behind the fetcher' internal/engine/fetcher.rs \
+        'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
+        claims::a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is
+    mutant 'bound on interruptions' internal/store/settle.rs \
+        'matches!(self.again, Again::NowWithinBounds)' 'false' \
+        store::a_lease_that_could_not_be_renewed_spares_a_job_only_so_often
     mutant 'what others hold of a limit' internal/store/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it

@@ -291,7 +291,7 @@ fn judge(
             failed(settlement, Verdict::Interrupted, "the runner shut down".into())
         }
         (_, Some(StopReason::LeaseLost)) => {
-            settlement.again = Again::Now;
+            settlement.again = Again::NowWithinBounds;
             failed(settlement, Verdict::Interrupted, "the lease could not be renewed in time".into())
         }
         (Ended::Returned(Err(Failure::Retry { error })), None) => failed(settlement, Verdict::Failed, error),

@@ -34,6 +34,9 @@ const STORE_POLL: Duration = Duration::from_millis(200);
 /// Pauses between tries of a Redis that failed the fetcher, before jitter. The store is asked meanwhile.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// How often is looked whether the heartbeat is answered again, and how long a silence is not worth a word.
+const BEAT_POLL: Duration = Duration::from_millis(20);
+const FIRST_BEAT: Duration = Duration::from_secs(1);
 /// Lines of which due work is read from the store at a time.
 const LINES_AT_ONCE: usize = 8;
 /// Rows in one page of the store, and pages read between two looks at the other lines, when a line begins with work that
@@ -103,6 +106,11 @@ impl Fetcher {
                 if !until_wanted(&shared).await {
                     return;
                 }
+                continue;
+            }
+            if !shared.rhythm.is_beating(shared.settings.lease) {
+                drop(first);
+                until_beating(&shared).await;
                 continue;
             }
             if !store_answers(&shared).await {
@@ -351,6 +359,30 @@ async fn until_wanted(shared: &Shared) -> bool {
         tracing::info!("takes work again");
     }
     wanted
+}
+
+/// While the heartbeat is not answered: wait here. What would be started now is stopped when its lease ends, so that jobs
+/// which take longer would be started again and again.
+async fn until_beating(shared: &Shared) {
+    let since = Instant::now();
+    let gauge = metrics::gauge!("tickr_fetching");
+    let mut told = false;
+    while !shared.stop_fetching.is_cancelled() && !shared.rhythm.is_beating(shared.settings.lease) {
+        // The first beat of a runner takes a moment, and is no news.
+        if !told && since.elapsed() > FIRST_BEAT {
+            tracing::warn!("the heartbeat is not answered: this runner takes no new work until it is");
+            gauge.set(0.0);
+            told = true;
+        }
+        tokio::select! {
+            () = shared.stop_fetching.cancelled() => {}
+            () = tokio::time::sleep(BEAT_POLL) => {}
+        }
+    }
+    if told {
+        tracing::info!(after_ms = since.elapsed().as_millis(), "the heartbeat is answered again, taking work");
+    }
+    gauge.set(1.0);
 }
 
 /// After a failed claim: wait here until MySQL takes writes, instead of taking ids that nobody can claim.

@@ -81,14 +81,14 @@ fn beat_until_stopped(
         if due || !attempts.is_empty() {
             // Leases are counted from before the request: the store's count begins later, never earlier.
             let sent = Instant::now();
-            let told = tell(&mut pulse, row, &mut registered, due, &attempts);
+            let renewed = |page: &[LiveAttempt]| live.renewed(page, sent);
+            let told = tell(&mut pulse, row, &mut registered, due, &attempts, &renewed);
             let told = runtime.block_on(bounded(told, patience, live, row.lease));
             match told {
                 Some(Ok(beat)) => {
                     if due {
                         beaten = Some(sent);
-                        live.renewed(&attempts, sent);
-                        rhythm.beaten(row.lease);
+                        rhythm.beaten(sent, row.lease);
                     }
                     pass_on(&beat, &attempts, live, events);
                     let written = pulse.write_progress(&attempts);
@@ -153,12 +153,13 @@ async fn tell(
     registered: &mut bool,
     due: bool,
     attempts: &[LiveAttempt],
+    renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
 ) -> Result<Beat, StoreError> {
     if !*registered {
         pulse.register(row).await?;
         *registered = true;
     }
-    if due { pulse.beat(&row.id, row.lease, attempts).await } else { pulse.look(attempts).await }
+    if due { pulse.beat(&row.id, row.lease, attempts, renewed).await } else { pulse.look(attempts).await }
 }
 
 fn pass_on(beat: &Beat, attempts: &[LiveAttempt], live: &Live, events: &Events) {

@@ -1,6 +1,6 @@
 //! The attempts that run in this process right now: what the heartbeat renews and what can be told to stop.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -152,11 +152,17 @@ impl Live {
         self.lock().len()
     }
 
+    /// The jobs that run here.
+    pub(super) fn ids(&self) -> HashSet<JobId> {
+        self.lock().keys().copied().collect()
+    }
+
     /// What the heartbeat tells the store, the longest running first: of very many only the first are shown to people.
     pub(super) fn for_the_heartbeat(&self) -> Vec<LiveAttempt> {
         let attempts = self.lock();
         let live = |(id, running): (&JobId, &Running)| {
-            let attempt = LiveAttempt { id: *id, token: running.token, progress: running.progress.take() };
+            let (token, leased) = (running.token, running.leased);
+            let attempt = LiveAttempt { id: *id, token, progress: running.progress.take(), leased };
             (running.since, attempt)
         };
         let mut live: Vec<(Instant, LiveAttempt)> = attempts.iter().map(live).collect();

@@ -51,7 +51,7 @@ use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -121,9 +121,6 @@ struct Shared {
     gauges: Gauges,
     /// A claim failed: the fetcher asks the store before it takes more.
     store_trouble: AtomicBool,
-    /// A claim failed and may have been committed all the same: its attempt may need to be reaped, though this runner
-    /// lives. A search of the owed rows that succeeds after this moment ends the doubt; while MySQL is out, none does.
-    in_doubt_until: Mutex<Option<Instant>>,
     /// Kinds that some living runner has, as last seen by the reaper.
     living_kinds: Mutex<HashSet<Name>>,
     /// Something the reconciler should look at before its time.
@@ -182,6 +179,8 @@ impl Engine {
         let live = Arc::new(Live::default());
         let row = row(&registry, &settings);
         let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
+        // What the reaper's first reading is compared with.
+        rhythm.read(&store.clock().reading(), settings.lease);
         let events = broker.events().clone();
         let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
         let alarm = Arc::new(Alarm::start()?);
@@ -208,6 +207,7 @@ impl Engine {
         keep_running(&looping, &shared, "permits", permits::keep_until_stopped);
         keep_running(&looping, &shared, "refill", reconciler::refill_until_stopped);
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
+        keep_running(&looping, &shared, "unanswered claims", reaper::give_back_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
         keep_running(&looping, &shared, "operator", operator::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
@@ -272,8 +272,16 @@ impl Engine {
             let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
         }
         permits::give_back(&shared).await;
-        // No goodbye either while a claim is under way: it may leave an attempt behind that somebody must look for.
-        heartbeat.stop(all_settled).await;
+        let last = async {
+            reaper::give_back_unanswered(&shared).await?;
+            shared.store.delete_closed_batches(&shared.runner).await
+        };
+        if !matches!(tokio::time::timeout(Duration::from_secs(2), last).await, Ok(Ok(()))) {
+            tracing::warn!("could not tidy up after the last claims, other runners will");
+        }
+        // No goodbye either while a claim is under way, or was never answered: it may leave an attempt behind that others
+        // must look for.
+        heartbeat.stop(all_settled && shared.store.unanswered_claims() == 0).await;
         tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");
         Stopped { given_back, abandoned }
     }
@@ -292,7 +300,7 @@ impl Shared {
             runner: settings.runner.clone(),
             suspects: Suspects::beside(settings.workers, settings.child.is_some()),
             unread: Unread::default(),
-            permits: Permits::new(&settings.queues, &controls.now()),
+            permits: Permits::new(&settings.queues, &controls.now(), Arc::clone(&rhythm), settings.lease),
             gauges: Gauges::of(&registry.names(), &settings.queues, settings.workers),
             index,
             broker,
@@ -301,7 +309,6 @@ impl Shared {
             live,
             rhythm,
             store_trouble: AtomicBool::new(false),
-            in_doubt_until: Mutex::new(None),
             living_kinds: Mutex::new(HashSet::new()),
             reconcile: Notify::new(),
             refill: Notify::new(),
@@ -318,13 +325,6 @@ impl Shared {
         self.store_trouble.store(true, Ordering::Relaxed);
     }
 
-    /// A claim got no answer. If it was committed, nobody runs its attempt, and its lease ends no later than this.
-    fn claim_failed(&self) {
-        let until = Instant::now() + self.settings.lease + Duration::from_secs(5);
-        *self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
-        self.store_failed();
-    }
-
     /// Suspects of this runner that run in processes of their own.
     fn suspects_elsewhere(&self) -> usize {
         if self.settings.child.is_some() { self.suspects.running() } else { 0 }
@@ -333,16 +333,6 @@ impl Shared {
     /// Can some other living runner run this kind?
     fn runs_elsewhere(&self, kind: &Name) -> bool {
         self.living_kinds.lock().unwrap_or_else(PoisonError::into_inner).contains(kind)
-    }
-
-    /// May there be attempts of this runner that it does not know of?
-    fn in_doubt(&self) -> bool {
-        self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// All owed rows were searched, beginning at this moment.
-    fn searched(&self, began: Instant) {
-        self.in_doubt_until.lock().unwrap_or_else(PoisonError::into_inner).take_if(|until| began >= *until);
     }
 }
 

@@ -3,6 +3,10 @@
 //! A queue without a limit has as many as one likes. Of one with a limit this runner holds permits that it took from the
 //! store ahead of the jobs (`store/permits.rs`), so that starting a job asks nobody. It asks for more when work was left
 //! lying for want of them, keeps one to hear of new work, and gives the rest back within a second or two.
+//!
+//! Others take the permits of a runner that is silent for its lease and five seconds. So a permit is good only while the
+//! heartbeat is answered (`rhythm.rs`): after any gap nothing starts on it until the store has confirmed it, and three
+//! times in a lease it is looked up whatever happened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,9 +15,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::Shared;
+use super::rhythm::Rhythm;
 use crate::broker::Settings;
 use crate::job::Name;
-use crate::store::{PermitGrant, PermitRequest};
+use crate::store::{MayJudge, PermitGrant, PermitRequest};
 
 /// How often permits are brought in line with what they are used for, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -26,6 +31,8 @@ const UNLIMITED: u32 = u32::MAX;
 /// The permits of one runner.
 pub(super) struct Permits {
     queues: Vec<Held>,
+    rhythm: Arc<Rhythm>,
+    lease: Duration,
     /// The fetcher waits, and leaves some line alone for want of permits.
     fetcher_waits: AtomicBool,
     /// A permit is free again that the fetcher waits for.
@@ -45,10 +52,29 @@ struct Counts {
     granted: u32,
     /// So many run, or are about to.
     used: u32,
-    /// So many are written down in the store.
-    told: u32,
+    /// So many are written down in the store; unknown after a call that failed.
+    told: Option<u32>,
+    /// When the store said so; absent when that cannot be relied upon.
+    confirmed: Option<Confirmed>,
     /// Work was left lying since the store was last asked.
     hungry: bool,
+}
+
+/// The store has written the permits down, or found them written down.
+#[derive(Clone, Copy, Debug)]
+struct Confirmed {
+    /// A moment before that.
+    since: Instant,
+    /// The gaps of the heartbeat until then.
+    gaps: u64,
+}
+
+impl Counts {
+    /// So many may run here, as far as the store has confirmed it and no other runner can have taken it away since.
+    fn good(&self, standing: Option<u64>, lease: Duration) -> u32 {
+        let good = |confirmed: Confirmed| standing == Some(confirmed.gaps) && confirmed.since.elapsed() < lease;
+        if self.granted == UNLIMITED || self.confirmed.is_some_and(good) { self.granted } else { 0 }
+    }
 }
 
 impl Held {
@@ -61,6 +87,15 @@ impl Held {
 pub(super) struct Permit {
     permits: Arc<Permits>,
     queue: usize,
+    /// The gaps of the heartbeat when it was taken; absent when the queue had no limit.
+    gaps: Option<u64>,
+}
+
+impl Permit {
+    /// May a job start on it now? Not when the runner stood still since it was taken, because another runner may have it.
+    pub(super) fn is_good(&self) -> bool {
+        self.gaps.is_none() || self.permits.standing() == self.gaps
+    }
 }
 
 impl Drop for Permit {
@@ -74,13 +109,25 @@ impl Drop for Permit {
 
 impl Permits {
     /// Permits for these queues. A queue with a limit begins with none.
-    pub(super) fn new(queues: &[Name], settings: &Settings) -> Arc<Self> {
+    pub(super) fn new(queues: &[Name], settings: &Settings, rhythm: Arc<Rhythm>, lease: Duration) -> Arc<Self> {
         let held = |name: &Name| {
             let granted = if limit(settings, name).is_some() { 0 } else { UNLIMITED };
-            Held { name: name.clone(), counts: Mutex::new(Counts { granted, used: 0, told: 0, hungry: false }) }
+            let counts = Counts { granted, used: 0, told: Some(0), confirmed: None, hungry: false };
+            Held { name: name.clone(), counts: Mutex::new(counts) }
         };
-        let queues = queues.iter().map(held).collect();
-        Arc::new(Self { queues, fetcher_waits: AtomicBool::new(false), freed: Notify::new(), hungry: Notify::new() })
+        Arc::new(Self {
+            queues: queues.iter().map(held).collect(),
+            rhythm,
+            lease,
+            fetcher_waits: AtomicBool::new(false),
+            freed: Notify::new(),
+            hungry: Notify::new(),
+        })
+    }
+
+    /// The gaps of the heartbeat so far, while no other runner can have judged this one since the last of them.
+    fn standing(&self) -> Option<u64> {
+        self.rhythm.standing(self.lease)
     }
 
     /// How many more jobs of this queue may start here; absent when there is no limit. Being told of none makes hungry.
@@ -89,7 +136,7 @@ impl Permits {
         if counts.granted == UNLIMITED {
             return None;
         }
-        let room = counts.granted.saturating_sub(counts.used);
+        let room = counts.good(self.standing(), self.lease).saturating_sub(counts.used);
         if room == 0 && !std::mem::replace(&mut counts.hungry, true) {
             self.hungry.notify_one();
         }
@@ -99,9 +146,10 @@ impl Permits {
     /// A permit to run a job of this queue, if there is one.
     pub(super) fn take(self: &Arc<Self>, queue: usize) -> Option<Permit> {
         let mut counts = self.queues[queue].counts();
-        (counts.used < counts.granted).then(|| {
+        let gaps = if counts.granted == UNLIMITED { None } else { Some(self.standing()?) };
+        (counts.used < counts.good(gaps, self.lease)).then(|| {
             counts.used += 1;
-            Permit { permits: Arc::clone(self), queue }
+            Permit { permits: Arc::clone(self), queue, gaps }
         })
     }
 
@@ -132,8 +180,13 @@ pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
     let mut settings = shared.controls.listen();
     // When the store may be asked again about a queue of which others have all that there is.
     let mut again = vec![Instant::now(); permits.queues.len()];
+    let mut looked_up = Instant::now();
     loop {
         let now = settings.borrow_and_update().clone();
+        if looked_up.elapsed() >= shared.settings.lease / 3 {
+            looked_up = Instant::now();
+            look_up(&shared).await;
+        }
         let mut room = false;
         for (held, again) in permits.queues.iter().zip(&mut again) {
             room |= keep(&shared, held, &now, again).await;
@@ -177,6 +230,38 @@ pub(super) async fn give_back(shared: &Shared) {
     }
 }
 
+/// Look up whether the permits that this runner relies upon are still written down, all in one statement. What is not is
+/// asked for anew. After a gap of the heartbeat this is not enough, because another runner may be about to take them.
+async fn look_up(shared: &Shared) {
+    let Some(gaps) = shared.permits.standing() else { return };
+    let relied_upon = |held: &&Held| {
+        let counts = held.counts();
+        counts.granted != UNLIMITED && counts.confirmed.is_some_and(|confirmed| confirmed.gaps == gaps)
+    };
+    let held: Vec<(&Held, Option<u32>)> =
+        shared.permits.queues.iter().filter(relied_upon).map(|held| (held, held.counts().told)).collect();
+    if held.is_empty() {
+        return;
+    }
+    let since = Instant::now();
+    let names = held.iter().map(|(held, _)| held.name.clone()).collect();
+    match shared.store.permits_of(&shared.runner, names).await {
+        Ok(found) => {
+            for (held, told) in held {
+                let written = found.get(held.name.as_str()).copied().unwrap_or(0);
+                let mut counts = held.counts();
+                if told.is_some_and(|told| written >= told) {
+                    counts.confirmed = Some(Confirmed { since, gaps });
+                } else {
+                    tracing::warn!(queue = %held.name, written, "permits of a queue are gone, asking for new ones");
+                    (counts.confirmed, counts.told) = (None, None);
+                }
+            }
+        }
+        Err(error) => tracing::debug!(%error, "cannot look permits up"),
+    }
+}
+
 /// Bring the permits of one queue in line. True when there is room that the fetcher may have missed.
 async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Instant) -> bool {
     let limit = limit(settings, &held.name);
@@ -185,10 +270,12 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Ins
     let free = if settings.drained { 0 } else { workers.saturating_sub(shared.permits.used()) };
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
-    let (asked, before) = {
+    // While the heartbeat is not answered others may count this runner as gone, with whatever it is given.
+    let Some(gaps) = shared.permits.standing() else { return false };
+    let since = Instant::now();
+    let asked = {
         let mut counts = held.counts();
-        let before = *counts;
-        let Counts { granted, used, told, hungry } = before;
+        let Counts { granted, used, told, confirmed, hungry } = *counts;
         let wanted = match limit {
             None if granted == UNLIMITED => return false,
             None => used,
@@ -201,31 +288,40 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Ins
         // What has ended must not stay written down, or others wait for it.
         let in_line = granted == wanted && !(others_want && granted > used);
         let in_vain = wanted > granted && Instant::now() < *again;
-        if granted != UNLIMITED && limit.is_some() && told == granted.max(used) && (in_line || in_vain) {
+        let relied_upon = confirmed.is_some_and(|confirmed| confirmed.gaps == gaps) && told == Some(granted.max(used));
+        if granted != UNLIMITED && limit.is_some() && relied_upon && (in_line || in_vain) {
             counts.hungry = hungry && in_vain;
             return false;
         }
         // Nothing starts while the store is asked, or it would not know of it.
         (counts.granted, counts.hungry) = (used, false);
-        (PermitRequest { used, wanted, yielding: rand::random_ratio(1, YIELDS) }, before)
+        PermitRequest { used, wanted, yielding: rand::random_ratio(1, YIELDS) }
     };
-    let answer = shared.store.take_permits(&held.name, &shared.runner, asked).await;
+    let (rhythm, lease) = (Arc::clone(&shared.rhythm), shared.settings.lease);
+    let may_judge: MayJudge = Arc::new(move |reading| {
+        rhythm.read(reading, lease);
+        rhythm.is_steady(lease)
+    });
+    let answer = shared.store.take_permits(&held.name, &shared.runner, asked, may_judge).await;
     let mut counts = held.counts();
     match answer {
         Ok(PermitGrant::Unlimited) => counts.granted = UNLIMITED,
         Ok(PermitGrant::Permits(permits)) => {
-            (counts.granted, counts.told) = (permits, permits.max(asked.used));
+            (counts.granted, counts.told) = (permits, Some(permits.max(asked.used)));
+            // A gap since the question shows when this is looked at.
+            counts.confirmed = Some(Confirmed { since, gaps });
             if permits < asked.wanted {
                 *again = Instant::now() + LOOK_EVERY;
             }
         }
         Err(error) => {
             tracing::debug!(queue = %held.name, %error, "cannot bring permits in line");
-            // A limit that this runner has just heard of holds from now on, whoever can be asked.
-            counts.granted = if before.granted == UNLIMITED { 0 } else { before.granted };
+            // Whether or not the call was carried out, as many as were used are written down. And a limit that this runner
+            // has just heard of holds from now on.
+            (counts.granted, counts.told) = (asked.used, None);
         }
     }
-    counts.granted > counts.used
+    counts.good(shared.permits.standing(), lease) > counts.used
 }
 
 /// Wake the fetcher wherever it waits: what it may take has changed.

@@ -1,44 +1,82 @@
 //! The reaper: ends attempts whose runner died, so that their jobs run again or fail. After its first loss a job runs again at
 //! once, as ordinary work and before all that waits; after two in a row it is a suspect (see `suspects`).
 //!
-//! The owed rows are not indexed by lease, so they are not searched while everybody is alive: a look at the short list
-//! of runners decides. Any runner may reap; two at once read the same rows and one of them finds the token changed. After
-//! an interruption of its own a runner judges nobody for a full lease: see [`Rhythm`](super::rhythm::Rhythm).
+//! The owed rows are not searched for them, because there may be any number. A look at the short list of runners says who
+//! is silent, and the batches of claims (`store/claim_batches.rs`) say which jobs those may hold. Any runner may reap; two
+//! at once read the same rows and one of them finds the token changed. After an interruption of its own, or a step of the
+//! database's clock, a runner judges nobody for a full lease: see [`Rhythm`](super::rhythm::Rhythm). All of a round is
+//! judged by one reading of that clock, taken and checked at its beginning.
+//!
+//! Beside that each round walks a page further through the owed rows. That finds what no batch names: attempts of older
+//! binaries, which run beside this one during a deploy. While one of those is silent the walk is fast.
+//!
+//! This runner's own claims that were never answered are given back as soon as MySQL answers: nobody started them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
 
 use super::Shared;
 use crate::event::Event;
 use crate::index::{Entry, Line};
-use crate::job::{Name, RetryPolicy, Verdict};
-use crate::store::{Reaped, Settled, StoreError};
+use crate::job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
+use crate::store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
 
-/// How often the list of runners is looked at, before jitter.
+/// How often the list of runners is looked at, before jitter; and while a silent runner still has open attempts.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Most attempts ended in one transaction.
-const PAGE: u32 = 200;
-/// How often the owed rows are searched even when nobody is known to be silent: for attempts of a runner that is not on
-/// the list.
-const SEARCH_ANYWAY: Duration = Duration::from_secs(60);
+const PAGE: usize = 200;
+/// How often the claims of runners that are not among the living are looked for. There are none, unless a runner was
+/// struck off while a claim of its own was under way.
+const STRAYS_EVERY: Duration = Duration::from_secs(4);
+/// Rows in one page of the walk, and pages in one round while an older binary is silent.
+const WALK_ROWS: u32 = 5_000;
+const FAST_WALK_PAGES: usize = 100;
+/// Longest part of a round that a fast walk takes.
+const FAST_WALK: Duration = Duration::from_secs(2);
+/// How long an attempt that MySQL refuses to end is left alone.
+const REST: Duration = Duration::from_secs(60);
+/// Most such attempts that are remembered.
+const MOST_REFUSED: usize = 10_000;
+/// How much longer than a lease one may be that was taken before the database's clock was set back.
+const SLACK: TimeDelta = TimeDelta::seconds(5);
+
+/// What one reaper remembers from round to round.
+#[derive(Default)]
+struct Reaper {
+    /// Runners whose last beat lies ahead of the database's clock, and since when they are known to be so.
+    ahead: HashMap<RunnerId, (Timestamp, Instant)>,
+    strays_at: Option<Instant>,
+    walk: Walk,
+    /// Attempts that could not be ended, and when to try again.
+    refused: HashMap<JobId, Instant>,
+}
+
+/// The walk through the owed rows.
+#[derive(Default)]
+struct Walk {
+    /// The last row of the page before.
+    place: Option<JobId>,
+    /// The database's time when the walk began, and when the last walk that came to its end had begun.
+    began: Option<Timestamp>,
+    whole: Option<Timestamp>,
+}
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    let mut searched = Instant::now();
+    let mut reaper = Reaper::default();
+    let mut pause = LOOK_EVERY;
     loop {
-        let pause = LOOK_EVERY.mul_f64(0.5 + rand::random::<f64>());
+        let pause_now = pause.mul_f64(0.5 + rand::random::<f64>());
         tokio::select! {
             () = shared.stop_loops.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(pause_now) => {}
         }
-        let anyway = shared.in_doubt() || searched.elapsed() >= SEARCH_ANYWAY.max(shared.settings.lease);
-        let began = Instant::now();
-        match run_once(&shared, anyway).await {
+        match reaper.run_once(&shared).await {
             Ok(round) => {
-                if round.searched {
-                    searched = began;
-                    shared.searched(began);
-                }
+                pause = if round.open > 0 { LOOK_AGAIN } else { LOOK_EVERY };
                 if round.attempts > 0 {
                     tracing::warn!(attempts = round.attempts, "ended attempts of runners that died");
                     shared.broker.events().emit(Event::Reaped { attempts: round.attempts });
@@ -57,8 +95,155 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 struct Round {
     /// Attempts that it ended.
     attempts: usize,
-    /// Were all owed rows searched and judged?
-    searched: bool,
+    /// Attempts of silent runners that are still open.
+    open: usize,
+}
+
+impl Reaper {
+    async fn run_once(&mut self, shared: &Shared) -> Result<Round, StoreError> {
+        shared.store.delete_closed_batches(&shared.runner).await?;
+        let reading = shared.store.read_time().await?;
+        let beats = shared.store.runner_beats().await?;
+        // While at the list of runners: whom a job of a foreign kind waits for.
+        let kinds = shared.store.living_kinds().await?;
+        *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
+        if !may_judge(shared, &reading) {
+            // What was known of beats ahead of the clock was known by another clock.
+            self.ahead.clear();
+            return Ok(Round::default());
+        }
+        let at = reading.moment;
+        let silent: Vec<(RunnerBeat, TimeDelta)> = beats
+            .iter()
+            .map(|beat| (beat.clone(), self.silence(beat, at)))
+            .filter(|(beat, silence)| *silence > delta(beat.lease))
+            .collect();
+        self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
+
+        let mut round = Round::default();
+        for (runner, silence) in &silent {
+            // A lease that was taken before the clock was set back ends later than any that is taken now.
+            let beyond = Some(at + delta(runner.lease) + SLACK);
+            let open = self.reap_batches_of(shared, &runner.id, LapseRule { at, beyond }, &mut round).await?;
+            round.open += open;
+            // What it claimed after its last beat is leased for longer than it has been silent.
+            let over = delta(runner.lease * 2);
+            let walked =
+                runner.writes_batches || self.walk.whole.is_some_and(|whole| whole > runner.heartbeat_at + over);
+            if open == 0 && walked && *silence > over {
+                shared.store.bury_runner(runner).await?;
+            }
+        }
+        if self.strays_at.is_none_or(|looked| looked.elapsed() >= STRAYS_EVERY) {
+            self.strays_at = Some(Instant::now());
+            let living: HashSet<&RunnerId> = beats.iter().map(|beat| &beat.id).collect();
+            for runner in shared.store.runners_with_batches().await? {
+                // Of its own, those in which an attempt does not run here: a claim was carried out twice, or its handler was
+                // never started.
+                if runner == shared.runner || !living.contains(&runner) {
+                    self.reap_batches_of(shared, &runner, LapseRule::at(at), &mut round).await?;
+                }
+            }
+        }
+        let older = silent.iter().any(|(runner, _)| !runner.writes_batches);
+        self.walk_on(shared, at, if older { FAST_WALK_PAGES } else { 1 }, &mut round).await?;
+        Ok(round)
+    }
+
+    /// For how long this runner has been silent.
+    fn silence(&mut self, beat: &RunnerBeat, at: Timestamp) -> TimeDelta {
+        if beat.heartbeat_at <= at + SLACK {
+            self.ahead.remove(&beat.id);
+            return at - beat.heartbeat_at;
+        }
+        // The database's clock was set back since it beat last. A runner that lives beats again within a third of a lease.
+        let (seen, since) = self.ahead.entry(beat.id.clone()).or_insert((beat.heartbeat_at, Instant::now()));
+        if *seen != beat.heartbeat_at {
+            (*seen, *since) = (beat.heartbeat_at, Instant::now());
+        }
+        delta(since.elapsed())
+    }
+
+    /// End the lapsed attempts that the batches of this runner name; how many are open afterwards.
+    async fn reap_batches_of(
+        &mut self,
+        shared: &Shared,
+        runner: &RunnerId,
+        rule: LapseRule,
+        round: &mut Round,
+    ) -> Result<usize, StoreError> {
+        let (mut after, mut open) = (None, 0);
+        let live = Arc::new(shared.live.ids());
+        loop {
+            let page = shared.store.lapsed_of(runner, after, rule, Arc::clone(&live)).await?;
+            open += page.open;
+            open -= self.reap(shared, page.lapsed, round).await?.min(open);
+            after = page.next;
+            if after.is_none() || shared.stop_loops.is_cancelled() {
+                return Ok(open);
+            }
+        }
+    }
+
+    /// Walk on through the owed rows by this many pages at the most.
+    async fn walk_on(
+        &mut self,
+        shared: &Shared,
+        at: Timestamp,
+        pages: usize,
+        round: &mut Round,
+    ) -> Result<(), StoreError> {
+        let began = Instant::now();
+        for _ in 0..pages {
+            let walk_began = *self.walk.began.get_or_insert(at);
+            let page = shared.store.walk_owed(self.walk.place, LapseRule::at(at), WALK_ROWS).await?;
+            self.walk.place = page.next;
+            self.reap(shared, page.lapsed, round).await?;
+            if page.next.is_none() {
+                self.walk.whole = Some(walk_began);
+                self.walk.began = None;
+                return Ok(());
+            }
+            if shared.stop_loops.is_cancelled() || began.elapsed() >= FAST_WALK {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// End these attempts; how many have ended.
+    async fn reap(&mut self, shared: &Shared, lapsed: Vec<Lapsed>, round: &mut Round) -> Result<usize, StoreError> {
+        self.refused.retain(|_, until| Instant::now() < *until);
+        let lapsed: Vec<Lapsed> = lapsed.into_iter().filter(|lapsed| !self.refused.contains_key(&lapsed.id)).collect();
+        if lapsed.is_empty() {
+            return Ok(0);
+        }
+        let policies: HashMap<Name, RetryPolicy> =
+            shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect();
+        let policies = Arc::new(policies);
+        let mut ended = 0;
+        for page in lapsed.chunks(PAGE) {
+            // The reading is checked again: the search may have hung in the very outage that let the leases lapse.
+            if !shared.rhythm.is_steady(shared.settings.lease) {
+                tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
+                return Ok(ended);
+            }
+            let (reaped, refused) = shared.store.reap(page.to_vec(), Arc::clone(&policies)).await?;
+            ended += reaped.len();
+            tell(shared, reaped).await;
+            for (id, error) in refused {
+                tracing::error!(job = %id, %error, "cannot end a lost attempt, it is left alone for a minute");
+                if self.refused.len() < MOST_REFUSED {
+                    self.refused.insert(id, Instant::now() + REST);
+                }
+            }
+            if shared.stop_loops.is_cancelled() {
+                break;
+            }
+        }
+        round.attempts += ended;
+        Ok(ended)
+    }
 }
 
 /// Tell the index of what waits again. What is due at once, because it has lost its first attempt, goes to the front of its
@@ -82,39 +267,55 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
     shared.broker.put_first(&shared.index, &first).await;
 }
 
-async fn run_once(shared: &Shared, anyway: bool) -> Result<Round, StoreError> {
-    let silent = shared.store.silent_runners().await?;
-    // While at the list of runners: whom a job of a foreign kind waits for.
-    let kinds = shared.store.living_kinds().await?;
-    *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
-    if silent.is_empty() && !anyway {
-        return Ok(Round::default());
+/// May others be judged by this reading of the database's clock?
+fn may_judge(shared: &Shared, reading: &Reading) -> bool {
+    let lease = shared.settings.lease;
+    if let Some(step) = shared.rhythm.read(reading, lease) {
+        tracing::warn!(step_ms = step.num_milliseconds(), "the clock of mysql was set, judging nobody for a lease");
     }
-    let policies: HashMap<Name, RetryPolicy> =
-        shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect();
-    let policies = Arc::new(policies);
-    let mut round = Round::default();
+    let may = shared.rhythm.is_steady(lease);
+    if !may {
+        tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
+    }
+    may
+}
+
+fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).unwrap_or_default()
+}
+
+/// Give back, now and then, what this runner claimed without ever hearing of it. A loop of its own, because it may have to wait
+/// for a row that another session holds.
+pub(super) async fn give_back_until_stopped(shared: Arc<Shared>) {
     loop {
-        let expired = shared.store.expired_attempts(PAGE).await?;
-        // Asked after the search, which may have hung in the very outage that let the leases lapse.
-        if !shared.rhythm.is_steady(shared.settings.lease) {
-            tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
-            return Ok(round);
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => return,
+            () = tokio::time::sleep(LOOK_AGAIN.mul_f64(0.5 + rand::random::<f64>())) => {}
         }
-        let last = expired.len() < PAGE as usize;
-        if !expired.is_empty() {
-            let reaped = shared.store.reap(expired, Arc::clone(&policies)).await?;
-            round.attempts += reaped.len();
-            tell(shared, reaped).await;
-        }
-        round.searched = last;
-        if last || shared.stop_loops.is_cancelled() {
-            break;
+        if shared.store.unanswered_claims() > 0
+            && let Err(error) = give_back_unanswered(&shared).await
+        {
+            tracing::debug!(%error, "cannot give unanswered claims back yet");
         }
     }
-    // The store does so only to those whose last claim must have expired by now.
-    for runner in silent {
-        shared.store.bury_runner(runner).await?;
+}
+
+/// Give back what this runner claimed without ever hearing of it.
+pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<(), StoreError> {
+    let given = shared.store.give_back_unanswered().await?;
+    if !given.is_empty() {
+        tracing::warn!(jobs = given.len(), "gave back jobs whose claims were never answered");
     }
-    Ok(round)
+    for given in given {
+        announce(shared, &given, Verdict::Interrupted);
+    }
+    Ok(())
+}
+
+/// Tell the figures and the index of an attempt that was ended without its holder.
+pub(super) fn announce(shared: &Shared, ended: &Reaped, verdict: Verdict) {
+    shared.broker.meters().settled(Some(&ended.queue), verdict, ended.state);
+    if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &ended.settled {
+        shared.broker.hint(ended.id, queue, *priority, *execute_at);
+    }
 }

@@ -209,7 +209,7 @@ async fn run_here(shared: &Shared, claimant: &Claimant, job: DueJob) {
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %job.id, %error, "cannot claim");
-            shared.claim_failed();
+            shared.store_failed();
         }
     }
 }

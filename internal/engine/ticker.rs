@@ -4,14 +4,14 @@
 //! row each time, whoever came too late follows: from then on it looks a little after the others. If it ever finds a tick
 //! that nobody has seen to, the one it followed is gone, and it leads itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::alarm::Alarm;
-use crate::job::{Actor, Name};
-use crate::store::{StoreError, UnreadableSchedule};
+use crate::job::{Actor, Name, Timestamp};
+use crate::store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
 
 /// Most schedules seen to in one transaction.
 const MOST_AT_ONCE: u32 = 64;
@@ -22,6 +22,12 @@ const BEHIND: Duration = Duration::from_millis(100);
 /// Pauses between tries while the store does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// How long a schedule is left alone whose ticks MySQL refuses to write, and how many are remembered.
+const REST: Duration = Duration::from_secs(60);
+const MOST_AT_REST: usize = 2_000;
+
+/// Schedules that are left alone, and until when.
+type AtRest = BTreeMap<String, Instant>;
 
 /// What a look found.
 enum Look {
@@ -38,8 +44,9 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
     let runner = Actor::runner(&shared.runner);
     let kinds = shared.registry.names();
     let (mut follows, mut pause, mut unreadable) = (false, FIRST_PAUSE, BTreeSet::new());
+    let mut at_rest = AtRest::new();
     loop {
-        let sleep = match look(&shared, &kinds, &runner, &mut unreadable).await {
+        let sleep = match look(&shared, &kinds, &runner, &mut unreadable, &mut at_rest).await {
             Ok(Look::Ticked { too_late }) => {
                 pause = FIRST_PAUSE;
                 follows = too_late;
@@ -74,8 +81,11 @@ async fn look(
     kinds: &[Name],
     runner: &Actor,
     unreadable: &mut BTreeSet<String>,
+    at_rest: &mut AtRest,
 ) -> Result<Look, StoreError> {
-    let found = shared.store.due_schedules(kinds.to_vec(), MOST_AT_ONCE).await?;
+    at_rest.retain(|_, until| Instant::now() < *until);
+    let without = at_rest.keys().cloned().collect();
+    let found = shared.store.due_schedules(kinds.to_vec(), MOST_AT_ONCE, without).await?;
     let mut rows = Vec::with_capacity(found.due.len());
     for row in found.due {
         match row {
@@ -96,6 +106,41 @@ async fn look(
         let now = shared.store.clock().now();
         return Ok(Look::Nothing(found.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO))));
     }
-    let ticked = shared.broker.tick(rows, found.now, runner, &shared.settings.tracer).await?;
+    let tracer = &shared.settings.tracer;
+    let ticked = match shared.broker.tick(rows.clone(), found.now, runner, tracer).await {
+        Err(error) if !error.is_transient() => {
+            tracing::warn!(%error, schedules = rows.len(), "cannot write ticks together, writing them one by one");
+            one_by_one(shared, rows, found.now, runner, at_rest).await?
+        }
+        ticked => ticked?,
+    };
     Ok(Look::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
+}
+
+/// See to the ticks of each schedule in a transaction of its own: one that MySQL refuses must not stop the others.
+async fn one_by_one(
+    shared: &Shared,
+    rows: Vec<Scheduled>,
+    now: Timestamp,
+    runner: &Actor,
+    at_rest: &mut AtRest,
+) -> Result<Ticked, StoreError> {
+    let mut all = Ticked::default();
+    for row in rows {
+        let name = row.name.to_string();
+        match shared.broker.tick(vec![row], now, runner, &shared.settings.tracer).await {
+            Ok(ticked) => {
+                all.overtaken += ticked.overtaken;
+                all.lines.extend(ticked.lines);
+            }
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) => {
+                tracing::error!(schedule = name, %error, "cannot write the ticks of a schedule, it is left alone for a minute");
+                if at_rest.len() < MOST_AT_REST {
+                    at_rest.insert(name, Instant::now() + REST);
+                }
+            }
+        }
+    }
+    Ok(all)
 }

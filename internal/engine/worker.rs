@@ -9,9 +9,11 @@ use futures_util::FutureExt;
 use tokio::sync::{Mutex, mpsc};
 
 use super::fetcher::Ticket;
+use super::permits::Permit;
+use super::reaper::announce;
 use super::{Shared, executor, suspects};
-use crate::job::JobId;
-use crate::store::{Claim, Claimant, StoreError};
+use crate::job::{JobId, Verdict};
+use crate::store::{Claim, Claimant, Claimed, StoreError};
 
 /// How long the index forgets a job that this runner has no handler for, before it is offered again: when no runner has
 /// one, and when another has, which must then only win the race for it.
@@ -32,17 +34,17 @@ pub(super) async fn work_until_closed(
         let Some(Ticket { id, slot, permit }) = ticket else { return };
         // Code of kinds cannot panic here; ours should not. If it does, it costs this job an attempt, and not the runner a
         // worker: the lease of an attempt without its code ends, and is searched for.
-        if AssertUnwindSafe(work(&shared, &claimant, id)).catch_unwind().await.is_err() {
+        if AssertUnwindSafe(work(&shared, &claimant, id, &permit)).catch_unwind().await.is_err() {
             tracing::error!(job = %id, "a worker panicked and goes on with the next job");
             metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
-            shared.claim_failed();
+            shared.store_failed();
         }
         drop((slot, permit));
     }
 }
 
 /// Claim a job that was popped, and do what the answer says.
-async fn work(shared: &Shared, claimant: &Claimant, id: JobId) {
+async fn work(shared: &Shared, claimant: &Claimant, id: JobId, permit: &Permit) {
     if shared.unread.puts_off(shared, id).await {
         return;
     }
@@ -50,17 +52,25 @@ async fn work(shared: &Shared, claimant: &Claimant, id: JobId) {
     let asked = Instant::now();
     let claim = claimant.claim(id).await;
     shared.gauges.claimed(asked.elapsed());
-    take_up(shared, claimant, id, claim, asked).await;
+    match claim {
+        Ok(Claim::Won(claimed)) if !permit.is_good() => stand_back(shared, &claimed).await,
+        claim => take_up(shared, claimant, id, claim, asked).await,
+    }
+}
+
+/// This runner stood still after it had taken the permit for this job, and another may run one on it by now: give the job
+/// back. Should that fail, the lease ends and the attempt is lost.
+async fn stand_back(shared: &Shared, claimed: &Claimed) {
+    tracing::warn!(job = %claimed.id, queue = %claimed.queue, "the permit may be gone, giving the job back");
+    let why = "the runner stood still before it could start the job";
+    match shared.store.give_back(claimed.token, vec![claimed.id], why).await {
+        Ok(given) => given.iter().for_each(|given| announce(shared, given, Verdict::Interrupted)),
+        Err(error) => tracing::warn!(job = %claimed.id, %error, "cannot give a job back"),
+    }
 }
 
 /// Do what the answer to a claim, asked for after the moment `asked`, says.
-pub(super) async fn take_up(
-    shared: &Shared,
-    claimant: &Claimant,
-    id: JobId,
-    claim: Result<Claim, StoreError>,
-    asked: Instant,
-) {
+async fn take_up(shared: &Shared, claimant: &Claimant, id: JobId, claim: Result<Claim, StoreError>, asked: Instant) {
     match claim {
         Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
@@ -83,9 +93,9 @@ pub(super) async fn take_up(
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %id, %error, "cannot claim");
-            shared.claim_failed();
+            shared.store_failed();
             // The id is gone from the index. Either the job still waits in the store, and the reconciler brings it
-            // back, or the claim was committed and its answer lost, and the reaper ends that attempt.
+            // back, or the claim was committed and its answer lost, and the reaper gives that attempt back.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

@@ -139,11 +139,21 @@ pub(super) fn plan(
         args.push(flag("--init-file=", &folder.write_private("mysql-init.sql", &set_password(password))?));
     }
     args.extend(options.mysql_flags.iter().map(OsString::from));
+    let command = guard::command(programs.mysqld.clone(), args);
     Ok(Plan {
-        command: guard::command(programs.mysqld.clone(), args),
+        command: in_environment(&options.mysql_environment, command),
         probe: Box::new(probe),
         listening: "ready for connections",
     })
+}
+
+/// The command with these variables. `env` becomes the server, so that the guard knows the right process.
+fn in_environment(variables: &[(String, PathBuf)], command: Vec<OsString>) -> Vec<OsString> {
+    if variables.is_empty() {
+        return command;
+    }
+    let variable = |(name, value): &(String, PathBuf)| flag(&format!("{name}="), value);
+    std::iter::once("env".into()).chain(variables.iter().map(variable)).chain(command).collect()
 }
 
 fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {

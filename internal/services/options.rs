@@ -18,6 +18,7 @@ pub struct Options {
     pub(super) template_dir: Option<PathBuf>,
     pub(super) mysqld: Option<PathBuf>,
     pub(super) mysql_flags: Vec<String>,
+    pub(super) mysql_environment: Vec<(String, PathBuf)>,
 }
 
 impl Options {
@@ -32,6 +33,7 @@ impl Options {
             template_dir: None,
             mysqld: env::var_os("TICKR_MYSQLD").filter(|path| !path.is_empty()).map(PathBuf::from),
             mysql_flags: Vec::new(),
+            mysql_environment: Vec::new(),
         }
     }
 
@@ -85,6 +87,12 @@ impl Options {
     /// One more flag for the MySQL server, such as `--innodb-buffer-pool-size=1G`. It wins over the built-in ones.
     pub fn mysql_flag(mut self, flag: impl Into<String>) -> Self {
         self.mysql_flags.push(flag.into());
+        self
+    }
+
+    /// One more variable in the environment of the MySQL server, such as a library to preload.
+    pub fn mysql_environment(mut self, name: impl Into<String>, value: impl Into<PathBuf>) -> Self {
+        self.mysql_environment.push((name.into(), value.into()));
         self
     }
 }

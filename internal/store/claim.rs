@@ -9,6 +9,7 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
+use super::claim_batches::OpenClaims;
 use super::due::{DueJob, due_job};
 use super::error::corrupt;
 use super::group_commit::Batch;
@@ -123,6 +124,8 @@ pub(super) struct Claims {
     pub(super) lease: Duration,
     /// Are jobs whose last runners died under them taken as well?
     pub(super) suspects: bool,
+    /// What this process has claimed and not yet settled.
+    pub(super) open: Arc<OpenClaims>,
 }
 
 impl Batch for Claims {
@@ -151,27 +154,50 @@ impl Batch for Claims {
         conn: &'c mut MySqlConnection,
         items: &'c [JobId],
         token: AttemptToken,
-        _earlier: Earlier,
+        earlier: Earlier,
     ) -> Step<'c, Vec<Claim>> {
         Box::pin(async move {
+            if earlier == Earlier::MayHaveCommitted {
+                self.open.uncertain(token);
+            }
             let mut ids: Vec<Uuid> = items.iter().map(|id| id.uuid()).collect();
             ids.sort_unstable();
             ids.dedup();
             // After a lost answer this takes nothing twice, and the token still finds what the lost run took.
-            let mut claims = self.take(conn, &ids, token).await?;
+            let batch = Uuid::now_v7();
+            let mut claims = self.take(conn, &ids, token, batch).await?;
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost).await?);
+            }
+            // Whatever was found under the token, each attempt is handed out once: a batch may hold an id twice, and its
+            // items may be claimed one by one under the same token.
+            let won = |claim: &Claim| matches!(claim, Claim::Won(_) | Claim::Unreadable(_));
+            let found: Vec<JobId> = claims.iter().filter(|(_, claim)| won(claim)).map(|(id, _)| *id).collect();
+            if !found.is_empty() {
+                let fresh = self.open.won(batch, token, &found);
+                claims.retain(|id, claim| !won(claim) || fresh.contains(id));
             }
             // Taken out: of two callers with the same id in one batch, only the first may run it.
             Ok(items.iter().map(|id| claims.remove(id).unwrap_or(Claim::Gone)).collect())
         })
     }
+
+    fn gave_up(&self, items: &[JobId], token: AttemptToken, locked: bool) {
+        // Of a row that another session holds nothing was claimed; unless it is an earlier run of this claim that holds it,
+        // whose COMMIT is still under way.
+        if !locked || self.open.is_uncertain(token) {
+            self.open.gave_up(token, items);
+        }
+    }
 }
 
 impl Claims {
-    /// The write, which is durable when it is answered, because one statement is one transaction; and what the token won,
-    /// with everything a handler needs.
+    /// The write, with the row that lets the reaper find it, and what the token won, with everything a handler needs.
+    ///
+    /// A transaction, and the COMMIT is only sent when the write has been answered. So a write that its caller has given up
+    /// waiting for, and that the server carries out later, is rolled back with its dead connection; and while a COMMIT is
+    /// under way, the rows are locked.
     ///
     /// The write may wait for a row that another settles at this moment, and UTC_TIMESTAMP is when it began to wait. The
     /// start is SYSDATE, which is when the row was had: no attempt begins before the last one ended.
@@ -180,12 +206,13 @@ impl Claims {
         conn: &mut MySqlConnection,
         ids: &[Uuid],
         token: AttemptToken,
+        batch: Uuid,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
         let mut script = Script::prepared();
-        let (list, ids) = script.list(ids);
+        let (list, places_of_ids) = script.list(ids);
         let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
         let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
-        values.extend(&ids);
+        values.extend(&places_of_ids);
         values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
         if self.kinds.is_empty() {
             values.push("".into());
@@ -197,8 +224,24 @@ impl Claims {
             places(self.kinds.len().max(1)),
             if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
         );
+        script.say("BEGIN", Vec::new());
         script.say(update, values);
-        let mut values = ids;
+        let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
+
+        // The rest in one request when there is little of it.
+        let mut script = Script::about(ids.len(), 0);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| *id.as_bytes()).collect();
+        if taken > 0 {
+            // Also those that were not won: which were is not known before the next statement, and this one need not wait.
+            let values = vec![
+                Value::from(self.runner.as_str()),
+                batch.into(),
+                token.uuid().into(),
+                Value::from(bytes.as_slice()),
+            ];
+            script.say("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
+        }
+        let (list, mut values) = script.list(ids);
         values.push(token.uuid().into());
         let select = format!(
             "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
@@ -206,6 +249,7 @@ impl Claims {
              WHERE o.id IN {list} AND o.token = ?",
         );
         script.say(select, values);
+        script.say("COMMIT", Vec::new());
         let done = script.run(conn).await?;
         let found = done.iter().flat_map(|done| &done.rows);
         found

@@ -25,8 +25,21 @@ struct Anchor {
     error: Duration,
 }
 
+/// One reading of the database's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// A moment of this process before it was taken.
+    pub sent: Instant,
+    /// A moment of this process after it was taken.
+    pub received: Instant,
+    /// What the clock showed.
+    pub moment: Timestamp,
+}
+
 /// How much less is known about the database's clock for every second since the sample: clocks drift, and are stepped.
 const DRIFT: f64 = 0.000_5;
+/// Two readings that differ by more than what is known of their errors, and this much, are of a clock that was set.
+const SLACK: TimeDelta = TimeDelta::milliseconds(100);
 
 impl StoreClock {
     pub(super) fn starting_at(sent: Instant, received: Instant, moment: Timestamp) -> Self {
@@ -39,9 +52,18 @@ impl StoreClock {
         let sample = Anchor::new(sent, received, moment);
         let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
         let aged = anchor.error + received.saturating_duration_since(anchor.taken).mul_f64(DRIFT);
-        if sample.error <= aged {
+        // What cannot both be true shows a clock that was set.
+        let contradicts = (sample.moment - anchor.at(sample.taken)).abs() > delta(sample.error + aged) + SLACK;
+        if sample.error <= aged || contradicts {
             *anchor = sample;
         }
+    }
+
+    /// The reading that the estimate rests on.
+    #[must_use]
+    pub fn reading(&self) -> Reading {
+        let Anchor { taken, moment, error } = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        Reading { sent: taken.checked_sub(error).unwrap_or(taken), received: taken + error, moment }
     }
 
     /// What the database's clock shows now, to about half a round trip.
@@ -53,19 +75,25 @@ impl StoreClock {
     /// What the database's clock showed, or will show, at a moment of this process.
     #[must_use]
     pub fn at(&self, when: Instant) -> Timestamp {
-        let Anchor { taken, moment, .. } = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
-        let delta = |d| TimeDelta::from_std(d).unwrap_or(TimeDelta::MAX);
-        match when.checked_duration_since(taken) {
-            Some(later) => moment + delta(later),
-            None => moment - delta(taken.duration_since(when)),
-        }
+        self.anchor.lock().unwrap_or_else(PoisonError::into_inner).at(when)
     }
+}
+
+fn delta(duration: Duration) -> TimeDelta {
+    TimeDelta::from_std(duration).unwrap_or(TimeDelta::MAX)
 }
 
 impl Anchor {
     fn new(sent: Instant, received: Instant, moment: Timestamp) -> Self {
         let error = received.saturating_duration_since(sent) / 2;
         Self { taken: sent + error, moment, error }
+    }
+
+    fn at(&self, when: Instant) -> Timestamp {
+        match when.checked_duration_since(self.taken) {
+            Some(later) => self.moment + delta(later),
+            None => self.moment - delta(self.taken.duration_since(when)),
+        }
     }
 }
 
@@ -84,5 +112,8 @@ mod tests {
         // A good one is taken.
         clock.sample(start + ms(3_000), start + ms(3_002), at(1_003_101));
         assert_eq!(clock.at(start + ms(3_001)), at(1_003_101));
+        // A clock that was set an hour back is believed at once, though its reading took longer.
+        clock.sample(start + ms(3_100), start + ms(3_110), at(1_003_205 - 3_600_000));
+        assert_eq!(clock.at(start + ms(3_105)), at(1_003_205 - 3_600_000));
     }
 }

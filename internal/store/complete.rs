@@ -67,11 +67,12 @@ pub(super) async fn complete(
     }
 
     let mut write = Script::about(sorted.len(), bytes);
-    // The clock is read now, after the locks: what somebody asked for while this waited came before the end.
+    // The clock is read now, after the locks: what a caller asked for while this waited came before the end. One that was set
+    // back must not let an attempt end before it began.
     let ledger = [
         "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
          result) VALUES",
-        "(?,?,?,?,?,?,SYSDATE(6),'succeeded','completed',?)",
+        "(?,?,?,?,?,?,GREATEST(SYSDATE(6), TIMESTAMP(?)),'succeeded','completed',?)",
         "",
     ];
     write.insert(
@@ -86,6 +87,7 @@ pub(super) async fn complete(
                 opened.burned.into(),
                 opened.runner.as_str().into(),
                 opened.execute_at.into(),
+                opened.started_at.into(),
                 opened.started_at.into(),
                 item.result.as_ref().map(|raw| raw.get()).into(),
             ]);

@@ -81,6 +81,12 @@ pub(super) trait Batch: Send + Sync + 'static {
     /// The mark of a new batch.
     fn mark(&self) -> Self::Mark;
 
+    /// No answer to a write of these items will be waited for, or their row is `locked`. The write may have been committed
+    /// all the same; of a locked row only if an earlier run of the write got no answer.
+    fn gave_up(&self, items: &[Self::Item], mark: Self::Mark, locked: bool) {
+        let _ = (items, mark, locked);
+    }
+
     /// Write all items, or none, and answer each in order.
     fn write<'c>(
         &'c self,
@@ -304,7 +310,7 @@ impl<B: Batch> Flusher<B> {
         while let Some(one) = alone.next() {
             match if size > 1 { self.flush(vec![one], mark).await } else { Flushed::Locked(vec![one]) } {
                 Flushed::Written => {}
-                Flushed::Locked(one) => one.into_iter().for_each(|one| self.stuck.take_in(one, mark)),
+                Flushed::Locked(one) => self.leave_out(one, mark),
                 Flushed::Out(error) => return answer_all(alone, &error),
             }
         }
@@ -356,11 +362,22 @@ impl<B: Batch> Flusher<B> {
             }
             Err(error) => {
                 let about_the_row = error.is_about_the_row();
+                if !about_the_row {
+                    self.batch.gave_up(&items, mark, false);
+                }
                 for reply in replies {
                     reply.send(Err(error.clone()));
                 }
                 if about_the_row { Flushed::Written } else { Flushed::Out(error) }
             }
+        }
+    }
+
+    /// Leave those whose row is locked to their lane.
+    fn leave_out(&self, locked: Vec<Waiting<B>>, mark: B::Mark) {
+        for one in locked {
+            self.batch.gave_up(std::slice::from_ref(&one.item), mark, true);
+            self.stuck.take_in(one, mark);
         }
     }
 
@@ -371,7 +388,7 @@ impl<B: Batch> Flusher<B> {
             // In a box, because writing a single item could come back here as far as the compiler knows.
             match Box::pin(self.flush(vec![one], mark)).await {
                 Flushed::Written => {}
-                Flushed::Locked(one) => one.into_iter().for_each(|one| self.stuck.take_in(one, mark)),
+                Flushed::Locked(one) => self.leave_out(one, mark),
                 // An outage meets all of them: their callers need not wait for two hundred tries of it.
                 Flushed::Out(error) => {
                     answer_all(rest, &error);

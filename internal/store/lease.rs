@@ -2,19 +2,22 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
 
-use super::error::corrupt;
+use super::claim_batches::LapseRule;
+use super::clock::Reading;
 use super::insert::read_clock;
 use super::link::{Earlier, Step, on_pool, transact};
 use super::runners::slot_jobs;
 use super::settle::{Again, Owed, Settled, Settlement, decide, lock_held, write_moves};
 use super::shape::{MOST_ROWS, pad, padded, places, statement};
-use super::{Link, Store, StoreError};
-use crate::job::{AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Verdict};
+use super::{Link, Shared, Store, StoreError};
+use crate::job::{
+    AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
+};
 
 /// One live attempt of this runner, as the heartbeat tells it to the store.
 #[derive(Clone, Debug)]
@@ -25,6 +28,8 @@ pub struct LiveAttempt {
     pub token: AttemptToken,
     /// Its newest progress, if it said anything since the last beat.
     pub progress: Option<Progress>,
+    /// A moment before the newest claim or renewal of its lease.
+    pub leased: Instant,
 }
 
 /// What the store answers to a beat.
@@ -75,7 +80,40 @@ impl std::fmt::Debug for Pulse {
     }
 }
 
-/// An attempt that the reaper ended.
+/// A runner that has not stopped, as the list shows it.
+#[derive(Clone, Debug)]
+pub struct RunnerBeat {
+    /// Its identity.
+    pub id: RunnerId,
+    /// Its lease.
+    pub lease: Duration,
+    /// Its last beat, by the database's clock at that time.
+    pub heartbeat_at: Timestamp,
+    /// Does it write down what it claims? Binaries before this one do not.
+    pub writes_batches: bool,
+}
+
+/// An attempt whose lease had lapsed when it was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lapsed {
+    /// The job.
+    pub id: JobId,
+    /// The token that holds it.
+    pub token: AttemptToken,
+    /// When its lease ended. One that was renewed since ends later.
+    pub until: Timestamp,
+}
+
+/// A page of a walk through the owed rows.
+#[derive(Debug)]
+pub struct OwedPage {
+    /// Attempts whose lease has lapsed.
+    pub lapsed: Vec<Lapsed>,
+    /// Where to go on; absent at the end.
+    pub next: Option<JobId>,
+}
+
+/// An attempt that was ended without its holder.
 #[derive(Clone, Debug)]
 pub struct Reaped {
     /// The job.
@@ -97,42 +135,73 @@ impl Store {
         Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone(), told: None }
     }
 
-    /// Attempts whose lease has expired, at most `limit`. Searches all owed rows.
+    /// Read the database's clock.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn expired_attempts(&self, limit: u32) -> Result<Vec<(JobId, AttemptToken)>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read expired leases", move |conn, _| {
+    pub async fn read_time(&self) -> Result<Reading, StoreError> {
+        let clock = Arc::clone(&self.shared.clock);
+        on_pool(&self.shared.pools.loops, "read the clock", move |conn, _| {
+            let clock = Arc::clone(&clock);
             Box::pin(async move {
-                let found = sqlx::query(
-                    "SELECT id, token FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6) LIMIT ?",
-                )
-                .bind(limit)
-                .fetch_all(conn)
-                .await?;
-                let pair = |row: &sqlx::mysql::MySqlRow| {
-                    Ok((JobId::from_uuid(row.try_get(0)?), AttemptToken::from_uuid(row.try_get(1)?)))
-                };
-                found.iter().map(pair).collect()
+                let sent = Instant::now();
+                let moment = read_clock(conn, &clock).await?;
+                Ok(Reading { sent, received: Instant::now(), moment })
             })
         })
         .await
     }
 
-    /// Have other runners fallen silent, or never said goodbye? Cheap; decides whether the owed rows are searched.
+    /// The runners that have not stopped, and when each beat last.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn silent_runners(&self) -> Result<Vec<RunnerId>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read silent runners", move |conn, _| {
+    pub async fn runner_beats(&self) -> Result<Vec<RunnerBeat>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read the beats of runners", move |conn, _| {
             Box::pin(async move {
-                let found: Vec<String> = sqlx::query_scalar(
-                    "SELECT id FROM runners WHERE stopped_at IS NULL \
-                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
-                )
-                .fetch_all(conn)
-                .await?;
-                Ok(found.into_iter().map(RunnerId::from_stored).collect())
+                let sql = "SELECT id, lease_ms, heartbeat_at, claim_batches FROM runners WHERE stopped_at IS NULL";
+                let found = sqlx::query(sql).fetch_all(conn).await?;
+                let beat = |row: &sqlx::mysql::MySqlRow| {
+                    Ok(RunnerBeat {
+                        id: RunnerId::from_stored(row.try_get(0)?),
+                        lease: Duration::from_millis(u64::from(row.try_get::<u32, _>(1)?)),
+                        heartbeat_at: row.try_get(2)?,
+                        writes_batches: row.try_get(3)?,
+                    })
+                };
+                found.iter().map(beat).collect()
+            })
+        })
+        .await
+    }
+
+    /// One page of a walk through the owed rows in the order of their ids: the attempts whose lease has lapsed among the
+    /// next `rows`. For those that no batch of claims names: of binaries that do not write any.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn walk_owed(&self, after: Option<JobId>, rule: LapseRule, rows: u32) -> Result<OwedPage, StoreError> {
+        let after = after.map_or(Uuid::nil(), JobId::uuid);
+        on_pool(&self.shared.pools.loops, "walk through the owed rows", move |conn, _| {
+            Box::pin(async move {
+                let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
+                let end: Option<Uuid> = sqlx::query_scalar(end)
+                    .bind(after)
+                    .bind(i64::from(rows.saturating_sub(1)))
+                    .fetch_optional(&mut *conn)
+                    .await?;
+                let sql = "SELECT id, token, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id > ? AND id <= ? \
+                           AND state = 'executing'";
+                let query = sqlx::query(sql).bind(after).bind(end.unwrap_or(Uuid::max()));
+                let mut lapsed = Vec::new();
+                for row in query.fetch_all(conn).await? {
+                    let until: Timestamp = row.try_get(2)?;
+                    if rule.has_lapsed(until) {
+                        let (id, token) = (JobId::from_uuid(row.try_get(0)?), AttemptToken::from_uuid(row.try_get(1)?));
+                        lapsed.push(Lapsed { id, token, until });
+                    }
+                }
+                Ok(OwedPage { lapsed, next: end.map(JobId::from_uuid) })
             })
         })
         .await
@@ -153,8 +222,11 @@ impl Store {
                 .await?;
                 let mut kinds = HashSet::new();
                 for text in found {
-                    let names: Vec<Name> = serde_json::from_str(&text).map_err(|e| corrupt(e.to_string()))?;
-                    kinds.extend(names);
+                    // One bad row must not keep the caller from its other work.
+                    match serde_json::from_str::<Vec<Name>>(&text) {
+                        Ok(names) => kinds.extend(names),
+                        Err(error) => tracing::error!(%error, "cannot read the kinds of a runner"),
+                    }
                 }
                 Ok(kinds)
             })
@@ -162,20 +234,24 @@ impl Store {
         .await
     }
 
-    /// Mark a runner that has been silent for two leases as gone, so that nobody looks for its attempts any more. One
-    /// lease would be too early: what it claimed after its last beat is leased for longer than its silence.
+    /// Mark a silent runner as gone, if it has not beaten since it was read and none of its claims is open. The caller
+    /// waits until it has been silent for two leases. One would be too early: what it claimed after its last beat is leased
+    /// for longer than its silence.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn bury_runner(&self, runner: RunnerId) -> Result<(), StoreError> {
+    pub async fn bury_runner(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
+        let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
                 sqlx::query(
                     "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
-                     AND heartbeat_at < UTC_TIMESTAMP(6) - INTERVAL lease_ms * 2000 MICROSECOND",
+                     AND heartbeat_at = ? AND NOT EXISTS (SELECT 1 FROM claim_batches b WHERE b.runner = ?)",
                 )
-                .bind(runner.as_str())
+                .bind(runner.id.as_str())
+                .bind(runner.heartbeat_at)
+                .bind(runner.id.as_str())
                 .execute(conn)
                 .await?;
                 Ok(())
@@ -184,66 +260,137 @@ impl Store {
         .await
     }
 
-    /// End attempts whose lease has expired as `lost`, as far as token and lease still say so when the row is locked.
-    /// A job that lost its first attempt keeps its place in the due order and runs again at once. Those that lost more run
-    /// again after their own backoff, or that of their kind in `policies`, or the usual one.
+    /// End attempts whose lease has lapsed as `lost`, as far as token and lease are as they were seen when the row is
+    /// locked. A job that lost its first attempt keeps its place in the due order and runs again at once. Those that lost
+    /// more run again after their own backoff, or that of their kind in `policies`, or the usual one. Those that MySQL refuses to
+    /// end are answered by themselves: one bad row must not keep the others lost.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached.
+    pub async fn reap(
+        &self,
+        lapsed: Vec<Lapsed>,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<(Vec<Reaped>, Vec<(JobId, StoreError)>), StoreError> {
+        let (mut reaped, mut refused) = (Vec::new(), Vec::new());
+        if lapsed.is_empty() {
+            return Ok((reaped, refused));
+        }
+        match self.reap_together(lapsed.clone(), Arc::clone(&policies)).await {
+            Ok(reaped) => return Ok((reaped, refused)),
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) if lapsed.len() == 1 => {
+                refused.extend(lapsed.first().map(|alone| (alone.id, error)));
+                return Ok((reaped, refused));
+            }
+            Err(error) => tracing::warn!(%error, attempts = lapsed.len(), "cannot end lost attempts together"),
+        }
+        for alone in lapsed {
+            match self.reap_together(vec![alone], Arc::clone(&policies)).await {
+                Ok(done) => reaped.extend(done),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => refused.push((alone.id, error)),
+            }
+        }
+        Ok((reaped, refused))
+    }
+
+    async fn reap_together(
+        &self,
+        lapsed: Vec<Lapsed>,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<Vec<Reaped>, StoreError> {
+        let (shared, lapsed) = (self.shared.clone(), Arc::<[Lapsed]>::from(lapsed));
+        let tokens: HashMap<JobId, AttemptToken> = lapsed.iter().map(|lapsed| (lapsed.id, lapsed.token)).collect();
+        let reaped: Vec<Reaped> = transact(&self.shared.pools.loops, "end lost attempts", move |conn, _| {
+            let (shared, lapsed, policies) = (shared.clone(), Arc::clone(&lapsed), Arc::clone(&policies));
+            Box::pin(async move {
+                let ids: Vec<JobId> = lapsed.iter().map(|lapsed| lapsed.id).collect();
+                let own = own_policies(conn, &ids).await?;
+                let held = lock_held(conn, ids.into_iter()).await?;
+                let policy =
+                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
+                let lost: Vec<Settlement> = lapsed
+                    .iter()
+                    .filter(|lapsed| {
+                        held.get(&lapsed.id)
+                            .is_some_and(|owed| owed.token == lapsed.token && owed.lease_until == lapsed.until)
+                    })
+                    .map(|lapsed| {
+                        let again = after_loss(&held[&lapsed.id], policy(&lapsed.id));
+                        let why = "the runner died or lost its lease";
+                        ending(lapsed.id, &held[&lapsed.id], Verdict::Lost, why, again)
+                    })
+                    .collect();
+                end(conn, &shared, &lost, &held).await
+            })
+        })
+        .await?;
+        for reaped in &reaped {
+            if let Some(token) = tokens.get(&reaped.id) {
+                self.shared.open_claims.ended(reaped.id, *token);
+            }
+        }
+        Ok(reaped)
+    }
+
+    /// Give back attempts that no handler was started for: they burn nothing, and are due at once. As far as the token
+    /// holds them.
+    ///
+    /// Waits for the locks of a claim whose COMMIT is under way, so that what this finds is decided for good.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn reap(
+    pub async fn give_back(
         &self,
-        expired: Vec<(JobId, AttemptToken)>,
-        policies: Arc<HashMap<Name, RetryPolicy>>,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
     ) -> Result<Vec<Reaped>, StoreError> {
-        let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "end lost attempts", move |conn, _| {
-            let (shared, expired, policies) = (shared.clone(), expired.clone(), Arc::clone(&policies));
+        let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
+        let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
+            let (shared, ids) = (shared.clone(), Arc::clone(&ids));
             Box::pin(async move {
-                let own = own_policies(conn, &expired).await?;
-                let now = read_clock(conn, &shared.clock).await?;
-                let held = lock_held(conn, expired.iter().map(|(id, _)| *id)).await?;
-                let policy =
-                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
-                let lost: Vec<Settlement> = expired
-                    .iter()
-                    .filter(|(id, token)| {
-                        held.get(id).is_some_and(|owed| owed.token == *token && owed.lease_until < now)
-                    })
-                    .map(|(id, token)| Settlement {
-                        id: *id,
-                        token: *token,
-                        number: held[id].attempt,
-                        opened: None,
-                        verdict: Verdict::Lost,
-                        error: Some("the runner died or lost its lease".into()),
-                        exchange: None,
-                        result: None,
-                        follow_ups: Vec::new(),
-                        again: after_loss(&held[id], policy(id)),
-                    })
-                    .collect();
-                let mut moves = Vec::with_capacity(lost.len());
-                for item in &lost {
-                    moves.push(decide(0, item, &held[&item.id], now)?);
-                }
-                moves.sort_unstable_by_key(|step| step.item.id);
-                write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
-                let done = |step: &super::settle::Move<'_>| Reaped {
-                    id: step.item.id,
-                    kind: step.owed.kind.clone(),
-                    queue: step.owed.queue.clone(),
-                    state: step.state,
-                    settled: Settled::Done {
-                        state: step.state,
-                        execute_at: step.execute_at,
-                        line: step.line(),
-                        follow_ups: Vec::new(),
-                    },
-                };
-                Ok(moves.iter().map(done).collect())
+                let held = lock_held(conn, ids.iter().copied()).await?;
+                let ours = held.iter().filter(|(_, owed)| owed.token == token);
+                let unstarted: Vec<Settlement> =
+                    ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();
+                end(conn, &shared, &unstarted, &held).await
             })
         })
-        .await
+        .await?;
+        for done in &given {
+            self.shared.open_claims.ended(done.id, token);
+        }
+        Ok(given)
+    }
+
+    /// Give back the attempts of claims that were never answered: no handler knows of them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached; those that are left are looked at by the next call.
+    pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
+        let mut given = Vec::new();
+        let mut unanswered = self.take_unanswered().into_iter();
+        while let Some((token, ids)) = unanswered.next() {
+            // Claimed again under the same token, with an answer.
+            let ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            match self.give_back(token, ids.clone(), "its claim was not answered, no handler was started").await {
+                Ok(done) => given.extend(done),
+                Err(error) if error.is_transient() => {
+                    for (token, ids) in std::iter::once((token, ids)).chain(unanswered) {
+                        self.shared.open_claims.gave_up(token, &ids);
+                    }
+                    return Err(error);
+                }
+                // Their leases end, and they are lost.
+                Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unanswered claims back"),
+            }
+        }
+        Ok(given)
     }
 }
 
@@ -253,12 +400,58 @@ pub(super) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
     if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
 }
 
+/// The end of an attempt that its holder does not settle.
+fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> Settlement {
+    Settlement {
+        id,
+        token: owed.token,
+        number: owed.attempt,
+        opened: None,
+        verdict,
+        error: Some(why.into()),
+        exchange: None,
+        result: None,
+        follow_ups: Vec::new(),
+        again,
+    }
+}
+
+/// Write the ends of attempts whose rows are locked.
+async fn end(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    ends: &[Settlement],
+    held: &std::collections::BTreeMap<JobId, Owed>,
+) -> Result<Vec<Reaped>, sqlx::Error> {
+    // After the locks, for which this may have waited.
+    let now = read_clock(conn, &shared.clock).await?;
+    let mut moves = Vec::with_capacity(ends.len());
+    for item in ends {
+        moves.push(decide(0, item, &held[&item.id], now)?);
+    }
+    moves.sort_unstable_by_key(|step| step.item.id);
+    write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
+    let done = |step: &super::settle::Move<'_>| Reaped {
+        id: step.item.id,
+        kind: step.owed.kind.clone(),
+        queue: step.owed.queue.clone(),
+        state: step.state,
+        settled: Settled::Done {
+            state: step.state,
+            execute_at: step.execute_at,
+            line: step.line(),
+            follow_ups: Vec::new(),
+        },
+    };
+    Ok(moves.iter().map(done).collect())
+}
+
 /// The backoff of those jobs that have their own. Options that cannot be read are no reason to leave a job lost.
 pub(super) async fn own_policies(
     conn: &mut MySqlConnection,
-    expired: &[(JobId, AttemptToken)],
+    ids: &[JobId],
 ) -> Result<HashMap<JobId, RetryPolicy>, sqlx::Error> {
-    let ids: Vec<Uuid> = expired.iter().map(|(id, _)| id.uuid()).collect();
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
     if ids.is_empty() {
         return Ok(HashMap::new());
     }
@@ -295,8 +488,9 @@ impl Pulse {
                 let (runner, kinds, queues, editions) = (runner.clone(), kinds.clone(), queues.clone(), editions.clone());
                 Box::pin(async move {
                     sqlx::query(
-                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, parent, started_at, heartbeat_at) \
-                         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)) \
+                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, parent, \
+                          started_at, heartbeat_at, claim_batches) \
+                          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), TRUE) \
                          ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
                     )
                     .bind(runner.id.as_str())
@@ -320,9 +514,18 @@ impl Pulse {
     /// Renew the leases of all live attempts, and learn which are lost or asked to stop. Of those the first
     /// [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) are written down for people, when they are others than before.
     ///
+    /// Leases are renewed in pages, those first that were renewed longest ago. `renewed` hears of each page at once, so
+    /// that a later one that fails, or takes too long, does not cost the earlier ones theirs.
+    ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn beat(&mut self, runner: &RunnerId, lease: Duration, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
+    pub async fn beat(
+        &mut self,
+        runner: &RunnerId,
+        lease: Duration,
+        live: &[LiveAttempt],
+        renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
+    ) -> Result<Beat, StoreError> {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
         let in_slots = slot_jobs(live);
@@ -353,12 +556,14 @@ impl Pulse {
             self.told = Some(Arc::unwrap_or_clone(news));
         }
         let mut beat = Beat::default();
-        let mut sorted: Vec<LiveAttempt> = live.to_vec();
-        sorted.sort_unstable_by_key(|attempt| attempt.id);
-        for page in sorted.chunks(MOST_ROWS) {
+        let mut oldest_first: Vec<LiveAttempt> = live.to_vec();
+        oldest_first.sort_unstable_by_key(|attempt| (attempt.leased, attempt.id));
+        for page in oldest_first.chunks_mut(MOST_ROWS) {
+            page.sort_unstable_by_key(|attempt| attempt.id);
             let page = Arc::new(page.to_vec());
             let answer =
                 self.link.run("renew leases", |conn, earlier| renew(conn, earlier, page.clone(), Some(lease))).await?;
+            renewed(&page);
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
         }

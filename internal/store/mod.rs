@@ -27,6 +27,7 @@ mod audit;
 mod bare;
 mod change;
 mod claim;
+mod claim_batches;
 mod clock;
 mod complete;
 mod condition;
@@ -80,7 +81,8 @@ pub use audit::{Act, Done};
 pub use bare::{BareClaims, BareLane};
 pub use change::{Change, Changed, Holds};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
-pub use clock::StoreClock;
+pub use claim_batches::{BatchPage, LapseRule};
+pub use clock::{Reading, StoreClock};
 pub use condition::Condition;
 pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
 pub use due::{DueJob, DueWithin};
@@ -98,7 +100,7 @@ pub use growth::Growth;
 pub use insert::Accepted;
 pub use keyed::{Holder, Keyed, Placed, Receipts};
 pub use keys::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
-pub use lease::{Beat, LiveAttempt, Pulse, Reaped, RunnerRow};
+pub use lease::{Beat, Lapsed, LiveAttempt, OwedPage, Pulse, Reaped, RunnerBeat, RunnerRow};
 #[doc(hidden)]
 pub use line::due_statements;
 pub use line::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
@@ -109,7 +111,7 @@ pub use once::{Answer, Digest, Once, Outcome, Wording};
 pub use operate::{Moved, Steer, Steered};
 pub use operation::{Batched, OperationCancelled, OperationLease};
 pub use pending::Pending;
-pub use permits::{PermitGrant, PermitRequest};
+pub use permits::{MayJudge, PermitGrant, PermitRequest};
 pub use pools::Split;
 pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
@@ -136,6 +138,7 @@ use sqlx::{MySqlConnection, Row};
 use tokio_util::task::TaskTracker;
 
 use claim::Claims;
+use claim_batches::OpenClaims;
 use durability::Variables;
 use group_commit::GroupCommit;
 use insert::{Inserts, together};
@@ -183,6 +186,8 @@ struct Shared {
     flushers: usize,
     tasks: TaskTracker,
     was_out: bool,
+    /// What this process has claimed and not yet settled.
+    open_claims: Arc<OpenClaims>,
 }
 
 /// The store. Cheap to clone.
@@ -275,6 +280,7 @@ impl Store {
             flushers: settings.flushers,
             tasks: TaskTracker::new(),
             was_out,
+            open_claims: Arc::default(),
         });
         let (options, tasks) = (&shared.options, &shared.tasks);
         let inserts = Inserts { clock: shared.clock.clone() };
@@ -334,9 +340,15 @@ impl Store {
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
         let shared = &self.shared;
         let runner = Arc::new(runner);
-        let suspects = Claims { runner: Arc::clone(&runner), kinds: kinds.clone(), lease, suspects: true };
+        let claims = |suspects| Claims {
+            runner: Arc::clone(&runner),
+            kinds: kinds.clone(),
+            lease,
+            suspects,
+            open: Arc::clone(&shared.open_claims),
+        };
+        let (suspects, claims) = (claims(true), claims(false));
         let suspects = GroupCommit::start(suspects, &shared.options, 1, WAITING_SUSPECTS, &shared.tasks);
-        let claims = Claims { runner, kinds, lease, suspects: false };
         let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);
         Claimant { claims: Arc::new(claims), suspects: Arc::new(suspects) }
     }
@@ -346,7 +358,10 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses; the lease then still holds, and the caller may try again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        self.settles.submit(settlement).await
+        let (id, token) = (settlement.id, settlement.token);
+        let settled = self.settles.submit(settlement).await?;
+        self.shared.open_claims.ended(id, token);
+        Ok(settled)
     }
 
     /// Does MySQL answer and take writes, within `limit`? One that was demoted to a replica, or lost its quorum, still

@@ -4,13 +4,20 @@
 //! use. So the limit holds over all runners, and starting a job asks nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
 
 use sqlx::{MySqlConnection, Row};
 
+use super::clock::Reading;
 use super::error::corrupt;
 use super::link::{on_pool, transact};
+use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Name, RunnerId};
+
+/// Queues that one statement asks about.
+const MOST_QUEUES_AT_ONCE: usize = 256;
 
 /// What a runner asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +38,9 @@ pub enum PermitGrant {
     /// The queue has no limit any more.
     Unlimited,
 }
+
+/// May this runner hold the silence of others against them, at this reading of the database's clock? Asked after the look.
+pub type MayJudge = Arc<dyn Fn(&Reading) -> bool + Send + Sync>;
 
 /// The limit of a queue, and what the others hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +71,8 @@ impl Shares {
 }
 
 impl Store {
-    /// Take or give back permits, so that this runner holds what it can use and the limit of the queue leaves.
+    /// Take or give back permits, so that this runner holds what it can use and the limit of the queue leaves. What a
+    /// silent runner held is free, if `may_judge` says so.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses; what the runner held stands.
@@ -70,11 +81,42 @@ impl Store {
         queue: &Name,
         runner: &RunnerId,
         asked: PermitRequest,
+        may_judge: MayJudge,
     ) -> Result<PermitGrant, StoreError> {
         let (queue, runner) = (queue.clone(), runner.clone());
         transact(&self.shared.pools.loops, "take permits of a queue", move |conn, _| {
-            let (queue, runner) = (queue.clone(), runner.clone());
-            Box::pin(async move { take(conn, &queue, &runner, asked).await })
+            let (queue, runner, may_judge) = (queue.clone(), runner.clone(), Arc::clone(&may_judge));
+            Box::pin(async move { take(conn, &queue, &runner, asked, &may_judge).await })
+        })
+        .await
+    }
+
+    /// The permits that are written down for this runner, of these queues.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn permits_of(&self, runner: &RunnerId, queues: Vec<Name>) -> Result<BTreeMap<String, u32>, StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pools.loops, "read the permits of a runner", move |conn, _| {
+            let (runner, queues) = (runner.clone(), queues.clone());
+            Box::pin(async move {
+                let mut found = BTreeMap::new();
+                for queues in queues.chunks(MOST_QUEUES_AT_ONCE) {
+                    let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
+                    let sql = format!(
+                        "SELECT queue, permits FROM queue_permits WHERE runner = ? AND queue IN {}",
+                        places(padded(names.len()))
+                    );
+                    let mut query = statement(sql).bind(runner.as_str().to_owned());
+                    for name in pad(&names) {
+                        query = query.bind(name.to_owned());
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        found.insert(row.try_get(0)?, row.try_get(1)?);
+                    }
+                }
+                Ok(found)
+            })
         })
         .await
     }
@@ -140,6 +182,7 @@ async fn take(
     queue: &Name,
     runner: &RunnerId,
     asked: PermitRequest,
+    may_judge: &MayJudge,
 ) -> Result<PermitGrant, sqlx::Error> {
     // The lock under which runners take turns.
     let limit = sqlx::query("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
@@ -152,21 +195,26 @@ async fn take(
         return Ok(PermitGrant::Unlimited);
     };
     // A runner that has been silent for its lease and a little more has no jobs that could still be settled.
+    let sent = Instant::now();
     let held = sqlx::query(
-        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL \
-             AND r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + 5000000 MICROSECOND \
+        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL, \
+             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + 5000000 MICROSECOND, UTC_TIMESTAMP(6) \
          FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
     )
     .bind(queue.as_str())
     .fetch_all(&mut *conn)
     .await?;
+    let received = Instant::now();
     let mut shares = Shares { limit, others: 0, runners: 1, wanting: false };
     for row in &held {
         let holder: String = row.try_get(0)?;
         if holder == runner.as_str() {
             continue;
         }
-        if !row.try_get::<Option<bool>, _>(3)?.unwrap_or(false) {
+        let listed: bool = row.try_get(3)?;
+        let silent = !row.try_get::<Option<bool>, _>(4)?.unwrap_or(false);
+        // While MySQL is out, or when its clock is set, every runner looks silent. The row counts until it can be judged.
+        if !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? })) {
             remove(conn, queue.as_str(), &holder).await?;
             continue;
         }

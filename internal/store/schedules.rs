@@ -3,6 +3,7 @@
 //! A change locks the row, so it and the ticks take turns. Whatever was due and seen to by nobody when the times change,
 //! or when a pause ends, gets its line in the ledger of ticks in the same transaction: no tick goes without a word.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -160,6 +161,9 @@ pub struct DueSchedules {
     /// When the next one after them is due, as far as this was looked at.
     pub next: Option<Timestamp>,
 }
+
+/// Pages of due schedules that one look reads, when those in front cannot be read.
+const MOST_PAGES: u32 = 64;
 
 const COLUMNS: &str = "name, cron, every_ms, anchor, zone, dst, misfire, grace_ms, overlap, kind, queue, priority, \
      max_attempts, options, payload, origin, version, next_at, last_at, last_job, paused_at, paused_by, pause_reason, \
@@ -345,15 +349,21 @@ impl Store {
         .await
     }
 
-    /// Schedules of these kinds with ticks that are due, at most `limit`, and when the next one is.
+    /// Schedules of these kinds with ticks that are due, but for those named in `without`, and when the next one is. About
+    /// `limit` that can be read, behind any number that cannot within [`MOST_PAGES`] times as many.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn due_schedules(&self, kinds: Vec<Name>, limit: u32) -> Result<DueSchedules, StoreError> {
-        let shared = self.shared.clone();
+    pub async fn due_schedules(
+        &self,
+        kinds: Vec<Name>,
+        limit: u32,
+        without: BTreeSet<String>,
+    ) -> Result<DueSchedules, StoreError> {
+        let (shared, without) = (self.shared.clone(), Arc::new(without));
         on_pool(&self.shared.pools.loops, "read due schedules", move |conn, _| {
-            let (kinds, shared) = (kinds.clone(), shared.clone());
-            Box::pin(async move { read_due(conn, &shared, &kinds, limit).await })
+            let (kinds, shared, without) = (kinds.clone(), shared.clone(), Arc::clone(&without));
+            Box::pin(async move { read_due(conn, &shared, &kinds, limit, &without).await })
         })
         .await
     }
@@ -545,41 +555,52 @@ async fn read_due(
     shared: &Shared,
     kinds: &[Name],
     limit: u32,
+    without: &BTreeSet<String>,
 ) -> Result<DueSchedules, sqlx::Error> {
     // The narrow look first: most of the time nothing is due.
     let sql = format!(
         "SELECT name, next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL AND kind IN {} \
-         ORDER BY next_at LIMIT ?",
+         ORDER BY next_at, name LIMIT ? OFFSET ?",
         places(padded(kinds.len()))
     );
-    let mut query = statement(sql);
-    for kind in pad(&kinds.iter().collect::<Vec<_>>()) {
-        query = query.bind(kind.as_str());
-    }
-    let ahead: Vec<(String, Timestamp)> = query
-        .bind(limit + 1)
-        .fetch_all(&mut *conn)
-        .await?
-        .iter()
-        .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
-        .collect::<Result<_, sqlx::Error>>()?;
     let now = read_clock(conn, &shared.clock).await?;
-    let next = ahead.iter().map(|(_, next)| *next).find(|next| *next > now);
-    let mut names: Vec<&str> = ahead.iter().filter(|(_, next)| *next <= now).map(|(name, _)| name.as_str()).collect();
-    names.truncate(limit as usize);
-    let mut due = Vec::with_capacity(names.len());
-    if !names.is_empty() {
-        let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name IN {}", places(padded(names.len())));
-        let mut query = statement(sql);
-        for name in pad(&names) {
-            query = query.bind(name);
+    let mut found = DueSchedules { now, due: Vec::new(), next: None };
+    let mut readable = 0;
+    // Those that this binary cannot read, or is asked to leave out, stay due in front, and must not hide the others.
+    for page in 0..MOST_PAGES {
+        let mut query = statement(sql.clone());
+        for kind in pad(&kinds.iter().collect::<Vec<_>>()) {
+            query = query.bind(kind.as_str());
         }
-        for row in query.fetch_all(conn).await? {
-            due.push(understood(&row)?);
+        let ahead: Vec<(String, Timestamp)> = query
+            .bind(limit + 1)
+            .bind(page * limit)
+            .fetch_all(&mut *conn)
+            .await?
+            .iter()
+            .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+            .collect::<Result<_, sqlx::Error>>()?;
+        found.next = ahead.iter().map(|(_, next)| *next).find(|next| *next > now);
+        let due = ahead.iter().take(limit as usize).filter(|(name, next)| *next <= now && !without.contains(name));
+        let names: Vec<&str> = due.map(|(name, _)| name.as_str()).collect();
+        if !names.is_empty() {
+            let sql = format!("SELECT {COLUMNS} FROM schedules WHERE name IN {}", places(padded(names.len())));
+            let mut query = statement(sql);
+            for name in pad(&names) {
+                query = query.bind(name);
+            }
+            for row in query.fetch_all(&mut *conn).await? {
+                let row = understood(&row)?;
+                readable += u32::from(row.is_ok());
+                found.due.push(row);
+            }
         }
-        due.sort_by_key(|row| row.as_ref().ok().and_then(|row| row.next_at));
+        if readable >= limit || found.next.is_some() || ahead.len() <= limit as usize {
+            break;
+        }
     }
-    Ok(DueSchedules { now, due, next })
+    found.due.sort_by_key(|row| row.as_ref().ok().and_then(|row| row.next_at));
+    Ok(found)
 }
 
 /// The schedule of a row, or why it is none to this binary: one bad row keeps nobody from the others.

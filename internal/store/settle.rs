@@ -33,8 +33,9 @@ use crate::job::{
     limits, next,
 };
 
-/// Executions that may burn nothing before a snooze counts as a failure: a job may not snooze for ever. A shutdown never
-/// burns an attempt, however often a job snoozed; it cannot loop, because each takes a runner's end.
+/// Executions that may burn nothing before a snooze counts as a failure: a job may not snooze for ever. So does an
+/// interruption because the lease could not be renewed. A shutdown never burns an attempt, however often a job snoozed; it
+/// cannot loop, because each takes a runner's end.
 pub const MOST_SPARED: u32 = 100;
 /// Runners in a row that may die under a job before it counts as what kills them.
 pub const MOST_LOSSES: u32 = 3;
@@ -76,6 +77,17 @@ pub enum Again {
     After(Duration),
     /// At once.
     Now,
+    /// At once, but as often as a snooze and no more: for attempts that were interrupted while their runner goes on, which
+    /// it may do again and again.
+    NowWithinBounds,
+}
+
+impl Settlement {
+    /// Is it one of those that burn nothing, and are counted lest the job goes on for ever?
+    fn is_counted(&self) -> bool {
+        self.verdict == Verdict::Snoozed
+            || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))
+    }
 }
 
 /// What became of a settlement.
@@ -297,7 +309,7 @@ async fn read_earlier_lives(
     items: &[(usize, &Settlement)],
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
-    for (_, item) in items.iter().filter(|(_, item)| item.verdict == Verdict::Snoozed) {
+    for (_, item) in items.iter().filter(|(_, item)| item.is_counted()) {
         let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MOST_SPARED) else { continue };
         let before: Option<u32> =
             sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
@@ -339,7 +351,7 @@ pub(super) fn decide<'a>(
     owed: &'a Owed,
     now: Timestamp,
 ) -> Result<Move<'a>, sqlx::Error> {
-    let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.verdict == Verdict::Snoozed;
+    let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
     // In a row: a job that came back with a verdict of its own did not kill its runner, and is no suspect any more. What a
@@ -357,13 +369,13 @@ pub(super) fn decide<'a>(
     let delay = match item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, chance),
         Again::After(delay) => delay,
-        Again::Now => Duration::ZERO,
+        Again::Now | Again::NowWithinBounds => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
     // What was interrupted keeps its place in the line; everything else moves to its new time.
     let execute_at = match (state.is_end(), item.again) {
         (true, _) => None,
-        (false, Again::Now) => Some(owed.execute_at),
+        (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at),
         (false, _) => Some(due()),
     };
     Ok(Move { place, item, owed, verdict, state, execute_at, burned, spared, losses })
@@ -511,7 +523,8 @@ pub(super) async fn append_to_ledger(
                 .bind(line.runner)
                 .bind(line.execute_at)
                 .bind(line.started_at)
-                .bind(now)
+                // A clock that was set back must not let an attempt end before it began.
+                .bind(now.max(line.started_at))
                 .bind(line.verdict.as_str())
                 .bind(line.end.map(State::as_str))
                 .bind(line.error)
@@ -622,8 +635,8 @@ async fn recognise_own_work(
         .bind(item.id.uuid())
         .bind(item.number)
         .bind(item.verdict.as_str())
-        // A snooze too many was written as a failure.
-        .bind(if item.verdict == Verdict::Snoozed { Verdict::Failed.as_str() } else { item.verdict.as_str() })
+        // A snooze or an interruption too many was written as a failure.
+        .bind(if item.is_counted() { Verdict::Failed.as_str() } else { item.verdict.as_str() })
         .fetch_optional(&mut *conn)
         .await?;
         if let Some(row) = ours {

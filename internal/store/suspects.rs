@@ -37,7 +37,7 @@ impl Store {
                 let held = lock_held(conn, std::iter::once(job)).await?;
                 let ours = |owed: &&super::settle::Owed| owed.state == State::Executing && owed.runner == child;
                 let Some(owed) = held.get(&job).filter(ours) else { return Ok(None) };
-                let own = own_policies(conn, &[(job, owed.token)]).await?;
+                let own = own_policies(conn, &[job]).await?;
                 let now = read_clock(conn, &shared.clock).await?;
                 let policy = own.get(&job).or_else(|| death.policies.get(&owed.kind)).copied().unwrap_or_default();
                 let again = if death.verdict == Verdict::Lost { after_loss(owed, policy) } else { Again::Now };

@@ -86,6 +86,13 @@ pub static METRICS: &[Metric] = &[
     ),
     row("tickr_attempts_total", Counter, Runner, &["kind", "verdict"], "Attempts that ended, by what they came to"),
     row("tickr_worker_slots", Gauge, Runner, &[], "Worker slots"),
+    row(
+        "tickr_fetching",
+        Gauge,
+        Runner,
+        &[],
+        "1 while the heartbeat of this runner is answered; 0 while it takes no new work because it is not",
+    ),
     row("tickr_worker_slots_busy", Gauge, Runner, &[], "Worker slots with a running attempt"),
     // How much waits?
     row("tickr_jobs", Gauge, All, &["queue", "state"], "Unfinished jobs; a floor beyond a million"),

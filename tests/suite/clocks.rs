@@ -6,6 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
+use tickr::job::State;
 
 use crate::support::clock::{Clock, faketime};
 use crate::support::{Runner, TestApp, answer, eventually, http};
@@ -114,5 +115,83 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
     tickr.assert_sound().await;
     drop((turned, others));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
+    let Some(library) = faketime().await else {
+        if cfg!(target_os = "linux") {
+            panic!("sh internal/services/install.sh --faketime fails");
+        }
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock { file: dir.path().join("clock") };
+    clock.turn(0).unwrap();
+    let environment = clock.environment(&library);
+    let turned = |options: tickr::services::Options| {
+        environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
+    };
+    let lease = |config: &mut tickr::config::Config| {
+        (config.workers, config.lease) = (4, Duration::from_secs(4));
+    };
+    let tickr = TestApp::start_alone_as(turned, |_| {}, lease).await;
+    let env = [("TICKR_LEASE", "4s"), ("TICKR_WORKERS", "8")];
+    let runners = [Runner::start(&tickr, &env), Runner::start(&tickr, &env)];
+    tickr.until_count("SELECT COUNT(*) FROM runners", 3).await;
+    let every_second = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
+    let put = http().put(tickr.url("/v1/schedules/every-second")).json(&every_second);
+    assert_eq!(answer(put).await.status, 201);
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 14_000}, "max_attempts": 1});
+    let sleeping = tickr.enqueue_many((0..16).map(|_| sleep.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND max_attempts = 1", 16).await;
+    let moved = async |seconds: i64| {
+        clock.turn(seconds).unwrap();
+        eventually("the clock of mysql has moved", || async {
+            let now: DateTime<Utc> =
+                sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap();
+            ((now - Utc::now()).num_seconds() - seconds).abs().lt(&3).then_some(())
+        })
+        .await;
+    };
+    // By two leases, with every lease over at once; and back by an hour while they still run.
+    moved(8).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    moved(8 - 3_600).await;
+    for id in &sleeping {
+        tickr.until(*id, State::Completed).await;
+    }
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE started_at < execute_at").await, 0, "never early");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE finished_at < started_at").await, 0);
+    let twice = "SELECT COUNT(*) FROM (SELECT due_at FROM ticks GROUP BY due_at HAVING COUNT(*) > 1) t";
+    assert_eq!(tickr.count(twice).await, 0);
+
+    // A runner that dies now is found, although its last lease and beat may lie ahead of the clock.
+    let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
+    let ids = tickr.enqueue_many((0..12).map(|_| job.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND max_attempts > 1", 12).await;
+    let pids = runners.each_ref().map(Runner::pid);
+    runners.iter().for_each(|runner| runner.signal("KILL"));
+    tickr
+        .sql(format!(
+            "UPDATE runners SET heartbeat_at = heartbeat_at + INTERVAL 1 HOUR WHERE pid IN ({}, {}); \
+             UPDATE owed o JOIN runners r ON r.id = o.runner SET o.lease_until = o.lease_until + INTERVAL 1 HOUR \
+             WHERE r.pid IN ({}, {})",
+            pids[0], pids[1], pids[0], pids[1]
+        ))
+        .await;
+    let held = "SELECT COUNT(*) FROM owed o JOIN runners r ON r.id = o.runner WHERE r.stopped_at IS NOT NULL";
+    eventually("the dead runners are struck off", || async {
+        let listed = tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await;
+        (listed == 1).then_some(())
+    })
+    .await;
+    assert_eq!(tickr.count(held).await, 0);
+    for id in ids {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    drop(runners);
     tickr.stop().await;
 }

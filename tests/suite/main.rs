@@ -14,6 +14,7 @@ mod bounds;
 mod callbacks;
 mod cancel;
 mod change;
+mod claims;
 mod cli;
 mod clocks;
 mod contract;

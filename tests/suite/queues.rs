@@ -232,6 +232,90 @@ async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
     tickr.stop().await;
 }
 
+/// Most jobs of a queue that ran at the same moment, but for attempts that were lost: nobody could stop those in time.
+async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
+    let sql = format!(
+        "SELECT CAST(COALESCE(MAX(n), 0) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b JOIN jobs k ON k.id = b.job_id \
+         WHERE k.queue = '{queue}' AND b.verdict <> 'lost' AND b.started_at <= a.started_at AND b.finished_at > a.started_at) n \
+         FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = '{queue}' AND a.verdict <> 'lost') x"
+    );
+    tickr.count(Box::leak(sql.into_boxed_str())).await
+}
+
+const OF_ONE: [(&str, &str); 3] = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
+
+/// Two runners that serve a queue with a limit of one, and a job of it that runs.
+async fn holder_and_heir(tickr: &TestApp) -> [Runner; 2] {
+    set(tickr, "one", json!({"concurrency": 1})).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
+    let holder = Runner::start(tickr, &OF_ONE);
+    tickr.enqueue_many((0..35).map(|_| sleep.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
+    let heir = Runner::start(tickr, &OF_ONE);
+    heir.base().await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
+    [holder, heir]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_holds_after_its_holder_slept() {
+    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let tickr = TestApp::start_with(short, Registry::new()).await;
+    let [holder, heir] = holder_and_heir(&tickr).await;
+    holder.signal("STOP");
+    // Longer than its lease and the five seconds after which another may have its place.
+    let by_heir =
+        format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
+    let by_heir: &'static str = Box::leak(by_heir.into_boxed_str());
+    eventually("the heir has taken its place", || async { (tickr.count(by_heir).await >= 2).then_some(()) }).await;
+    holder.signal("CONT");
+    tickr.until_idle().await;
+    assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
+    assert!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await >= 35);
+    drop((holder, heir));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_holds_after_mysql_stood_still() {
+    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let tickr = TestApp::start_alone(|_| {}, short).await;
+    let [holder, heir] = holder_and_heir(&tickr).await;
+    tickr.services().mysql().pause().unwrap();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    tickr.services().mysql().resume().unwrap();
+    tickr.until_idle().await;
+    assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
+    drop((holder, heir));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn permits_that_are_gone_are_asked_for_anew() {
+    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let tickr = TestApp::start_with(short, Registry::new()).await;
+    let [holder, heir] = holder_and_heir(&tickr).await;
+    // Another runner has them, for all that anybody here knows.
+    tickr
+        .sql(
+            "DELETE FROM queue_permits; INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('else/1-abcdef', '0', '[]', '[]', 1, 600000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6)); \
+             INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES ('one', 'else/1-abcdef', 1, FALSE)",
+        )
+        .await;
+    // What runs ends, and nothing starts any more.
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 0).await;
+    eventually("nothing starts", || async {
+        let before = tickr.count("SELECT COUNT(*) FROM attempts").await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        (tickr.count("SELECT COUNT(*) FROM attempts").await == before).then_some(())
+    })
+    .await;
+    assert!(tickr.count("SELECT COUNT(*) FROM owed").await > 0);
+    drop((holder, heir));
+    tickr.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve() {
     let names = ["a", "b", "first", "last"];

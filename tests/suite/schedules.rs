@@ -538,6 +538,37 @@ async fn a_payload_that_its_kind_does_not_take_any_more_is_skipped_and_told_with
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are() {
+    let tickr = TestApp::start().await;
+    // More than one look reads, and all of them in front.
+    for n in 0..70 {
+        put(&tickr, &format!("bad-{n}"), &yearly()).await;
+    }
+    put(&tickr, "refused", &yearly()).await;
+    let mut refused = String::new();
+    // Its next ticks are in the ledger already, as after a restore that went wrong.
+    for second in 0..30 {
+        refused += &format!(
+            "INSERT INTO ticks (schedule, due_at, outcome, cause, recorded_at, recorded_by) VALUES ('refused', \
+             TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%d %H:%i:%s')) + INTERVAL {second} SECOND, 'skipped', 'missed', \
+             UTC_TIMESTAMP(6), 'test');"
+        );
+    }
+    tickr.sql(refused).await;
+    tickr
+        .sql(
+            "UPDATE schedules SET zone = 'Atlantis/Capital', next_at = '2020-01-01' WHERE name LIKE 'bad-%'; \
+             UPDATE schedules SET cron = '* * * * * *', misfire = 'all', \
+             next_at = TIMESTAMP(DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%d %H:%i:%s')) + INTERVAL 1 SECOND WHERE name = 'refused'",
+        )
+        .await;
+    put(&tickr, "good", &every_second()).await;
+    tickr.until_count("SELECT COUNT(*) >= 3 FROM ticks WHERE schedule = 'good' AND outcome = 'fired'", 1).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE schedule = 'refused' AND outcome = 'fired'").await, 0);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_schedule_of_a_foreign_kind_is_left_to_a_runner_that_has_it() {
     let tickr = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
     let other = tickr.another_with(|config| config.test_kinds = true, Registry::new()).await;

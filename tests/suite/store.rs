@@ -13,8 +13,8 @@ use tickr::job::{
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    Again, Answer, Claim, Claimant, Claimed, Keyed, Moved, Once, Outcome, Receipts, Settled, Settlement, Split, Store,
-    StoreError, StoreSettings, Wording,
+    Again, Answer, Claim, Claimant, Claimed, Keyed, LapseRule, Lapsed, LiveAttempt, Moved, Once, Outcome, Receipts,
+    Settled, Settlement, Split, Store, StoreError, StoreSettings, Wording,
 };
 
 use crate::support::{Proxy, connect, database, drop_database, eventually};
@@ -90,6 +90,19 @@ impl TestStore {
     /// No session of this database is in the middle of a transaction.
     async fn until_no_transaction_is_open(&self) {
         eventually("no transaction is open", || async { transactions(&self.url).await.is_empty().then_some(()) }).await;
+    }
+
+    /// Attempts whose lease has lapsed.
+    async fn lapsed(&self) -> Vec<Lapsed> {
+        let now = self.store.read_time().await.unwrap().moment;
+        self.store.walk_owed(None, LapseRule::at(now), 1_000).await.unwrap().lapsed
+    }
+
+    /// End these as lost; the jobs that are.
+    async fn reap(&self, lapsed: Vec<Lapsed>) -> Vec<JobId> {
+        let (reaped, refused) = self.store.reap(lapsed, Arc::default()).await.unwrap();
+        assert!(refused.is_empty(), "{refused:?}");
+        reaped.iter().map(|reaped| reaped.id).collect()
     }
 
     async fn stop(self) {
@@ -362,6 +375,150 @@ async fn an_attempt_is_claimed_by_one_of_many() {
     test.stop().await;
 }
 
+/// Claim these in one batch, which waits behind a claim of `first` until all have been handed in.
+async fn claimed_together(test: &TestStore, first: JobId, ids: &[JobId]) -> Vec<Claim> {
+    let claimant = test.claimant.clone();
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(first.uuid()).execute(&mut *tx).await.unwrap();
+    let stuck = tokio::spawn({
+        let claimant = claimant.clone();
+        async move { claimant.claim(first).await }
+    });
+    test.until_said("UPDATE owed FORCE INDEX", 1).await;
+    let waiting: Vec<_> = ids
+        .iter()
+        .map(|id| {
+            let (claimant, id) = (claimant.clone(), *id);
+            tokio::spawn(async move { claimant.claim(id).await.unwrap() })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    tx.commit().await.unwrap();
+    stuck.await.unwrap().unwrap();
+    let mut claims = Vec::new();
+    for claim in waiting {
+        claims.push(claim.await.unwrap());
+    }
+    claims
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
+    let (name, url) = database().await;
+    // One flusher, so that what is handed in while it writes makes one batch.
+    let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
+    let jobs: Vec<NewJob> = (0..5).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+    let won = |claims: &[Claim]| claims.iter().filter(|claim| matches!(claim, Claim::Won(_))).count();
+
+    // Beside a row that cannot be read: it is left alone, and nobody else suffers.
+    let mut mysql = test.mysql().await;
+    let bad = "UPDATE owed SET priority = 77, execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR WHERE id = ?";
+    sqlx::query(bad).bind(ids[1].uuid()).execute(&mut mysql).await.unwrap();
+    let claims = claimed_together(&test, ids[0], &[ids[2], ids[2], ids[1]]).await;
+    assert_eq!(won(&claims[..2]), 1, "{claims:?}");
+    assert!(matches!(claims[2], Claim::Gone), "{claims:?}");
+
+    // Beside a row that MySQL refuses to write: the items are claimed one by one, under the same token.
+    let refuses = format!(
+        "CREATE TRIGGER refuses BEFORE UPDATE ON owed FOR EACH ROW \
+         SET NEW.attempt = IF(NEW.id = x'{}' AND NEW.state = 'executing', 0, NEW.attempt)",
+        ids[3].uuid().simple()
+    );
+    mysql.execute(AssertSqlSafe(refuses)).await.unwrap();
+    let claimant = test.claimant.clone();
+    let (refused, twice) = {
+        let mut tx_conn = test.mysql().await;
+        let mut tx = tx_conn.begin().await.unwrap();
+        let lock = "SELECT id FROM owed WHERE id = ? FOR UPDATE";
+        sqlx::query(lock).bind(ids[1].uuid()).execute(&mut *tx).await.unwrap();
+        sqlx::query("UPDATE owed SET priority = 5, execute_at = UTC_TIMESTAMP(3) WHERE id = ?")
+            .bind(ids[1].uuid())
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        let claim = |id: JobId| {
+            let claimant = claimant.clone();
+            tokio::spawn(async move { claimant.claim(id).await })
+        };
+        let stuck = claim(ids[1]);
+        test.until_said("UPDATE owed FORCE INDEX", 1).await;
+        let waiting = [claim(ids[4]), claim(ids[4]), claim(ids[3])];
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        tx.commit().await.unwrap();
+        stuck.await.unwrap().unwrap();
+        let [first, second, refused] = waiting;
+        (refused.await.unwrap(), [first.await.unwrap().unwrap(), second.await.unwrap().unwrap()])
+    };
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(won(&twice), 1, "{twice:?}");
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1").await, 4);
+    drop(claimant);
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_beat_that_renews_some_pages_counts_for_those() {
+    let test = TestStore::start().await;
+    let jobs: Vec<NewJob> = (0..600).map(|_| job()).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    for jobs in jobs.chunks(300) {
+        test.store.insert(jobs.to_vec()).await.unwrap();
+    }
+    let claimant = test.claimant.clone();
+    let claims = ids.iter().map(|id| claimant.claim(*id));
+    let mut live = Vec::new();
+    for claim in futures_util::future::join_all(claims).await {
+        let Claim::Won(claimed) = claim.unwrap() else { panic!("not won") };
+        let leased = std::time::Instant::now();
+        live.push(LiveAttempt { id: claimed.id, token: claimed.token, progress: None, leased });
+    }
+    drop(claimant);
+    // One row of the page that is renewed last is locked for longer than a beat may take.
+    let last = live.iter().max_by_key(|attempt| (attempt.leased, attempt.id)).unwrap().id;
+    let mut other = test.mysql().await;
+    let mut tx = other.begin().await.unwrap();
+    sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(last.uuid()).execute(&mut *tx).await.unwrap();
+    let renewed = std::sync::Mutex::new(Vec::new());
+    let hear = |page: &[LiveAttempt]| renewed.lock().unwrap().extend(page.iter().map(|attempt| attempt.id));
+    let mut pulse = test.store.pulse();
+    let (runner, lease) = (RunnerId::of_process("test"), Duration::from_secs(300));
+    let beat = pulse.beat(&runner, lease, &live, &hear);
+    assert!(tokio::time::timeout(Duration::from_secs(2), beat).await.is_err(), "the last page waits");
+    pulse.disconnect();
+    let heard = renewed.lock().unwrap().len();
+    assert_eq!(heard, 512);
+    assert!(!renewed.lock().unwrap().contains(&last));
+    let renewed_rows = "SELECT COUNT(*) FROM owed WHERE lease_until > UTC_TIMESTAMP(6) + INTERVAL 100 SECOND";
+    assert_eq!(test.count(renewed_rows).await, 512);
+    tx.rollback().await.unwrap();
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_could_not_be_renewed_spares_a_job_only_so_often() {
+    let test = TestStore::start().await;
+    let asked = NewJob { max_attempts: 1, ..job() };
+    let id = asked.id;
+    test.store.insert(vec![asked]).await.unwrap();
+    let interrupted = async |again| {
+        let claimed = test.claimed(id).await;
+        let settlement = Settlement { again, ..settlement(&claimed, Verdict::Interrupted) };
+        match test.store.settle(settlement).await.unwrap() {
+            Settled::Done { state, .. } => state,
+            Settled::NotOurs => panic!("it was ours"),
+        }
+    };
+    assert_eq!(interrupted(Again::NowWithinBounds).await, State::Waiting);
+    test.mysql().await.execute("UPDATE owed SET attempt = 100, spared = 100").await.unwrap();
+    // A shutdown is no reason to fail, however often.
+    assert_eq!(interrupted(Again::Now).await, State::Waiting);
+    assert_eq!(interrupted(Again::NowWithinBounds).await, State::Failed);
+    test.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
     let test = TestStore::start().await;
@@ -609,14 +766,16 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     for id in &ids {
         claimed.push(test.claimed(*id).await);
     }
-    assert!(test.store.expired_attempts(10).await.unwrap().is_empty());
+    assert!(test.lapsed().await.is_empty());
     let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id IN (?, ?)";
     sqlx::query(expire).bind(ids[0].uuid()).bind(ids[1].uuid()).execute(&mut test.mysql().await).await.unwrap();
-    assert_eq!(test.store.expired_attempts(10).await.unwrap().len(), 2);
-    // Between its look and its write: the first is seen as expired, the second with another token, the third not at all.
-    let seen = vec![(ids[0], claimed[0].token), (ids[1], AttemptToken::new()), (ids[2], claimed[2].token)];
-    let reaped = test.store.reap(seen, Arc::default()).await.unwrap();
-    assert_eq!(reaped.iter().map(|reaped| reaped.id).collect::<Vec<_>>(), [ids[0]]);
+    let mut seen = test.lapsed().await;
+    seen.sort_by_key(|lapsed| lapsed.id);
+    assert_eq!(seen.iter().map(|lapsed| lapsed.id).collect::<Vec<_>>(), ids[..2]);
+    // Between its look and its write: the first is as it was seen, the second has another token, the third a newer lease.
+    seen[1].token = AttemptToken::new();
+    seen.push(Lapsed { id: ids[2], token: claimed[2].token, until: seen[0].until });
+    assert_eq!(test.reap(seen).await, [ids[0]]);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 2);
     // Its former holder comes too late; the others still hold theirs.
     assert!(matches!(test.store.settle(settlement(&claimed[0], Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
@@ -625,7 +784,7 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
         assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
     }
     // An end is the end.
-    assert!(test.store.reap(vec![(ids[1], claimed[1].token)], Arc::default()).await.unwrap().is_empty());
+    assert!(test.reap(test.lapsed().await).await.is_empty());
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 2);
     test.stop().await;
 }
@@ -634,7 +793,8 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
 async fn lose(test: &TestStore, claimed: &Claimed, policies: &HashMap<Name, RetryPolicy>) -> Settled {
     let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id = ?";
     sqlx::query(expire).bind(claimed.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
-    let reaped = test.store.reap(vec![(claimed.id, claimed.token)], Arc::new(policies.clone())).await.unwrap();
+    let lapsed = test.lapsed().await.into_iter().filter(|lapsed| lapsed.id == claimed.id).collect();
+    let (reaped, _) = test.store.reap(lapsed, Arc::new(policies.clone())).await.unwrap();
     reaped.into_iter().next().unwrap().settled
 }
 
@@ -852,7 +1012,7 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     test.until_waiting_for_tables(split.reads + split.steering).await;
     // What runners do by themselves and what operators set goes on, for as long as the others hang and wait.
     for _ in 0..5 {
-        in_time("the reaper", async { test.store.expired_attempts(10).await.map(drop) }).await;
+        in_time("the reaper", async { test.store.runner_beats().await.map(drop) }).await;
         in_time("the keys", async { test.store.keys().await.map(drop) }).await;
         let key = format!("k{}", uuid::Uuid::new_v4().simple()).parse().unwrap();
         let by = Actor::tickr();
@@ -914,9 +1074,9 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     test.store.insert(jobs).await.unwrap();
 
-    // Claimed once, under the token of the run whose answer was lost.
-    for id in &ids[..2] {
-        proxy.cut_after("UPDATE owed FORCE INDEX");
+    // Claimed once, under the token of the run whose answer was lost: one that was rolled back, and one that was not.
+    for (id, text) in ids.iter().zip(["UPDATE owed FORCE INDEX", "INSERT INTO claim_batches"]) {
+        proxy.cut_after(text);
         let claimed = test.claimed(*id).await;
         assert_eq!((claimed.number, claimed.attempt), (1, 1));
         let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ? AND token = ? AND attempt = 1")
@@ -962,12 +1122,50 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
         .execute("UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE state = 'executing'")
         .await
         .unwrap();
-    let expired = test.store.expired_attempts(10).await.unwrap();
-    assert_eq!(expired.len(), 2);
+    let lapsed = test.lapsed().await;
+    assert_eq!(lapsed.len(), 2);
     proxy.cut_after("COMMIT");
-    test.store.reap(expired, Arc::default()).await.unwrap();
+    test.reap(lapsed).await;
     assert_eq!(proxy.cuts(), 9);
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 2);
+    test.until_no_transaction_is_open().await;
+    test.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing() {
+    let (name, url) = database().await;
+    let proxy = Proxy::start(&url).await;
+    let test = TestStore::at(name, url, proxy.url()).await;
+    let jobs: Vec<NewJob> = (0..2).map(|_| NewJob { max_attempts: 1, ..job() }).collect();
+    let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
+    test.store.insert(jobs).await.unwrap();
+
+    // The write was carried out, and its transaction ends with the connection.
+    proxy.cut_and_refuse("UPDATE owed FORCE INDEX");
+    assert!(test.claimant.claim(ids[0]).await.is_err());
+    proxy.let_in();
+    assert_eq!(test.store.unanswered_claims(), 1);
+    assert!(test.store.give_back_unanswered().await.unwrap().is_empty());
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 0").await, 2);
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 0);
+
+    // It was committed, and no answer came: no handler was started.
+    proxy.cut_and_refuse("INSERT INTO claim_batches");
+    assert!(test.claimant.claim(ids[1]).await.is_err());
+    proxy.let_in();
+    assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    let given: Vec<JobId> = test.store.give_back_unanswered().await.unwrap().iter().map(|given| given.id).collect();
+    assert_eq!((given, test.store.unanswered_claims()), (vec![ids[1]], 0));
+    assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'interrupted'").await, 1);
+    assert_eq!(proxy.cuts(), 2);
+    // Both have their one attempt yet.
+    for id in ids {
+        let claimed = test.claimed(id).await;
+        assert_eq!(claimed.attempt, 1);
+        let done = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
+        assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
+    }
     test.until_no_transaction_is_open().await;
     test.stop().await;
 }

@@ -57,7 +57,7 @@ impl TestApp {
 
     /// On a pair of servers that only this test has and may make fail. `before` is their condition at the start.
     pub(crate) async fn start_alone(before: impl FnOnce(&Services), change: impl FnOnce(&mut Config)) -> Self {
-        Self::start_on_servers_with(&[], before, change).await
+        Self::start_alone_as(|options| options, before, change).await
     }
 
     /// As [`start_alone`](Self::start_alone), on a MySQL that is started with these flags.
@@ -66,9 +66,18 @@ impl TestApp {
         before: impl FnOnce(&Services),
         change: impl FnOnce(&mut Config),
     ) -> Self {
+        let with = |options| flags.iter().fold(options, |options: Options, flag| options.mysql_flag(*flag));
+        Self::start_alone_as(with, before, change).await
+    }
+
+    /// As [`start_alone`](Self::start_alone), on servers with other options.
+    pub(crate) async fn start_alone_as(
+        with: impl FnOnce(Options) -> Options,
+        before: impl FnOnce(&Services),
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let options = Options::ephemeral_under(Path::new(env!("CARGO_TARGET_TMPDIR")));
-        let options = flags.iter().fold(options, |options, flag| options.mysql_flag(*flag));
-        let own = Services::start(&options).unwrap();
+        let own = Services::start(&with(options)).unwrap();
         Self::start_with_own(own, before, change).await
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -30,6 +30,9 @@ struct Shared {
     cuts: AtomicUsize,
     /// How often all connections were forgotten.
     forgotten: AtomicUsize,
+    /// Are new connections to be refused after the next lost answer, and are they now?
+    refuse_after: AtomicBool,
+    refuses: AtomicBool,
 }
 
 /// What becomes of a request.
@@ -80,6 +83,17 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost, 1));
     }
 
+    /// As [`cut_after`](Self::cut_after), and refuse new connections from then on, until they are let in again.
+    pub(crate) fn cut_and_refuse(&self, text: &'static str) {
+        self.shared.refuse_after.store(true, Ordering::SeqCst);
+        self.cut_after(text);
+    }
+
+    /// Let new connections in again.
+    pub(crate) fn let_in(&self) {
+        self.shared.refuses.store(false, Ordering::SeqCst);
+    }
+
     /// Fall silent, on one connection, with the next request whose statement begins with this text.
     pub(crate) fn silent_from(&self, text: &'static str) {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed, 1));
@@ -125,6 +139,9 @@ impl Drop for Proxy {
 
 async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
     while let Ok((client, _)) = listener.accept().await {
+        if shared.refuses.load(Ordering::SeqCst) {
+            continue;
+        }
         let shared = Arc::clone(&shared);
         match &upstream {
             Upstream::Socket(path) => {
@@ -248,6 +265,9 @@ impl Line {
             Some((text, fate, times)) if !self.lose && statement.starts_with(text.as_bytes()) => {
                 *wanted = (times > 1).then_some((text, fate, times - 1));
                 self.lose = fate == Fate::AnswerLost;
+                if self.lose && shared.refuse_after.swap(false, Ordering::SeqCst) {
+                    shared.refuses.store(true, Ordering::SeqCst);
+                }
                 if let Fate::DoneAndRefused(error) = fate {
                     self.refuse = Some(error);
                 }

@@ -1,0 +1,275 @@
+//! Claims and what is left of them: open attempts are found however much waits, and a claim that nobody heard of burns
+//! nothing.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection, Row};
+use tickr::config::Config;
+use tickr::handlers::Registry;
+use tickr::job::State;
+
+use crate::support::{Runner, TestApp, eventually};
+
+/// A tickr that takes jobs, reaps and runs none of them.
+fn bystander(config: &mut Config) {
+    config.queues = vec!["elsewhere".into()];
+    config.lease = Duration::from_secs(5);
+}
+
+/// Fill the tables with so many jobs that are due in a month, whose ids stand in front of, among and behind all others.
+async fn far_jobs(tickr: &TestApp, count: u64) {
+    let mut mysql = tickr.mysql().await;
+    let first = "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
+                 SELECT UNHEX(MD5(CONCAT('far', UUID(), RAND()))), 'noop', 'far', 5, 5, '{}', \
+                 UTC_TIMESTAMP(3) + INTERVAL 30 DAY, UTC_TIMESTAMP(6)";
+    mysql.execute(first).await.unwrap();
+    let mut there = 1;
+    while there < count {
+        // Twice as many each time.
+        let more = format!("{first} FROM jobs WHERE queue = 'far' LIMIT {}", there.min(count - there).min(200_000));
+        there += mysql.execute(AssertSqlSafe(more)).await.unwrap().rows_affected();
+    }
+    let mut after = vec![0_u8];
+    loop {
+        let page = "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at) \
+                    SELECT id, kind, queue, priority, max_attempts, 'waiting', execute_at FROM jobs \
+                    WHERE queue = 'far' AND id > ? ORDER BY id LIMIT 200000";
+        if sqlx::query(page).bind(&after).execute(&mut mysql).await.unwrap().rows_affected() == 0 {
+            break;
+        }
+        after = sqlx::query_scalar("SELECT MAX(id) FROM owed WHERE queue = 'far'").fetch_one(&mut mysql).await.unwrap();
+    }
+    mysql.execute("ANALYZE TABLE owed, jobs").await.unwrap();
+}
+
+/// Kill a runner with 250 open attempts behind so many jobs of next month. All are lost within the lease and five seconds.
+async fn lost_behind(far: u64) {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    far_jobs(&tickr, far).await;
+    let env = [("TICKR_WORKERS", "256"), ("TICKR_LEASE", "5s")];
+    let mut runner = Runner::start(&tickr, &env);
+    let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
+    let ids = tickr.enqueue_many((0..250).map(|_| job.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'default' AND state = 'executing'", 250).await;
+    runner.kill9();
+    let killed: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 250).await;
+    let last: chrono::DateTime<chrono::Utc> =
+        sqlx::query_scalar("SELECT MAX(finished_at) FROM attempts").fetch_one(&mut tickr.mysql().await).await.unwrap();
+    println!("250 attempts behind {far} jobs were lost within {} ms", (last - killed).num_milliseconds());
+    assert!(last - killed < chrono::TimeDelta::seconds(10), "{}", last - killed);
+    for id in &ids[..3] {
+        assert_eq!(tickr.verdicts(*id).await, ["lost"]);
+    }
+    // Nothing is left to look at.
+    tickr.until_count("SELECT COUNT(*) FROM claim_batches", 0).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs() {
+    lost_behind(200_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "fills a table for minutes; TICKR_FAR_JOBS sets how many jobs wait"]
+async fn attempts_of_a_killed_runner_are_found_behind_eight_million_jobs() {
+    let far = std::env::var("TICKR_FAR_JOBS").ok().and_then(|far| far.parse().ok()).unwrap_or(8_000_000);
+    lost_behind(far).await;
+}
+
+/// The statements of a server's general log that read or write the owed rows.
+async fn statements(mysql: &mut MySqlConnection, database: &str) -> BTreeSet<String> {
+    let rows =
+        mysql.fetch_all("SELECT argument FROM mysql.general_log WHERE command_type IN ('Execute', 'Query')").await;
+    let texts = rows.unwrap().into_iter().map(|row| {
+        let text: Vec<u8> = row.try_get_unchecked(0).unwrap();
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let pieces: Vec<String> = texts.flat_map(|text| split(&text)).collect();
+    let _ = database;
+    let about_owed = |text: &String| {
+        let begins = ["SELECT", "UPDATE", "DELETE", "INSERT"].iter().any(|word| text.starts_with(word));
+        begins && text.contains("owed") && !text.contains("information_schema") && !text.starts_with("INSERT INTO owed")
+    };
+    pieces.into_iter().filter(about_owed).collect()
+}
+
+/// The statements of a text, none of which holds a semicolon in a constant.
+fn split(text: &str) -> Vec<String> {
+    text.split(';').map(|statement| statement.trim().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_loop_reads_the_owed_rows_as_a_whole() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    far_jobs(&tickr, 30_000).await;
+    let mut mysql = tickr.mysql().await;
+    mysql.execute("SET GLOBAL log_output = 'TABLE'").await.unwrap();
+    mysql.execute("SET GLOBAL general_log = 1").await.unwrap();
+    // A runner at work, one that dies, and an older one that is silent.
+    let works = Runner::start(&tickr, &[("TICKR_WORKERS", "8")]);
+    let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
+    tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
+    tickr.enqueue_many((0..5).map(|_| json!({"kind": "fail", "payload": {"times": 1}, "retry": retry}))).await;
+    let mut dies = Runner::start(&tickr, &[("TICKR_WORKERS", "8"), ("TICKR_QUEUES", "dying")]);
+    let job = json!({"kind": "sleep", "queue": "dying", "payload": {"ms": 600_000}});
+    tickr.enqueue_many((0..8).map(|_| job.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'dying' AND state = 'executing'", 8).await;
+    tickr
+        .sql(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
+             VALUES ('gone/1-abcdef', '0', '[]', '[]', 1, 600000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL 700 SECOND)",
+        )
+        .await;
+    dies.kill9();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 8).await;
+    let whole = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'";
+    tickr.until_count(whole, 55).await;
+    mysql.execute("SET GLOBAL general_log = 0").await.unwrap();
+
+    let found = statements(&mut mysql, "").await;
+    // What tests and people ask, and the bounded searches of the API.
+    let loops = found.iter().filter(|text| {
+        let asked = ["SELECT COUNT(*) FROM owed", "SELECT MAX(id)", "SELECT queue, state, COUNT(*)", "EXPLAIN"];
+        !asked.iter().any(|begins| text.starts_with(begins)) && !text.contains("INSERT INTO runners")
+    });
+    let (mut read, mut claims) = (0, 0);
+    for text in loops {
+        let plan = mysql.fetch_all(sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN {text}")))).await;
+        let Ok(plan) = plan else { continue };
+        for row in plan {
+            let of = |column: &str| {
+                let text: Option<Vec<u8>> = row.try_get_unchecked(column).unwrap();
+                String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
+            };
+            let (table, how) = (of("table"), of("type"));
+            if !["owed", "o"].contains(&table.as_str()) {
+                continue;
+            }
+            read += 1;
+            claims += usize::from(text.starts_with("UPDATE owed"));
+            let rows: u64 = of("rows").parse().unwrap_or(0);
+            assert!(how != "ALL" && !(how == "index" && rows > 10_000), "{how} of {rows} rows: {text}");
+        }
+    }
+    println!("{read} plans, {claims} of them of claims and renewals");
+    assert!(read > 5 && claims > 0, "{found:#?}");
+    // The test sees what it looks for.
+    let all = mysql
+        .fetch_all("EXPLAIN SELECT id FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6)")
+        .await;
+    let how: Vec<u8> = all.unwrap()[0].try_get_unchecked("type").unwrap();
+    assert_eq!(how, b"ALL");
+    drop(works);
+    tickr.stop().await;
+}
+
+const BURNED: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' OR end_state = 'failed'";
+
+/// Freeze MySQL for so long that every claim under way is given up, while jobs that may be tried once come in.
+async fn frozen(tickr: &TestApp, freeze: impl AsyncFnOnce(&TestApp)) {
+    let runner = Runner::start(tickr, &[("TICKR_WORKERS", "16"), ("TICKR_LEASE", "5s")]);
+    runner.base().await;
+    // Due one after the other, so that claims are under way at every moment.
+    let job = |n: u64| json!({"kind": "noop", "max_attempts": 1, "delay_ms": n * 2});
+    let ids = tickr.enqueue_many((0..4_000).map(job)).await;
+    eventually("claims are under way", || async {
+        (tickr.count("SELECT COUNT(*) FROM attempts").await > 200).then_some(())
+    })
+    .await;
+    freeze(tickr).await;
+    eventually("all have ended", || async {
+        let stats = tickr.app.broker().store().stats().await.ok()?;
+        stats.owed.is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(tickr.count(BURNED).await, 0, "burned though no handler had run");
+    assert_eq!(
+        tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await,
+        i64::try_from(ids.len()).unwrap()
+    );
+    let given_back = tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'interrupted'").await;
+    println!("{given_back} attempts of claims were carried out after they had been given up, and given back");
+    tickr.until_count("SELECT COUNT(*) FROM claim_batches", 0).await;
+    tickr.assert_sound().await;
+}
+
+/// Long enough for a claim to be given up on a server that does not answer: a run of fifteen seconds, two connects of five.
+const SILENT: Duration = Duration::from_secs(28);
+/// The same on a server that answers, but not to a write: three runs.
+const LOCKED: Duration = Duration::from_secs(50);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mysql_that_stands_still_for_longer_than_every_limit_burns_no_attempt() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    frozen(&tickr, async |tickr| {
+        tickr.services().mysql().pause().unwrap();
+        tokio::time::sleep(SILENT).await;
+        tickr.services().mysql().resume().unwrap();
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes a minute"]
+async fn a_global_lock_that_outlasts_every_limit_burns_no_attempt() {
+    let tickr = TestApp::start_alone(|_| {}, bystander).await;
+    frozen(&tickr, async |tickr| {
+        let mut mysql = tickr.mysql().await;
+        mysql.execute("FLUSH TABLES WITH READ LOCK").await.unwrap();
+        tokio::time::sleep(LOCKED).await;
+        mysql.execute("UNLOCK TABLES").await.unwrap();
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let runner = Runner::start(&tickr, &[("TICKR_WORKERS", "4"), ("TICKR_LEASE", "3s")]);
+    let first = tickr.enqueue(json!({"kind": "noop"})).await;
+    tickr.until(first, State::Completed).await;
+    // Everything works but the heartbeat.
+    let mut lock = tickr.mysql().await;
+    let mut held = lock.begin().await.unwrap();
+    sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
+    runner.until_log("the heartbeat is not answered").await;
+    let page = crate::support::http().get(format!("{}/metrics", runner.base().await)).send().await.unwrap();
+    assert!(page.text().await.unwrap().lines().any(|line| line.starts_with("tickr_fetching") && line.ends_with(" 0")));
+    let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop"}))).await;
+    // Longer than any pause of the fetcher.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 1, "{}", runner.log());
+    held.rollback().await.unwrap();
+    for id in ids {
+        tickr.until(id, State::Completed).await;
+    }
+    runner.until_log("the heartbeat is answered again").await;
+    tickr.assert_each_ran_once(21).await;
+    drop(runner);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_lost_attempt_that_cannot_be_ended_does_not_keep_the_others_lost() {
+    let tickr = TestApp::start_with(bystander, Registry::new()).await;
+    let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
+    let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
+    let mut ids = tickr.enqueue_many((0..20).map(|_| job.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
+    // The ledger has the line of this attempt already, as after a restore that went wrong.
+    ids.sort_unstable();
+    let bad = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
+               SELECT id, attempt, 1, runner, execute_at, started_at, started_at, 'failed' FROM owed WHERE id = ?";
+    sqlx::query(bad).bind(ids[0].uuid()).execute(&mut tickr.mysql().await).await.unwrap();
+    runner.kill9();
+    tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 19).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
+    tickr.stop().await;
+}
