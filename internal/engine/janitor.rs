@@ -2,7 +2,7 @@
 //! ever dropped because there is much of it.
 //!
 //! Every runner takes a few pages of each table in a round. The eldest runner goes on for as long as there is more, so
-//! that removing keeps up with whatever is accepted; it rests after each page for half as long as the page took, so a busy
+//! that removing keeps up with whatever is accepted; it rests after each page for a quarter of the time that the page took, so a busy
 //! server slows it down by itself.
 
 use std::sync::Arc;
@@ -74,7 +74,7 @@ impl<'a> Pages<'a> {
         if over || self.shared.stop_loops.is_cancelled() {
             return false;
         }
-        let rest = if self.eldest { (self.page.elapsed() / 2).clamp(SHORT_BREATH, LONG_BREATH) } else { BREATH };
+        let rest = if self.eldest { (self.page.elapsed() / 4).clamp(SHORT_BREATH, LONG_BREATH) } else { BREATH };
         tokio::time::sleep(rest).await;
         self.page = Instant::now();
         true
