@@ -51,8 +51,8 @@ impl ServerUrl {
     pub fn is_unverified(&self) -> bool {
         let Ok(parts) = Parts::of(self.expose(), &["mysql"]) else { return false };
         let parameter = |names: &[&str]| {
-            let pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.filter(|(name, _)| names.contains(name)).next_back().map(|(_, value)| value.to_ascii_lowercase())
+            let mut pairs = parts.query.split('&').filter_map(|pair| pair.split_once('='));
+            pairs.rfind(|(name, _)| names.contains(name)).map(|(_, value)| value.to_ascii_lowercase())
         };
         let host = parts.host.trim_start_matches('[').trim_end_matches(']');
         let is_here = host.parse().map_or(host == "localhost", |ip: std::net::IpAddr| ip.is_loopback());

@@ -281,7 +281,7 @@ async fn end_attempt(shared: &Shared, job: JobId, child: &RunnerId, death: Death
         match shared.store.end_of_child(job, child.clone(), death.clone()).await {
             Ok(reaped) => return reaped,
             Err(error) if error.is_transient() => {
-                tracing::warn!(%job, %error, "cannot end the attempt of a dead process yet")
+                tracing::warn!(%job, %error, "cannot end the attempt of a dead process yet");
             }
             Err(error) => {
                 tracing::error!(%job, %error, "cannot end the attempt of a dead process; it ends with its lease");

@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_is_an_interruption_and_an_answer_that_is_held_up_is_none() {
         let start = Instant::now();
-        let reading = |sent_ms, received_ms, shows_ms| Reading {
+        let reading = |sent_ms, received_ms, shows_ms: i64| Reading {
             sent: start + Duration::from_millis(sent_ms),
             received: start + Duration::from_millis(received_ms),
             moment: chrono::DateTime::from_timestamp_millis(1_000_000 + shows_ms).unwrap(),

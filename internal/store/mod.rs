@@ -340,14 +340,14 @@ impl Store {
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
         let shared = &self.shared;
         let runner = Arc::new(runner);
-        let claims = |suspects| Claims {
+        let claims = |kinds, suspects| Claims {
             runner: Arc::clone(&runner),
-            kinds: kinds.clone(),
+            kinds,
             lease,
             suspects,
             open: Arc::clone(&shared.open_claims),
         };
-        let (suspects, claims) = (claims(true), claims(false));
+        let (suspects, claims) = (claims(kinds.clone(), true), claims(kinds, false));
         let suspects = GroupCommit::start(suspects, &shared.options, 1, WAITING_SUSPECTS, &shared.tasks);
         let claims = GroupCommit::start(claims, &shared.options, shared.flushers, WAITING_WORKERS, &shared.tasks);
         Claimant { claims: Arc::new(claims), suspects: Arc::new(suspects) }

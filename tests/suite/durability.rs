@@ -60,7 +60,7 @@ async fn readyz_says_whether_commits_are_durable_with_a_binary_log_and_a_strict_
         (format!("{FLUSH_1}; SET GLOBAL sync_binlog = 0"), vec![binlog]),
     ] {
         assert_eq!(told(&tickr, services, &settings).await, (json!(false), weaknesses.clone()), "{settings}");
-        let refused = App::start(&strict, Registry::new()).await.err().expect("a strict runner does not start");
+        let refused = App::start(&strict, Registry::new()).await.expect_err("a strict runner does not start");
         let StartError::NotDurable(told) = &refused else { panic!("{refused}") };
         assert_eq!(*told, weaknesses.join("; "));
         let text = refused.to_string();

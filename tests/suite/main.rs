@@ -2,6 +2,7 @@
 //! test. Tests wait for events with a deadline, never for time to pass.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+#![expect(clippy::large_futures, reason = "the future of a test is made once, and its size costs nothing")]
 
 mod support;
 
