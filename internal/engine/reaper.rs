@@ -32,8 +32,9 @@ const PAGE: usize = 200;
 /// How often the claims of runners that are not among the living are looked for. There are none, unless a runner was
 /// struck off while a claim of its own was under way.
 const STRAYS_EVERY: Duration = Duration::from_secs(4);
-/// Rows in one page of the walk, and pages in one round while an older binary is silent.
-const WALK_ROWS: u32 = 5_000;
+/// Rows of the walk in one round. While an older binary is silent: rows in one page, and pages in one round.
+const WALK_ROWS: u32 = 500;
+const FAST_WALK_ROWS: u32 = 5_000;
 const FAST_WALK_PAGES: usize = 100;
 /// Longest part of a round that a fast walk takes.
 const FAST_WALK: Duration = Duration::from_secs(2);
@@ -146,7 +147,8 @@ impl Reaper {
             }
         }
         let older = silent.iter().any(|(runner, _)| !runner.writes_batches);
-        self.walk_on(shared, at, if older { FAST_WALK_PAGES } else { 1 }, &mut round).await?;
+        let (pages, rows) = if older { (FAST_WALK_PAGES, FAST_WALK_ROWS) } else { (1, WALK_ROWS) };
+        self.walk_on(shared, at, (pages, rows), &mut round).await?;
         Ok(round)
     }
 
@@ -185,18 +187,18 @@ impl Reaper {
         }
     }
 
-    /// Walk on through the owed rows by this many pages at the most.
+    /// Walk on through the owed rows by this many pages of so many rows at the most.
     async fn walk_on(
         &mut self,
         shared: &Shared,
         at: Timestamp,
-        pages: usize,
+        (pages, rows): (usize, u32),
         round: &mut Round,
     ) -> Result<(), StoreError> {
         let began = Instant::now();
         for _ in 0..pages {
             let walk_began = *self.walk.began.get_or_insert(at);
-            let page = shared.store.walk_owed(self.walk.place, LapseRule::at(at), WALK_ROWS).await?;
+            let page = shared.store.walk_owed(self.walk.place, LapseRule::at(at), rows).await?;
             self.walk.place = page.next;
             self.reap(shared, page.lapsed, round).await?;
             if page.next.is_none() {

@@ -336,7 +336,6 @@ async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
     };
     let passed = || tickr.app.index().health().bearing().drift.map(|drift| drift.at);
     let mut fewest = i64::MAX;
-    // The reaper may search all of owed once in a minute.
     for _ in 0..3 {
         let (before, at) = (tickr.count(read).await, passed());
         eventually("a pass", || async { (passed() > at).then_some(()) }).await;

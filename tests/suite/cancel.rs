@@ -85,7 +85,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     const JOBS: usize = 10_000;
     let starts = Starts::default();
     let size = |config: &mut Config| {
-        (config.workers, config.mysql_connections, config.lease) = (32, 16, Duration::from_secs(30));
+        (config.workers, config.mysql_connections, config.lease) = (32, 40, Duration::from_secs(30));
     };
     let tickr = TestApp::start_with(size, noted(&starts)).await;
     let other = tickr.another_with(|_| {}, noted(&starts)).await;

@@ -55,7 +55,7 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         .env("TICKR_HTTP_ADDR", "127.0.0.1:0")
         .env("TICKR_TEST_KINDS", "1")
         .env("TICKR_LEASE", "2s")
-        .env("TICKR_API_TOKENS", "canary-api-token")
+        .env("TICKR_API_TOKENS", "canary-api-token-of-this-test")
         .env("TICKR_SMTP_PASSWORD", "canary-smtp-password")
         .env("TICKR_CALLBACK_SECRET", "whsec_Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ==")
         .env("TICKR_CALLBACK_ALLOW_PRIVATE", "1")
@@ -95,19 +95,19 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
             "payload": {"query": "one", "params": {"word": "canary-report-param"}, "format": "json"}}),
     ];
     for job in &jobs {
-        let (status, body) = send("/v1/jobs", job.clone(), "canary-api-token", trace).await;
+        let (status, body) = send("/v1/jobs", job.clone(), "canary-api-token-of-this-test", trace).await;
         assert_eq!(status, 201, "{job:#} {body:#}");
     }
     // What is refused quotes no more than what is taken.
     let wrong = json!({"kind": "sleep", "payload": {"ms": "canary-payload"}});
-    assert_eq!(send("/v1/jobs", wrong, "canary-api-token", trace).await.0, 422);
+    assert_eq!(send("/v1/jobs", wrong, "canary-api-token-of-this-test", trace).await.0, 422);
     assert_eq!(send("/v1/jobs", json!({"kind": "noop"}), "canary-bearer", trace).await.0, 401);
     eventually("everything has ended", || async {
         let ended = store.count("SELECT COUNT(*) FROM attempts WHERE end_state IS NOT NULL").await;
         (ended == jobs.len() as i64).then_some(())
     })
     .await;
-    let page = http().get(format!("{base}/metrics")).bearer_auth("canary-api-token").send().await.unwrap();
+    let page = http().get(format!("{base}/metrics")).bearer_auth("canary-api-token-of-this-test").send().await.unwrap();
     let page = page.text().await.unwrap();
     program.signal("TERM").await;
     assert!(program.ends().await.success());

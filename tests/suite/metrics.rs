@@ -19,6 +19,7 @@ const RARE: &[&str] = &[
     "tickr_blocked_handlers_total",
     "tickr_loop_panics_total",
     "tickr_store_repeats_total",
+    "tickr_batches_split_total",
     // Only with a schedule, a dead letter, a collector.
     "tickr_schedule_ticks_total",
     "tickr_schedule_lateness_seconds",

@@ -510,7 +510,7 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     }
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts WHERE verdict <> 'succeeded'").await, 0);
     runner.stop(CancellationToken::new()).await;
-    behind.stop().await;
+    behind.stop_broken("rows were deleted behind the back of a runner").await;
 }
 
 /// Defaults of a server that change what statements mean, commit nothing, or leave little room.

@@ -93,7 +93,9 @@ async fn the_configuration_of_the_readme_starts_and_a_wrong_payload_in_it_is_nam
             .env("TICKR_REDIS_URL", servers().redis_url())
             .env("TICKR_REDIS_PREFIX", &name)
             .env("TICKR_LOG_FORMAT", "json")
-            .env("TICKR_SMTP_PASSWORD", "x");
+            .env("TICKR_SMTP_PASSWORD", "x")
+            // The README cannot show one: a published secret is refused.
+            .env("TICKR_CALLBACK_SECRET", "whsec_QSBzZWNyZXQgb2YgdGhlIHRlc3RzLCAzMiBieXRlcyEhISE=");
         command
     };
     let toml = block("toml");

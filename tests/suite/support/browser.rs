@@ -559,8 +559,17 @@ impl Page {
     }
 
     /// What stands out of the page to the right.
+    ///
+    /// Charts follow their place a frame or two later, so a page that has just been resized gets a moment.
     pub(crate) async fn overflow(&self) -> Vec<String> {
-        self.eval("__eye.overflow()").await
+        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(3);
+        loop {
+            let out: Vec<String> = self.eval("__eye.overflow()").await;
+            if out.is_empty() || tokio::time::Instant::now() > deadline {
+                return out;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
     }
 
     /// Bytes that came over the wire for paths that pass.
