@@ -6,6 +6,7 @@ use serde_json::Value;
 use sqlx::{MySqlConnection, Row as _};
 use uuid::Uuid;
 
+use crate::driver;
 use crate::journal::{Execution, History};
 use crate::ledger::Book;
 use crate::sink::Call;
@@ -33,6 +34,7 @@ pub(crate) struct Findings {
 #[derive(Debug, Default)]
 struct Job {
     kind: String,
+    queue: String,
     name: String,
     owed: bool,
     lines: Vec<Line>,
@@ -45,6 +47,14 @@ struct Line {
     verdict: String,
     end: Option<String>,
     result: Option<String>,
+}
+
+impl Line {
+    /// The token that the handler returned with its success.
+    fn token(&self) -> Option<Uuid> {
+        let result: Value = serde_json::from_str(self.result.as_deref()?).ok()?;
+        result["token"].as_str()?.parse().ok()
+    }
 }
 
 impl Job {
@@ -82,6 +92,7 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
         cancels(&mut found, book, &jobs, &history);
     });
     executions(&mut found, &jobs, &history);
+    limit(&mut found, &jobs, &history);
     callbacks(&mut found, &jobs, &calls);
     tables(&mut found, &mut root).await?;
     tallies(&mut found, &mut root).await?;
@@ -95,6 +106,11 @@ fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
             None => {
                 found.lost += 1;
                 found.wrong.push(format!("job {id} ({name}) was accepted and is not there"));
+            }
+            Some(job) if job.queue == driver::ELSEWHERE => {
+                if !job.owed || !job.lines.is_empty() {
+                    found.wrong.push(format!("job {id} waits for a runner that is not there, and is {job:?}"));
+                }
             }
             Some(job) if job.end().is_none() => {
                 found.lost += 1;
@@ -187,17 +203,39 @@ fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &Histor
             found.wrong.push(format!("job {id} is {:?} with {} successes", job.end(), successes.len()));
         }
         for line in successes {
-            let result: Value =
-                line.result.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-            let token = result["token"].as_str().and_then(|token| token.parse::<Uuid>().ok());
+            let (result, token) = (&line.result, line.token());
             let mut executions = history.jobs.get(id).into_iter().flatten();
             let done = executions.any(|execution| {
                 Some(execution.token) == token && execution.ended.as_ref().is_some_and(|(_, word)| word == "done")
             });
             if !done {
-                found.wrong.push(format!("job {id} is completed with {result}, which no handler returned"));
+                found.wrong.push(format!("job {id} is completed with {result:?}, which no handler returned"));
             }
         }
+    }
+}
+
+/// Of the queue with a limit there were never more at once than it allows. Only executions that succeeded count: they
+/// were never taken for dead.
+fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
+    let mut events: Vec<(usize, bool)> = Vec::new();
+    for (id, job) in jobs.iter().filter(|(_, job)| job.queue == driver::NARROW && job.kind == "record") {
+        let tokens: BTreeSet<Uuid> = job.lines.iter().filter_map(Line::token).collect();
+        for execution in history.jobs.get(id).into_iter().flatten() {
+            if let Some((ended, _)) = execution.ended.as_ref().filter(|_| tokens.contains(&execution.token)) {
+                events.extend([(execution.began, true), (*ended, false)]);
+            }
+        }
+    }
+    events.sort_unstable();
+    let (mut running, mut most) = (0_usize, 0);
+    for (_, begins) in events {
+        running = if begins { running + 1 } else { running - 1 };
+        most = most.max(running);
+    }
+    if most > driver::MOST_AT_ONCE {
+        let allowed = driver::MOST_AT_ONCE;
+        found.wrong.push(format!("{most} jobs of {} ran at once, and {allowed} may", driver::NARROW));
     }
 }
 
@@ -275,10 +313,10 @@ async fn tallies(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Re
 
 async fn read(root: &mut MySqlConnection) -> anyhow::Result<BTreeMap<Uuid, Job>> {
     let mut jobs: BTreeMap<Uuid, Job> = BTreeMap::new();
-    for row in sqlx::query("SELECT id, kind, payload FROM jobs").fetch_all(&mut *root).await? {
+    for row in sqlx::query("SELECT id, kind, payload, queue FROM jobs").fetch_all(&mut *root).await? {
         let payload: Value = serde_json::from_str(row.try_get(2)?)?;
         let name = payload["name"].as_str().or_else(|| payload["body"]["name"].as_str()).unwrap_or_default();
-        let job = Job { kind: row.try_get(1)?, name: name.to_owned(), ..Job::default() };
+        let job = Job { kind: row.try_get(1)?, queue: row.try_get(3)?, name: name.to_owned(), ..Job::default() };
         jobs.insert(row.try_get(0)?, job);
     }
     for id in sqlx::query_scalar::<_, Uuid>("SELECT id FROM owed").fetch_all(&mut *root).await? {

@@ -21,6 +21,13 @@ use crate::world::World;
 const CALLERS: u64 = 6;
 /// How long a caller pauses between two requests, at the most. Together they enqueue about 100 jobs in a second.
 const PAUSE_MS: u64 = 130;
+/// A queue of which at most this many jobs may run at once, on all runners together.
+pub(crate) const NARROW: &str = "narrow";
+pub(crate) const MOST_AT_ONCE: usize = 2;
+/// A queue that no runner serves, with work that has been overdue since the start.
+pub(crate) const ELSEWHERE: &str = "elsewhere";
+/// How much of that work there is, in batches of 500.
+const ELSEWHERE_BATCHES: usize = 12;
 /// Unique keys that callers compete for.
 const KEYS: u32 = 20;
 
@@ -38,6 +45,23 @@ pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::
             tokio::spawn(caller.call_until_stopped(stop.clone()))
         })
         .collect()
+}
+
+/// What stands before the load begins: the limit of one queue, and the backlog of another that stays where it is.
+pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
+    let mut rng = StdRng::seed_from_u64(world.seed);
+    let limit = Request::patch(format!("/v1/queues/{NARROW}")).with(json!({"concurrency": MOST_AT_ONCE}));
+    let answer = world.call(&mut rng, limit).await;
+    anyhow::ensure!(matches!(answer, Answer::Said(200, _)), "the limit of {NARROW} was answered with {answer:?}");
+    for batch in 0..ELSEWHERE_BATCHES {
+        let job = |number: usize| {
+            let name = format!("elsewhere-{batch}-{number}");
+            (name.clone(), json!({"kind": "record", "payload": {"name": name}, "queue": ELSEWHERE}))
+        };
+        let made = Enqueue::batch((0..500).map(job).collect()).once().send(world, &mut rng).await;
+        anyhow::ensure!(made.len() == 500, "batch {batch} of the backlog made {} jobs", made.len());
+    }
+    Ok(())
 }
 
 struct Caller {
@@ -84,6 +108,7 @@ impl Caller {
             75..83 => self.cancel().await,
             83..87 => self.steer("run-now").await,
             87..91 => self.retry_a_failed_one().await,
+            91..93 => self.search().await,
             _ => self.read().await,
         }
     }
@@ -122,8 +147,14 @@ impl Caller {
         if self.rng.random_ratio(1, 5) {
             job["delay_ms"] = json!(self.rng.random_range(50..6_000));
         }
-        if self.rng.random_ratio(1, 4) {
-            job["queue"] = json!("side");
+        match self.rng.random_range(0..100) {
+            0..25 => job["queue"] = json!("side"),
+            // Short, so that two at a time are enough.
+            25..31 => {
+                job["queue"] = json!(NARROW);
+                job["payload"]["ms"] = json!(ms.min(60));
+            }
+            _ => {}
         }
         if self.rng.random_ratio(1, 10) {
             job["priority"] = json!(self.rng.random_range(0..=9));
@@ -203,6 +234,16 @@ impl Caller {
         });
         if !poison {
             let _ = self.world.call(&mut self.rng, Request::post(format!("/v1/jobs/{id}/retry"))).await;
+        }
+    }
+
+    /// A search through everything, which a runner may refuse when there are too many of them.
+    async fn search(&mut self) {
+        let answer = self.world.call(&mut self.rng, Request::get("/v1/jobs/count?q=payload.name:none")).await;
+        if let Answer::Said(status @ 400..=499, body) = answer
+            && status != 429
+        {
+            self.world.ledger.complain(format!("a search was answered with {status}: {body}"));
         }
     }
 

@@ -14,6 +14,7 @@ use tickr::services::Server;
 use crate::driver;
 use crate::enqueue::Enqueue;
 use crate::proxy::{Mode, Proxy};
+use crate::request::{Answer, Request};
 use crate::runner::{LEASE, Order};
 use crate::servers::ACCOUNT;
 use crate::world::World;
@@ -34,6 +35,8 @@ pub(crate) enum What {
     RedisLineBad,
     MysqlKilled,
     MysqlPaused,
+    MysqlFrozenLong,
+    MysqlGloballyLocked,
     MysqlConnectionsKilled,
     MysqlRowsLocked,
     MysqlTableLocked,
@@ -45,19 +48,22 @@ pub(crate) enum What {
     RunnerPaused,
     RunnerStopped,
     RunnerStoppedTwice,
+    RunnerDrained,
+    QueuePaused,
     ClockTurned,
     JobAborts,
     JobIsPoison,
 }
 
 use What::{
-    ClockTurned, JobAborts, JobIsPoison, MysqlCommitAnswersLost, MysqlConnectionsKilled, MysqlKilled, MysqlLineBad,
-    MysqlPaused, MysqlReadOnly, MysqlRefusesConnections, MysqlRowsLocked, MysqlTableLocked, RedisAnswersLost,
-    RedisClientsKilled, RedisEvicts, RedisFlushed, RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused,
-    RedisReadOnly, RedisStale, RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
+    ClockTurned, JobAborts, JobIsPoison, MysqlCommitAnswersLost, MysqlConnectionsKilled, MysqlFrozenLong,
+    MysqlGloballyLocked, MysqlKilled, MysqlLineBad, MysqlPaused, MysqlReadOnly, MysqlRefusesConnections,
+    MysqlRowsLocked, MysqlTableLocked, QueuePaused, RedisAnswersLost, RedisClientsKilled, RedisEvicts, RedisFlushed,
+    RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused, RedisReadOnly, RedisStale, RunnerDrained,
+    RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
 };
 
-const WEIGHTS: [(What, u32); 27] = [
+const WEIGHTS: [(What, u32); 31] = [
     (RedisFlushed, 4),
     (RedisKilled, 4),
     (RedisStale, 3),
@@ -71,6 +77,8 @@ const WEIGHTS: [(What, u32); 27] = [
     (RedisLineBad, 5),
     (MysqlKilled, 4),
     (MysqlPaused, 3),
+    (MysqlFrozenLong, 1),
+    (MysqlGloballyLocked, 1),
     (MysqlConnectionsKilled, 3),
     (MysqlRowsLocked, 3),
     (MysqlTableLocked, 1),
@@ -82,6 +90,8 @@ const WEIGHTS: [(What, u32); 27] = [
     (RunnerPaused, 4),
     (RunnerStopped, 3),
     (RunnerStoppedTwice, 2),
+    (RunnerDrained, 3),
+    (QueuePaused, 3),
     (ClockTurned, 3),
     (JobAborts, 2),
     (JobIsPoison, 1),
@@ -95,6 +105,7 @@ enum Scene {
     Mysql,
     MysqlLines,
     Runners,
+    Queues,
     Clocks,
     Jobs,
 }
@@ -150,13 +161,16 @@ impl What {
             RedisAnswersLost | RedisLineBad => Scene::RedisLines,
             MysqlKilled
             | MysqlPaused
+            | MysqlFrozenLong
+            | MysqlGloballyLocked
             | MysqlConnectionsKilled
             | MysqlRowsLocked
             | MysqlTableLocked
             | MysqlReadOnly
             | MysqlRefusesConnections => Scene::Mysql,
             MysqlCommitAnswersLost | MysqlLineBad => Scene::MysqlLines,
-            RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice => Scene::Runners,
+            RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice | RunnerDrained => Scene::Runners,
+            QueuePaused => Scene::Queues,
             ClockTurned => Scene::Clocks,
             JobAborts | JobIsPoison => Scene::Jobs,
         }
@@ -175,8 +189,12 @@ impl What {
             RedisAnswersLost | MysqlCommitAnswersLost => 500..3_000,
             MysqlKilled => 0..5_000,
             MysqlPaused | MysqlRowsLocked | MysqlTableLocked | MysqlLineBad => 500..7_000,
+            // Longer than every wait inside tickr: the longest is 15 s for one call to MySQL.
+            MysqlFrozenLong | MysqlGloballyLocked => 17_000..40_000,
             MysqlConnectionsKilled | MysqlReadOnly | MysqlRefusesConnections => 1_000..4_000,
-            RunnerPaused => lease + 500..lease + 4_000,
+            // Also longer than the lease and the 5 s after which others take what a silent runner held.
+            RunnerPaused => lease + 500..lease + 9_000,
+            RunnerDrained | QueuePaused => 500..4_000,
             ClockTurned => 2_000..6_000,
             JobAborts | JobIsPoison => 500..2_000,
         }
@@ -184,6 +202,21 @@ impl What {
 }
 
 impl Fault {
+    /// A freeze that outlasts every wait inside tickr. Such a fault is rarely drawn and takes long, so each run begins
+    /// with one; a short run has a shorter one.
+    pub(crate) fn long_freeze(rng: &mut StdRng, length: Duration) -> Self {
+        let what = if rng.random() { MysqlFrozenLong } else { MysqlGloballyLocked };
+        let most = if length > Duration::from_secs(300) { 40_000 } else { 20_000 };
+        let lasts = Duration::from_millis(rng.random_range(17_000..most));
+        let (runners, mode, times, seconds) = (Vec::new(), Mode::Pass, 0, 0);
+        Self { what, runners, mode, times, seconds, lasts, seed: rng.random() }
+    }
+
+    /// The queue that a pause is about.
+    fn queue(&self) -> &'static str {
+        if self.seed.is_multiple_of(2) { "side" } else { driver::NARROW }
+    }
+
     /// Draw one that does not happen to the same thing as `other`.
     pub(crate) fn draw(rng: &mut StdRng, runners: usize, other: Option<&Fault>) -> Self {
         let what = loop {
@@ -216,8 +249,15 @@ impl Fault {
     pub(crate) async fn happen(&self, world: &World) -> anyhow::Result<()> {
         let mut rng = StdRng::seed_from_u64(self.seed);
         self.begin(world, &mut rng).await.with_context(|| format!("begin {self}"))?;
-        let lasted =
-            matches!(self.what, MysqlConnectionsKilled | MysqlRowsLocked | MysqlTableLocked | MysqlRefusesConnections);
+        let lasted = matches!(
+            self.what,
+            MysqlConnectionsKilled
+                | MysqlRowsLocked
+                | MysqlTableLocked
+                | MysqlGloballyLocked
+                | MysqlRefusesConnections
+                | RunnerDrained
+        );
         if !lasted {
             tokio::time::sleep(self.lasts).await;
         }
@@ -259,13 +299,20 @@ impl Fault {
                 Ok(())
             }
             MysqlKilled => servers.with_mysql(Server::kill9).await,
-            MysqlPaused => servers.with_mysql(Server::pause).await,
+            MysqlPaused | MysqlFrozenLong => servers.with_mysql(Server::pause).await,
+            // What a backup does while it copies tables of another engine.
+            MysqlGloballyLocked => self.lock(world, "FLUSH TABLES WITH READ LOCK").await,
             MysqlConnectionsKilled => self.kill_connections(world, rng).await,
             MysqlRowsLocked => self.lock(world, "SELECT id FROM owed ORDER BY id LIMIT 500 FOR UPDATE").await,
             MysqlTableLocked => self.lock(world, "LOCK TABLES owed WRITE").await,
             MysqlReadOnly => servers.sql("SET GLOBAL read_only = ON").await,
             MysqlRefusesConnections => self.refuse_connections(world, rng).await,
             ClockTurned => self.turn_clocks(world, self.seconds),
+            RunnerDrained => self.drain(world, rng).await,
+            QueuePaused => {
+                let path = format!("/v1/queues/{}/pause", self.queue());
+                until_done(world, rng, Request::post(path).with(json!({"reason": "chaos"}))).await
+            }
             RunnerKilled => self.each_runner(world, Order::Kill).await,
             RunnerPaused => self.each_runner(world, Order::Pause).await,
             RunnerStopped => self.each_runner(world, Order::Terminate).await,
@@ -309,7 +356,11 @@ impl Fault {
                 Ok(())
             }
             MysqlKilled => servers.with_mysql(Server::start_again).await,
-            MysqlPaused => servers.with_mysql(Server::resume).await,
+            MysqlPaused | MysqlFrozenLong => servers.with_mysql(Server::resume).await,
+            QueuePaused => {
+                let mut rng = StdRng::seed_from_u64(self.seed);
+                until_done(world, &mut rng, Request::post(format!("/v1/queues/{}/resume", self.queue()))).await
+            }
             MysqlReadOnly => servers.sql("SET GLOBAL read_only = OFF").await,
             ClockTurned => self.turn_clocks(world, 0),
             RunnerPaused => self.each_runner(world, Order::Resume).await,
@@ -319,7 +370,9 @@ impl Fault {
             | MysqlConnectionsKilled
             | MysqlRowsLocked
             | MysqlTableLocked
+            | MysqlGloballyLocked
             | MysqlRefusesConnections
+            | RunnerDrained
             | RunnerKilled
             | RunnerStopped
             | RunnerStoppedTwice
@@ -346,6 +399,19 @@ impl Fault {
             world.runners[*number].order(order).await;
         }
         Ok(())
+    }
+
+    /// Ask one runner to take no new work, for as long as it lasts. A runner that ends meanwhile takes its drain along.
+    async fn drain(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
+        let listing = world.call(rng, Request::get("/v1/runners")).await;
+        let Answer::Said(200, page) = listing else { return Ok(()) };
+        let living = page["data"].as_array().into_iter().flatten().filter(|runner| runner["state"] == "running");
+        let ids: Vec<&str> = living.filter_map(|runner| runner["id"].as_str()).collect();
+        let Some(id) = ids.choose(rng) else { return Ok(()) };
+        let path = format!("/v1/runners/{id}");
+        let _ = world.call(rng, Request::post(format!("{path}/drain")).with(json!({"reason": "chaos"}))).await;
+        tokio::time::sleep(self.lasts).await;
+        until_done(world, rng, Request::post(format!("{path}/resume"))).await
     }
 
     /// Kill connections one by one, for as long as it lasts.
@@ -389,6 +455,19 @@ impl Fault {
         // close waits for a word of farewell that MySQL 9.7 does not send.
         drop(root);
         Ok(())
+    }
+}
+
+/// Ask until a runner has done it, or says that there is nothing to do it to any more.
+async fn until_done(world: &World, rng: &mut StdRng, request: Request) -> anyhow::Result<()> {
+    let end = tokio::time::Instant::now() + Duration::from_secs(90);
+    loop {
+        let answer = world.call(rng, request.clone()).await;
+        match answer {
+            Answer::Said(200 | 404 | 409, _) => return Ok(()),
+            _ if tokio::time::Instant::now() > end => anyhow::bail!("{request:?} was answered with {answer:?}"),
+            _ => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 //!     make chaos SEED=42 MINUTES=10
 //!
 //! The suite runs it for two minutes with a seed of its own choice, which it prints. The reading order: `world` is what a
-//! run is made of, `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink` are its parts; `driver` makes the load,
+//! run is made of, `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink` are its parts; `first_starts` kills migrations before it begins; `driver` makes the load,
 //! `enqueue` and `request` get it in and write down every answer in the `ledger`; `faults` are what happens, `recovery` how long it hurts; `check` is the end. This
 //! program is also the runners: it starts itself, and `kinds` is what it does then.
 
@@ -13,6 +13,7 @@ mod clock;
 mod driver;
 mod enqueue;
 mod faults;
+mod first_starts;
 mod journal;
 mod kinds;
 mod ledger;
@@ -124,10 +125,13 @@ struct Story {
 async fn run(settings: Settings, dir: &Path, template: &Path) -> anyhow::Result<bool> {
     let began = Instant::now();
     let world = Arc::new(World::start(settings.seed, dir, template).await?);
+    driver::prepare(&world).await?;
     let stop = CancellationToken::new();
     let callers = driver::start(&world, &stop);
     let mut rng = StdRng::seed_from_u64(settings.seed);
     let mut story = Story::default();
+    let freeze = Fault::long_freeze(&mut rng, settings.length);
+    pull(&world, &mut rng, &mut story, settings, began, &freeze, None).await;
     while began.elapsed() + AFTER < settings.length && !story.failed(&world) {
         round(&world, &mut rng, &mut story, settings, began).await;
     }
@@ -169,13 +173,26 @@ async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings
     tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
     let first = Fault::draw(rng, world.runners.len(), None);
     let second = rng.random_ratio(1, 2).then(|| Fault::draw(rng, world.runners.len(), Some(&first)));
+    pull(world, rng, story, settings, began, &first, second.as_ref()).await;
+}
+
+/// Let faults happen, and wait for the recovery.
+async fn pull(
+    world: &Arc<World>,
+    rng: &mut StdRng,
+    story: &mut Story,
+    settings: Settings,
+    began: Instant,
+    first: &Fault,
+    second: Option<&Fault>,
+) {
     let later = Duration::from_millis(rng.random_range(0..2_000));
-    for fault in [Some(&first), second.as_ref()].into_iter().flatten() {
+    for fault in [Some(first), second].into_iter().flatten() {
         *story.faults.entry(fault.what.name()).or_default() += 1;
         story.tell(settings, began, &fault.to_string());
     }
     let other = async {
-        match &second {
+        match second {
             Some(second) => {
                 tokio::time::sleep(later).await;
                 second.happen(world).await
@@ -187,7 +204,7 @@ async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings
     for error in [one, two].into_iter().filter_map(Result::err) {
         world.ledger.complain(format!("a fault could not be made or mended: {error:#}"));
     }
-    let names = second.as_ref().map_or_else(|| first.to_string(), |second| format!("{first} and {second}"));
+    let names = second.map_or_else(|| first.to_string(), |second| format!("{first} and {second}"));
     match recovery::wait(world, rng).await {
         Ok((took, last)) => {
             story.tell(settings, began, &format!("recovered in {:.2} s; last: {last}", took.as_secs_f64()));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
+use reqwest::Method;
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// What is asked. Cheap enough to be asked again.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    post: bool,
+    method: Method,
     path: String,
     body: Option<Value>,
     /// Its `Idempotency-Key`.
@@ -40,11 +41,15 @@ pub(crate) enum Answer {
 
 impl Request {
     pub(crate) fn get(path: impl Into<String>) -> Self {
-        Self { post: false, path: path.into(), body: None, key: None, patience: PATIENCE }
+        Self { method: Method::GET, path: path.into(), body: None, key: None, patience: PATIENCE }
     }
 
     pub(crate) fn post(path: impl Into<String>) -> Self {
-        Self { post: true, ..Self::get(path) }
+        Self { method: Method::POST, ..Self::get(path) }
+    }
+
+    pub(crate) fn patch(path: impl Into<String>) -> Self {
+        Self { method: Method::PATCH, ..Self::get(path) }
     }
 
     pub(crate) fn with(self, body: Value) -> Self {
@@ -75,7 +80,7 @@ impl World {
     /// Ask this runner, and count the answer.
     pub(crate) async fn ask(&self, addr: SocketAddr, request: Request) -> Answer {
         let url = format!("http://{addr}{}", request.path);
-        let mut http = if request.post { self.client.post(url) } else { self.client.get(url) };
+        let mut http = self.client.request(request.method.clone(), url);
         if let Some(body) = &request.body {
             http = http.json(body);
         }

@@ -20,9 +20,14 @@ pub(crate) struct Servers {
 }
 
 impl Servers {
-    /// Start both in `dir`, which keeps what they leave behind.
-    pub(crate) async fn start(dir: PathBuf, template: &Path) -> anyhow::Result<Self> {
-        let options = Options::persistent(dir).durable(false).template_dir(template);
+    /// Start both in `dir`, which keeps what they leave behind. `durable` ones sync every commit and write a binlog, as a
+    /// primary in production does.
+    pub(crate) async fn start(dir: PathBuf, template: &Path, durable: bool) -> anyhow::Result<Self> {
+        let mut options = Options::persistent(dir).durable(durable).template_dir(template);
+        if durable {
+            options =
+                ["--log-bin=binlog", "--sync-binlog=1", "--server-id=1"].into_iter().fold(options, Options::mysql_flag);
+        }
         let services = tokio::task::spawn_blocking(move || Services::start(&options)).await??;
         let servers = Self { services: Arc::new(services) };
         let mut root = MySqlConnection::connect(&servers.services.mysql_url("mysql")).await?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
+use crate::first_starts;
 use crate::ledger::Ledger;
 use crate::request::InternalErrors;
 use crate::runner::Runner;
@@ -29,7 +30,12 @@ pub(crate) struct World {
 impl World {
     /// Start everything, in a folder of its own, and wait until all runners are up.
     pub(crate) async fn start(seed: u64, dir: &Path, template: &Path) -> anyhow::Result<Self> {
-        let servers = Servers::start(dir.join("servers"), template).await?;
+        let durable = seed.is_multiple_of(3);
+        if durable {
+            println!("chaos: MySQL syncs every commit and writes a binlog");
+        }
+        let servers = Servers::start(dir.join("servers"), template, durable).await?;
+        first_starts::interrupted(&servers, seed).await?;
         let ledger = Arc::<Ledger>::default();
         let faketime = clock::faketime().await;
         if faketime.is_none() {
