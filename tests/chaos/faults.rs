@@ -42,6 +42,7 @@ pub(crate) enum What {
     MysqlTableLocked,
     MysqlReadOnly,
     MysqlRefusesConnections,
+    MysqlClockAdvanced,
     MysqlCommitAnswersLost,
     MysqlLineBad,
     RunnerKilled,
@@ -56,14 +57,14 @@ pub(crate) enum What {
 }
 
 use What::{
-    ClockTurned, JobAborts, JobIsPoison, MysqlCommitAnswersLost, MysqlConnectionsKilled, MysqlFrozenLong,
-    MysqlGloballyLocked, MysqlKilled, MysqlLineBad, MysqlPaused, MysqlReadOnly, MysqlRefusesConnections,
-    MysqlRowsLocked, MysqlTableLocked, QueuePaused, RedisAnswersLost, RedisClientsKilled, RedisEvicts, RedisFlushed,
-    RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused, RedisReadOnly, RedisStale, RunnerDrained,
-    RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
+    ClockTurned, JobAborts, JobIsPoison, MysqlClockAdvanced, MysqlCommitAnswersLost, MysqlConnectionsKilled,
+    MysqlFrozenLong, MysqlGloballyLocked, MysqlKilled, MysqlLineBad, MysqlPaused, MysqlReadOnly,
+    MysqlRefusesConnections, MysqlRowsLocked, MysqlTableLocked, QueuePaused, RedisAnswersLost, RedisClientsKilled,
+    RedisEvicts, RedisFlushed, RedisFull, RedisKeyDeleted, RedisKilled, RedisLineBad, RedisPaused, RedisReadOnly,
+    RedisStale, RunnerDrained, RunnerKilled, RunnerPaused, RunnerStopped, RunnerStoppedTwice,
 };
 
-const WEIGHTS: [(What, u32); 31] = [
+const WEIGHTS: [(What, u32); 32] = [
     (RedisFlushed, 4),
     (RedisKilled, 4),
     (RedisStale, 3),
@@ -84,6 +85,7 @@ const WEIGHTS: [(What, u32); 31] = [
     (MysqlTableLocked, 1),
     (MysqlReadOnly, 3),
     (MysqlRefusesConnections, 2),
+    (MysqlClockAdvanced, 3),
     (MysqlCommitAnswersLost, 5),
     (MysqlLineBad, 6),
     (RunnerKilled, 5),
@@ -135,6 +137,7 @@ impl fmt::Display for Fault {
                 write!(f, " (runners {:?})", self.runners)?;
             }
             ClockTurned => write!(f, " ({:+} s, runners {:?})", self.seconds, self.runners)?,
+            MysqlClockAdvanced => write!(f, " (by {} s)", self.advance())?,
             _ => {}
         }
         write!(f, " for {} ms", self.lasts.as_millis())
@@ -171,7 +174,7 @@ impl What {
             MysqlCommitAnswersLost | MysqlLineBad => Scene::MysqlLines,
             RunnerKilled | RunnerPaused | RunnerStopped | RunnerStoppedTwice | RunnerDrained => Scene::Runners,
             QueuePaused => Scene::Queues,
-            ClockTurned => Scene::Clocks,
+            ClockTurned | MysqlClockAdvanced => Scene::Clocks,
             JobAborts | JobIsPoison => Scene::Jobs,
         }
     }
@@ -196,6 +199,7 @@ impl What {
             RunnerPaused => lease + 500..lease + 9_000,
             RunnerDrained | QueuePaused => 500..4_000,
             ClockTurned => 2_000..6_000,
+            MysqlClockAdvanced => 500..2_000,
             JobAborts | JobIsPoison => 500..2_000,
         }
     }
@@ -210,6 +214,12 @@ impl Fault {
         let lasts = Duration::from_millis(rng.random_range(17_000..most));
         let (runners, mode, times, seconds) = (Vec::new(), Mode::Pass, 0, 0);
         Self { what, runners, mode, times, seconds, lasts, seed: rng.random() }
+    }
+
+    /// By how many seconds the clock of MySQL is set forward: beyond every lease. Never back, because the ledger is checked
+    /// by its times at the end.
+    fn advance(&self) -> i64 {
+        3 + self.seconds.abs() % 60
     }
 
     /// The queue that a pause is about.
@@ -308,6 +318,7 @@ impl Fault {
             MysqlReadOnly => servers.sql("SET GLOBAL read_only = ON").await,
             MysqlRefusesConnections => self.refuse_connections(world, rng).await,
             ClockTurned => self.turn_clocks(world, self.seconds),
+            MysqlClockAdvanced => servers.advance_clock(self.advance()),
             RunnerDrained => self.drain(world, rng).await,
             QueuePaused => {
                 let path = format!("/v1/queues/{}/pause", self.queue());
@@ -372,6 +383,7 @@ impl Fault {
             | MysqlTableLocked
             | MysqlGloballyLocked
             | MysqlRefusesConnections
+            | MysqlClockAdvanced
             | RunnerDrained
             | RunnerKilled
             | RunnerStopped

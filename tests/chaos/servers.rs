@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::services::{Address, Options, Server, Services};
+
+use crate::clock::Clock;
 
 /// The database of the run.
 const DATABASE: &str = "chaos";
@@ -17,19 +20,35 @@ pub(crate) const ACCOUNT: &str = "runner";
 #[derive(Clone)]
 pub(crate) struct Servers {
     services: Arc<Services>,
+    /// The clock of MySQL, where clocks can be turned, and by how many seconds it is ahead.
+    clock: Option<Arc<(Clock, AtomicI64)>>,
 }
 
 impl Servers {
     /// Start both in `dir`, which keeps what they leave behind. `durable` ones sync every commit and write a binlog, as a
     /// primary in production does.
-    pub(crate) async fn start(dir: PathBuf, template: &Path, durable: bool) -> anyhow::Result<Self> {
+    pub(crate) async fn start(
+        dir: PathBuf,
+        template: &Path,
+        durable: bool,
+        faketime: Option<&Path>,
+    ) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(&dir)?;
+        let clock = faketime.map(|library| (Clock { file: dir.join("clock") }, library));
         let mut options = Options::persistent(dir).durable(durable).template_dir(template);
         if durable {
             options =
                 ["--log-bin=binlog", "--sync-binlog=1", "--server-id=1"].into_iter().fold(options, Options::mysql_flag);
         }
+        if let Some((clock, library)) = &clock {
+            clock.turn(0)?;
+            let environment = clock.environment(library);
+            options =
+                environment.into_iter().fold(options, |options, (name, value)| options.mysql_environment(name, value));
+        }
         let services = tokio::task::spawn_blocking(move || Services::start(&options)).await??;
-        let servers = Self { services: Arc::new(services) };
+        let clock = clock.map(|(clock, _)| Arc::new((clock, AtomicI64::new(0))));
+        let servers = Self { services: Arc::new(services), clock };
         let mut root = MySqlConnection::connect(&servers.services.mysql_url("mysql")).await?;
         for sql in [
             format!("CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"),
@@ -56,6 +75,13 @@ impl Servers {
 
     pub(crate) fn redis_url(&self) -> String {
         self.services.redis_url()
+    }
+
+    /// Set the clock of MySQL forward by this many seconds, for good.
+    pub(crate) fn advance_clock(&self, seconds: i64) -> anyhow::Result<()> {
+        let Some(clock) = &self.clock else { return Ok(()) };
+        let ahead = clock.1.fetch_add(seconds, Ordering::SeqCst) + seconds;
+        Ok(clock.0.turn(ahead)?)
     }
 
     /// A connection past every proxy, with full rights.

@@ -34,13 +34,13 @@ impl World {
         if durable {
             println!("chaos: MySQL syncs every commit and writes a binlog");
         }
-        let servers = Servers::start(dir.join("servers"), template, durable).await?;
-        first_starts::interrupted(&servers, seed).await?;
-        let ledger = Arc::<Ledger>::default();
         let faketime = clock::faketime().await;
         if faketime.is_none() {
             println!("chaos: there is no libfaketime, so no clock is turned");
         }
+        let servers = Servers::start(dir.join("servers"), template, durable, faketime.as_deref()).await?;
+        first_starts::interrupted(&servers, seed).await?;
+        let ledger = Arc::<Ledger>::default();
         let mut runners = Vec::new();
         std::fs::write(dir.join("journal"), "")?;
         for number in 0..RUNNERS {
