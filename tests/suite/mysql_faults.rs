@@ -487,7 +487,7 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
         (config.workers, config.queues, config.lease) = (2, vec!["default".into()], Duration::from_secs(30));
     };
     let runner = behind.another_with(through, Registry::new()).await;
-    let sleep = json!({"kind": "sleep", "payload": {"ms": 500}});
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 2_000}});
     let jobs = behind.enqueue_many([sleep.clone(), sleep]).await;
     behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
     // The gate of a cluster refuses every commit; nothing else fails.
@@ -497,13 +497,13 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     // A person removes one of the two jobs meanwhile.
     let hex = jobs[0].uuid().simple();
     behind.sql(format!("DELETE FROM owed WHERE id = x'{hex}'; DELETE FROM jobs WHERE id = x'{hex}'")).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    tokio::time::sleep(Duration::from_millis(3_500)).await;
     assert_eq!(behind.count("SELECT COUNT(*) FROM attempts").await, 0);
     proxy.pass();
     behind.until(jobs[1], State::Completed).await;
     assert_eq!(behind.verdicts(jobs[1]).await, ["succeeded"]);
     // Both slots are free again: two jobs that wait for each other's start end.
-    let next = behind.enqueue_many((0..2).map(|_| json!({"kind": "sleep", "payload": {"ms": 800}}))).await;
+    let next = behind.enqueue_many((0..2).map(|_| json!({"kind": "sleep", "payload": {"ms": 2_500}}))).await;
     behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
     for id in next {
         behind.until(id, State::Completed).await;
