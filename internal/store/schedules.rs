@@ -350,7 +350,7 @@ impl Store {
     }
 
     /// Schedules of these kinds with ticks that are due, but for those named in `without`, and when the next one is. About
-    /// `limit` that can be read, behind any number that cannot within [`MOST_PAGES`] times as many.
+    /// `limit` that can be read, behind any number that cannot within `MOST_PAGES` times as many.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
