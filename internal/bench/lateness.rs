@@ -77,8 +77,8 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
 
     bench.progress.step(&shape.name, round);
     let measured = JobId::new();
-    // Handing them in takes a moment, which grows with their number.
-    let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD / 2) + Duration::from_micros(100 * shape.jobs);
+    // Handing them in takes a moment, which grows with their number, and is long beside other tests.
+    let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(100 * shape.jobs);
     let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
     while !due.is_empty() {
         let rest = due.split_off(due.len().min(TOGETHER));
