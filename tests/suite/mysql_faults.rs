@@ -585,7 +585,7 @@ async fn a_server_whose_room_for_prepared_statements_is_taken_is_used_without_ne
         tickr.enqueue_many(keyed.chain((0..200).map(|_| json!({"kind": "noop"})))).await;
         // One connection for all looks: each look with its own would count as well.
         let mut own = tickr.mysql().await;
-        let deadline = tokio::time::Instant::now() + DEADLINE;
+        let deadline = tokio::time::Instant::now() + 2 * DEADLINE;
         while own.fetch_one("SELECT COUNT(*) FROM owed").await.unwrap().get::<i64, _>(0) > 0 {
             assert!(tokio::time::Instant::now() < deadline, "the jobs do not end");
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -236,8 +236,8 @@ async fn a_handler_that_blocks_for_ever_gives_its_slot_back_after_a_lease() {
     let behind = tickr.enqueue_kind("noop", json!({})).await;
     let began = Instant::now();
     tickr.until(behind, State::Completed).await;
-    // The time limit, the grace of two seconds and the lease of two.
-    assert!((4..8).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    // The time limit, the grace of two seconds and the lease of two, less the moments before the look that saw it executing.
+    assert!((3..8).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     assert_eq!(tickr.verdicts(id).await, ["timed_out"]);
     tickr.stop().await;
 }
