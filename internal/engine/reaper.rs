@@ -4,13 +4,13 @@
 //! The owed rows are not searched for them, because there may be any number. A look at the short list of runners says who
 //! is silent, and the batches of claims (`store/claim_batches.rs`) say which jobs those may hold. Any runner may reap; two
 //! at once read the same rows and one of them finds the token changed. After an interruption of its own, or a step of the
-//! database's clock, a runner judges nobody for a full lease: see [`Rhythm`](super::rhythm::Rhythm). All of a round is
+//! database's clock, a runner judges no other for a full lease: see [`Rhythm`](super::rhythm::Rhythm). All of a round is
 //! judged by one reading of that clock, taken and checked at its beginning.
 //!
 //! Beside that each round walks a page further through the owed rows. That finds what no batch names: attempts of older
 //! binaries, which run beside this one during a deploy. While one of those is silent the walk is fast.
 //!
-//! This runner's own claims that were never answered are given back as soon as MySQL answers: nobody started them.
+//! This runner's own claims that were never answered are given back as soon as MySQL answers: no handler was started for them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
@@ -227,7 +227,7 @@ impl Reaper {
         for page in lapsed.chunks(PAGE) {
             // The reading is checked again: the search may have hung in the very outage that let the leases lapse.
             if !shared.rhythm.is_steady(shared.settings.lease) {
-                tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
+                tracing::debug!("the heartbeat was interrupted: judging no runner for a lease");
                 return Ok(ended);
             }
             let (reaped, refused) = shared.store.reap(page.to_vec(), Arc::clone(&policies)).await?;
@@ -273,11 +273,11 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
 fn may_judge(shared: &Shared, reading: &Reading) -> bool {
     let lease = shared.settings.lease;
     if let Some(step) = shared.rhythm.read(reading, lease) {
-        tracing::warn!(step_ms = step.num_milliseconds(), "the clock of mysql was set, judging nobody for a lease");
+        tracing::warn!(step_ms = step.num_milliseconds(), "the clock of mysql was set, judging no runner for a lease");
     }
     let may = shared.rhythm.is_steady(lease);
     if !may {
-        tracing::debug!("the heartbeat was interrupted: judging nobody for a lease");
+        tracing::debug!("the heartbeat was interrupted: judging no runner for a lease");
     }
     may
 }

@@ -1,6 +1,6 @@
 //! What this runner does with suspects: jobs that lost two attempts in a row, because their runners died under them.
 //!
-//! A suspect runs in a process of its own ([`child`](super::child)), beside everybody else's work. Its crash takes no
+//! A suspect runs in a process of its own ([`child`](super::child)), beside the other jobs. Its crash takes no
 //! other job along, and its wait status says at once what happened. It keeps the worker slot and the permit with which it
 //! was fetched for as long as it runs, so `workers` and limits hold. There is room for a few suspects at a time, so that
 //! ordinary work always has the larger part of the runner. A suspect that finds no room goes back to the index for a
@@ -258,11 +258,13 @@ mod tests {
     #[test]
     fn a_single_worker_rests_from_suspects_for_as_long_as_one_ran() {
         let suspects = Suspects::beside(1, true);
-        let first = room(&suspects, 1);
-        std::thread::sleep(Duration::from_millis(300));
+        let mut first = room(&suspects, 1).unwrap();
+        first.since = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
         drop(first);
         assert!(room(&suspects, 1).is_none());
-        std::thread::sleep(Duration::from_millis(400));
+        let rest = lock(&suspects.closed_until).unwrap().saturating_duration_since(Instant::now());
+        assert!(rest > Duration::from_secs(2) && rest < Duration::from_secs(4), "{rest:?}");
+        *lock(&suspects.closed_until) = Some(Instant::now());
         assert!(room(&suspects, 1).is_some());
     }
 }
