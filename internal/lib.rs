@@ -6,7 +6,7 @@
 //! [`store`] and only then hints it to the [`index`]; the answer goes out after the commit. The scheduler of the
 //! [`engine`] moves its id to a ready list when it is due, the fetcher takes it when a worker is free, the worker claims
 //! it in the store by compare and set, the executor runs its [handler](handlers), and the verdict is settled in the store
-//! by whoever holds the attempt's token. A job under which two runners died in a row takes the last steps in a process of its
+//! by the holder of the attempt's token. A job under which two runners died in a row takes the last steps in a process of its
 //! own. Jobs of [schedules](job::Schedule) are committed by the engine's ticker, and go
 //! the same way from there.
 //!
@@ -20,7 +20,7 @@
 //! | [`event`], [`telemetry`] | what happened, told inside the process and outside | reacting to it |
 //! | [`store`] | MySQL: every statement | when to run which |
 //! | [`index`] | Redis: every command and script | deciding anything about a job |
-//! | [`handlers`] | kinds: payload types, their schemas, the work | retries, verdicts, storage |
+//! | [`handlers`] | kinds: payload types, their schemas, the work; finished reports | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`verify`] | proving from the tables that promises were kept | mending anything but the index |
 //! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, operator, alerts, recorder | HTTP |

@@ -1,29 +1,63 @@
 #!/bin/sh
-# Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the test that is named
-# after the promise: it must turn red. A test that stays green proves nothing.
+# Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the tests that are named
+# after the promise: they must turn red. A test that stays green proves nothing.
 #
-#   make mutants              all of them, some three quarters of an hour on two cores
-#   make mutants ARGS=claim   those whose name has this
+#   make mutants                                   all of them, about an hour on two cores
+#   make mutants ARGS=claim                        those whose name has this
+#   make mutants ARGS="'token in settle'"          the one with this name
+#   make mutants ARGS="--from 'token in settle'"   this one and all behind it, after a run that was interrupted
 #
-# Prints the table of ARCHITECTURE.md as it goes.
+# Prints the table of ARCHITECTURE.md as it goes, and at the end what stayed green. target/mutants/logs has what each test
+# said: read there whether it turned red for the right reason.
+#
+# There are two target directories, because the next safeguard is built while the test of the last one runs: 5 GB in all.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 copy=$root/target/mutants
-only=${1:-}
-survivors=0
+# The longest that a test may take, in seconds.
+patience=600
+from='' only='' exact=''
+# The entry whose test runs.
+running='' name='' files='' tests='' count=0
+ran=0 failures=''
 
 main() {
-    rm -rf "$copy/src"
-    mkdir -p "$copy/src"
-    (cd "$root" && git archive HEAD) | tar -x -C "$copy/src"
-    cd "$copy/src"
-    CARGO_TARGET_DIR=$copy/target
-    export CARGO_TARGET_DIR
-    cargo test --quiet --no-run 2>/dev/null || { echo 'the sources do not build as they are' >&2; exit 1; }
+    case ${1:-} in
+    --from) from=${2:?--from needs the name of a safeguard} ;;
+    *) only=${1:-} ;;
+    esac
+    for quote in "'" '"'; do
+        if grep -qF "mutant $quote$only$quote " "$0"; then exact=yes; fi
+    done
+    prepare
     printf '| safeguard taken out | in | turns red |\n|---|---|---|\n'
     mutants
-    [ "$survivors" = 0 ] || { echo "$survivors survived" >&2; exit 1; }
+    judge
+    [ "$ran" -gt 0 ] || { echo "there is no safeguard of this name: $only$from" >&2; exit 1; }
+    [ -z "$failures" ] || { printf 'to be looked at:\n%s' "$failures" >&2; exit 1; }
+}
+
+# The sources as they are committed, built in both target directories.
+prepare() {
+    rm -rf "$copy/src" "$copy/whole" "$copy/logs"
+    mkdir -p "$copy/src" "$copy/whole" "$copy/logs"
+    # Not with the times of the commit: what a broken-off run has built of a mutant must be older than its source.
+    (cd "$root" && git archive HEAD) | tar -xm -C "$copy/src" -f -
+    # What the working copy has built of other crates need not be built again.
+    if [ ! -d "$copy/a" ] && [ -d "$root/target/debug/deps" ]; then
+        mkdir -p "$copy/a/debug"
+        for part in deps build .fingerprint; do
+            cp -Rp "$root/target/debug/$part" "$copy/a/debug/$part"
+            rm -rf "$copy/a/debug/$part"/*tickr* "$copy/a/debug/$part"/suite-* "$copy/a/debug/$part"/chaos-*
+        done
+    fi
+    trap 'kill $running 2>/dev/null || :' EXIT
+    trap 'exit 130' INT TERM
+    cd "$copy/src"
+    lane=a
+    build || { cat "$copy/logs/build" >&2; echo 'the sources do not build as they are' >&2; exit 1; }
+    [ -d "$copy/b" ] || cp -Rp "$copy/a" "$copy/b"
 }
 
 mutants() {
@@ -70,10 +104,12 @@ mutants() {
 }
 
 /// Outages' \
-        mysql_faults::errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_double_nothing
+        mysql_faults::errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_double_nothing \
+        mysql_faults::results_outlive_a_password_that_is_changed_while_they_come
     mutant 'locked rows apart from their batch' internal/store/group_commit.rs \
         'if taken.iter().all(|one| B::row(&one.item).is_none()) {' 'if !taken.is_empty() {' \
-        store::a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait
+        store::a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait \
+        store::a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none
     mutant 'settings of a session' internal/store/link.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
@@ -92,8 +128,17 @@ mutants() {
     mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
         'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
         recovery::a_lost_ready_list_comes_back_within_its_bound
+    mutant 'reads by line' internal/store/line.rs \
+        'FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \' \
+        'FROM owed FORCE INDEX (PRIMARY) WHERE queue = ? AND priority = ? \' \
+        backlog::a_lost_list_comes_back_within_the_bound_behind_any_backlog \
+        backlog::without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_queue
+    mutant 'lists of served lines alone' internal/store/line.rs \
+        'Box::pin(async move { lines_of(conn, &queues).await })' \
+        'Box::pin(async move { drop(queues); let (all, _) = queues_to_show(conn, 30_000).await?; lines_of(conn, &all).await })' \
+        backlog::a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_names
     mutant 'queues of other living runners in a rebuild' internal/engine/reconciler.rs \
-        'queues.extend(shared.store.served_queues().await?.difference(&own).cloned());' '' \
+        'queues.extend(shared.store.fed_queues().await?.difference(&own).cloned());' '' \
         backlog::a_runner_that_starts_later_feeds_the_queues_that_no_other_served
     mutant 'rows that cannot be read' internal/store/line.rs \
         'Err(error) => unreadable(&format!("{error}, job {id}")),' 'Err(error) => return Err(error),' \
@@ -207,7 +252,7 @@ mutants() {
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     mutant 'clients that do not read' internal/app/connection.rs \
         'if longer(&self.blocked_since, patience.write) {' 'if false {' \
-        limits::slow_heads_bodies_and_readers_are_cut_off_while_everybody_else_is_served
+        limits::a_client_that_does_not_read_is_cut_off_long_before_one_that_rests
     mutant 'end of streams at a stop' internal/api/events.rs \
         '*self.draining.borrow_and_update()' 'false' \
         events::open_streams_end_with_their_runner_and_do_not_hold_it_up
@@ -223,21 +268,73 @@ mutants() {
     mutant 'memory of claims without an answer' internal/store/claim.rs \
         'self.open.gave_up(token, items);' 'self.open.gave_up(token, &items[..0]);' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
-    mutant 'memory of attempts that were handed out' internal/store/claim_batches.rs \
+    mutant 'memory of attempts that were handed out, and twins left out' internal/store/claim_batches.rs \
         'if *held == token => {}' 'if *held == token && ids.is_empty() => {}' \
+        internal/store/group_commit.rs \
+        '.is_some_and(|row| !seen.insert(row));' '.is_some_and(|row| !seen.insert(row)) && false;' \
         store::an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it
-    mutant 'heartbeat behind a permit' internal/engine/permits.rs \
+    mutant 'heartbeat behind a permit, and behind the fetcher' internal/engine/permits.rs \
         'if self.granted == UNLIMITED || self' 'if self.granted != 0 || self' \
-        queues::a_limit_holds_after_its_holder_slept
+        internal/engine/fetcher.rs \
+        'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
+        queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
     mutant "steps of the database's clock" internal/engine/rhythm.rs \
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
+    mutant 'look at permits' internal/engine/permits.rs \
+        'look_up(&shared).await;' '' \
+        queues::a_limited_queue_goes_on_for_longer_than_a_lease
+    mutant 'look at permits, and the end of those that were not looked at' internal/engine/permits.rs \
+        'look_up(&shared).await;' '' \
+        internal/engine/permits.rs \
+        '&& confirmed.since.elapsed() < lease;' '&& confirmed.since.elapsed() < 1_000 * lease;' \
+        queues::permits_that_are_gone_are_asked_for_anew
+    mutant 'rhythm behind what silent runners hold, and their open attempts' internal/engine/permits.rs \
+        'rhythm.is_steady(lease, theirs)' 'theirs >= Duration::ZERO' \
+        internal/store/permits.rs \
+        'permits = permits.min(open_attempts(conn, queue, &holder).await?);' 'permits = 0;' \
+        queues::a_limit_holds_after_mysql_stood_still
     mutant 'heartbeat behind the fetcher' internal/engine/fetcher.rs \
         'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
         claims::a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is
+    mutant "beats ahead of the database's clock" internal/engine/reaper.rs \
+        'if beat.heartbeat_at <= at + SLACK {' 'if beat.heartbeat_at <= at + TimeDelta::days(1) {' \
+        clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
+    mutant 'renewals that count page by page' internal/store/lease.rs \
+        '            renewed(&page);
+            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }' \
+        '            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }
+        renewed(&oldest_first);' \
+        store::a_beat_that_renews_some_pages_counts_for_those
+    mutant 'lost attempts one by one' internal/store/lease.rs \
+        'Err(error) => tracing::warn!(%error, attempts = lapsed.len(), "cannot end lost attempts together"),' \
+        'Err(error) => return Err(error),' \
+        claims::one_lost_attempt_that_cannot_be_ended_does_not_keep_the_others_lost
+    mutant 'ticks one by one' internal/engine/ticker.rs \
+        'Err(error) if !error.is_transient() => {
+            tracing::warn!' \
+        'Err(error) if !error.is_transient() && rows.is_empty() => {
+            tracing::warn!' \
+        schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
+    mutant 'pages of due schedules' internal/store/schedules.rs \
+        'for page in 0..MOST_PAGES {' 'for page in 0..1 {' \
+        schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
     mutant 'bound on interruptions' internal/store/settle.rs \
         'matches!(self.again, Again::NowWithinBounds)' 'false' \
         store::a_lease_that_could_not_be_renewed_spares_a_job_only_so_often
+    mutant 'permits of open attempts' internal/store/permits.rs \
+        'permits.min(open_attempts(conn, queue, &holder).await?)' 'permits.min(open_attempts(conn, queue, &holder).await?).min(0)' \
+        queues::a_permit_is_not_free_while_an_attempt_under_it_is_open
+    mutant 'search for ids of ended jobs' internal/engine/permits.rs \
+        'const STALE: u32 = 4;' 'const STALE: u32 = 4_000_000;' \
+        queues::ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit
+    mutant 'retries that commit late' internal/store/evidence.rs \
+        'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
+        verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'what others hold of a limit' internal/store/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
@@ -302,6 +399,10 @@ mutants() {
     mutant 'delete of all lines of a job' internal/store/remove.rs \
         '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
+    mutant 'lines of one transaction of a removal' internal/store/remove.rs \
+        'if lines > 0 && lines + candidate.lines() > MOST_LINES {' \
+        'if lines > MOST_LINES * 10 {' \
+        operations::a_delete_takes_every_line_of_its_jobs_and_no_other
     mutant 'note of a batch that lost a job' internal/store/remove.rs \
         'self.batches.retain(|_, (size, jobs)| jobs < size);' 'self.batches.clear();' \
         verify::what_operators_and_retention_remove_is_told_from_what_is_lost
@@ -312,12 +413,14 @@ mutants() {
         '!self.still.contains(queue)' 'true' \
         verify::what_waits_on_purpose_breaks_no_promise
     mutant 'torn batches counted again' internal/verify/mod.rs \
-        'if there + removed < u64::from(batch.size) {' 'if there + removed < u64::from(batch.size) || removed == 0 {' \
+        'if !gone && there + removed < u64::from(batch.size) {' 'if there + removed < u64::from(batch.size) || removed == 0 {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'retries meanwhile' internal/verify/mod.rs \
         'if counted + retried < *jobs {' 'if counted < *jobs + retried - retried {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'snapshot of one page' internal/store/evidence.rs \
+        'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
+        internal/store/evidence.rs \
         'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'verdict without Redis' internal/verify/report.rs \
@@ -326,6 +429,12 @@ mutants() {
     mutant 'priority of an operation in the job' internal/store/operation.rs \
         'if params.priority.is_some() {' 'if params.priority.is_some() && params.reason.is_some() {' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
+    mutant 'index of stopped runners' internal/store/runners.rs \
+        'FORCE INDEX (runners_stopped)' 'IGNORE INDEX (runners_stopped)' \
+        bounds::ten_thousand_stopped_runners_cost_nobody_anything_and_go_after_a_week
+    mutant 'rest of a tally' internal/store/forget.rs \
+        'const REST: i64 = 600;' 'const REST: i64 = -10;' \
+        bounds::tallies_of_a_thousand_queues_end_and_every_sum_stays
     mutant 'refusal of a strict runner' internal/app/mod.rs \
         'if config.strict_durability {' 'if config.strict_durability && weaknesses.is_empty() {' \
         durability::readyz_says_whether_commits_are_durable_with_a_binary_log_and_a_strict_runner_does_not_start_otherwise
@@ -372,32 +481,190 @@ mutants() {
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
         callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
+    mutant 'token behind the row of a report' internal/store/report_files.rs \
+        'fetch_optional(&mut *conn).await?.is_none()' 'fetch_optional(&mut *conn).await?.is_some_and(|_| false)' \
+        shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
+    mutant 'token behind the removal of the parts of a report' internal/store/report_files.rs \
+        'Ok(holds.map(|_| left))' 'Ok(Some(left).filter(|_| holds.is_none_or(|_| true)))' \
+        shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
+    mutant 'parts of a report counted before its row' internal/store/report_files.rs \
+        'if !is_whole(conn, &record).await? {' 'if false && !is_whole(conn, &record).await? {' \
+        shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
+    mutant 'size of the parts of a report' internal/store/report_files.rs \
+        'self.shared.options.server.statement_bytes().min(MOST_PART_BYTES)' \
+        'self.shared.options.server.statement_bytes().max(MOST_PART_BYTES)' \
+        shared_reports::parts_fit_a_server_that_takes_small_packets
+    mutant 'parts of earlier attempts' internal/handlers/report/finished.rs \
+        'let _ = self.reports.begin(job, token).await;' '' \
+        shared_reports::another_attempt_replaces_a_report_and_a_half_written_one_is_never_served
+    mutant 'digest of a report' internal/handlers/report/finished.rs \
+        'if number + 1 == parts && expected' 'if number == parts && expected' \
+        shared_reports::another_attempt_replaces_a_report_and_a_half_written_one_is_never_served
+    mutant 'runner that made a file' internal/handlers/report/finished.rs \
+        '(is_mine || record.parts == 0)' '(is_mine || record.bytes > 0)' \
+        shared_reports::every_runner_serves_and_mails_a_report_also_when_the_one_that_made_it_is_gone
+    mutant 'patience with a MySQL that is out' internal/handlers/report/finished.rs \
+        'tokio::time::sleep(pause).await;' 'return Err(Failure::retry(cause));' \
+        shared_reports::a_report_waits_for_mysql_and_what_mysql_refuses_stays_with_its_runner
+    mutant 'folder while MySQL cannot be asked' internal/handlers/report/finished.rs \
+        'Err(error) => return here?.map(Found::Here).ok_or(FindError::Unavailable(error.to_string())),' \
+        'Err(error) => return Err(FindError::Unavailable(error.to_string())),' \
+        shared_reports::a_report_waits_for_mysql_and_what_mysql_refuses_stays_with_its_runner
+    mutant 'names of reports in a sweep' internal/handlers/report/file.rs \
+        'None => ReportName::parse(name).map(|_| keep)?,' 'None => keep,' \
+        shared_reports::reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay
+    mutant 'mark of a report whose job was deleted' internal/store/remove.rs \
+        'hide_reports(conn, &reports, now).await?;' '' \
+        shared_reports::a_report_goes_with_its_job_when_an_operator_deletes_it
+    mutant 'places of downloads' internal/api/reports.rs \
+        'let place = api.downloads.take(sharing.0);' 'let place = super::Places::new(99).take(sharing.0);' \
+        shared_reports::downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others
+    mutant 'bound of a count' internal/store/backlog.rs \
+        'const MOST_COUNTED: usize = 100_000;' \
+        'const MOST_COUNTED: usize = 100_000_000;' \
+        bounds::counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor
+    mutant 'floors of a count' internal/store/backlog.rs \
+        'exact: cut.is_empty() && !others' \
+        'exact: cut.len() < 1_000' \
+        bounds::counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor
+    mutant 'claims instead of a walk' internal/store/startable.rs \
+        'match self.claimed().await? {' \
+        'match self.claimed().await?.filter(|_| false) {' \
+        bounds::what_could_be_started_is_known_without_a_walk_through_what_waits
+    mutant 'one look for many probes' internal/api/readiness.rs \
+        'came.elapsed() < FRESH)' \
+        'came.elapsed() < FRESH / 500)' \
+        starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
+    mutant 'age of a look' internal/api/readiness.rs \
+        'FRESH: Duration = Duration::from_millis(500)' \
+        'FRESH: Duration = Duration::from_secs(3)' \
+        starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
+    mutant 'watch before the first judgement' internal/engine/rhythm.rs \
+        'self.began.is_some_and(|began| is_gap(since(began), longer))' \
+        'self.began.is_some()' \
+        clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
+    mutant 'lease of the one that is judged' internal/engine/rhythm.rs \
+        'let longer = lease.max(theirs);' \
+        'let longer = lease.min(theirs);' \
+        clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
+    mutant 'steps of the clock in a check' internal/verify/life.rs \
+        'self.steps.iter().any(' \
+        'self.steps.iter().take(0).any(' \
+        clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
+    mutant 'first failure over replays' internal/store/dead.rs \
+        'let first = original_of.get(&grave.id)' \
+        'let first = original_of.get(&grave.id).filter(|_| false)' \
+        dead_letters::a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_were_replayed
+    mutant 'letters that cannot be read, apart from the others' internal/store/dead.rs \
+        'refused.insert(id, Refusal::Unreadable(why));' \
+        'return Err(corrupt(why));' \
+        dead_letters::a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_other
+    mutant 'an end without its outcome' internal/engine/executor.rs \
+        'Err(error) if error.is_about_the_row() && !bare => {' \
+        'Err(error) if error.is_about_the_row() && bare => {' \
+        engine::an_attempt_whose_result_mysql_refuses_is_not_lost_and_not_repeated
+    mutant 'secrets of single hosts' internal/handlers/http/secrets.rs \
+        '.map_or(&self.usual, |(_, secrets)| secrets)' '.filter(|_| false).map_or(&self.usual, |(_, secrets)| secrets)' \
+        kinds::each_receiver_gets_signatures_by_its_own_secrets_alone
+    mutant 'processes for suspects under `tickr dev`' cmd/tickr/dev.rs \
+        'Registry::new(), Some(child))' 'Registry::new(), Some(child).filter(|_| false))' \
+        blackbox::under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on
+    mutant 'defaults of a program in what it hands on' internal/config/load.rs \
+        'Sources::of(flags, env, file, defaults)' 'Sources::of(flags, env, file, "")' \
+        blackbox::under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on
+    mutant 'losses of what was given back unread' internal/store/settle.rs \
+        'Verdict::Snoozed if matches!(item.again, Again::ForAnother(_)) => owed.losses,' '' \
+        store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them
+    mutant 'word of a process that could not read its suspect' internal/engine/child.rs \
+        'shared.unread.leave(job.id, given_back, queue.clone(), job.priority)' 'drop(given_back)' \
+        rollout::suspects_run_in_processes_of_a_version_that_can_read_them
 }
 
-# mutant NAME FILES OLD NEW TEST
+# mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
+# With more than one cut, all of them are taken out together: each makes up for the others. Every test must turn red.
 mutant() {
-    case "$1" in *"$only"*) ;; *) return 0 ;; esac
-    for file in $2; do
-        cp "$file" "$file.whole"
-        OLD=$3 NEW=$4 perl -0777 -pi -e '$n = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; die "$ARGV does not say $ENV{OLD}\n" unless $n' "$file"
+    wanted "$1" || return 0
+    ran=$((ran + 1))
+    next=$1 cut_files='' problem=''
+    shift
+    while case $1 in internal/* | cmd/*) ;; *) false ;; esac; do
+        cut "$1" "$2" "$3" || problem="**does not say** \`$2\`"
+        shift 3
     done
-    verdict=$5
-    if ! cargo test --quiet --no-run >build.log 2>&1; then
-        verdict='**does not build**' survivors=$((survivors + 1))
-        cat build.log >&2
-    elif cargo test --quiet --test suite -- --exact "$5" >test.log 2>&1; then
-        verdict="**nothing**, not even $5" survivors=$((survivors + 1))
-    elif ! grep -q '1 failed' test.log; then
-        verdict="**$5 did not run**" survivors=$((survivors + 1))
-    else
-        verdict="\`$5\`"
+    if [ "$lane" = a ]; then lane=b; else lane=a; fi
+    if [ -z "$problem" ] && ! build; then
+        problem='**does not build**'
+        cat "$copy/logs/build" >&2
     fi
-    for file in $2; do
-        mv "$file.whole" "$file"
+    restore
+    judge
+    name=$next files=$cut_files tests=$* count=$#
+    log=$copy/logs/$(echo "$name" | tr -c 'a-z0-9\n' -)
+    if [ -n "$problem" ]; then
+        tell "$problem"
+    else
+        # The alarm ends a test that hangs.
+        perl -e 'alarm shift; exec @ARGV' "$patience" "$suite" --exact "$@" >"$log" 2>&1 &
+        running=$!
+    fi
+}
+
+wanted() {
+    if [ -n "$from" ]; then
+        [ "$1" = "$from" ] || return 1
+        from=''
+    fi
+    if [ -n "$exact" ]; then [ "$1" = "$only" ]; else case $1 in *"$only"*) ;; *) return 1 ;; esac fi
+}
+
+cut() {
+    for file in $1; do
+        if [ ! -e "$copy/whole/$file" ]; then
+            mkdir -p "$(dirname "$copy/whole/$file")"
+            cp "$file" "$copy/whole/$file"
+            cut_files="$cut_files $file"
+        fi
+        OLD=$2 NEW=$3 perl -0777 -pi -e '$n = s/\Q$ENV{OLD}\E/$ENV{NEW}/g; die "$ARGV does not say $ENV{OLD}\n" unless $n' "$file" ||
+            return 1
+    done
+}
+
+restore() {
+    for file in $cut_files; do
+        mv "$copy/whole/$file" "$file"
         # Newer than what was built from the mutant.
         touch "$file"
     done
-    printf '| %s | %s | %s |\n' "$1" "$(echo "$2" | sed 's/internal\///g')" "$verdict"
 }
 
-main
+# The program of the tests and the binary that it runs, and nothing else.
+build() {
+    CARGO_TARGET_DIR=$copy/$lane CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never \
+        cargo test --no-run --test suite >"$copy/logs/build" 2>&1 || return 1
+    suite=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$copy/logs/build")
+}
+
+# Wait for the test that runs, and tell what it said.
+judge() {
+    [ -n "$running" ] || return 0
+    if wait "$running"; then
+        verdict="**nothing**, not even $tests"
+    elif grep -q "0 passed; $count failed" "$log"; then
+        verdict=$(printf '`%s` ' $tests)
+    elif grep -q '[1-9][0-9]* passed; [1-9][0-9]* failed' "$log"; then
+        verdict="**not all of** $tests"
+    else
+        verdict="**no verdict of** $tests"
+    fi
+    running=''
+    tell "${verdict% }"
+}
+
+tell() {
+    line="| $name |$(echo "$files" | sed 's/ internal\// /g') | $1 |"
+    echo "$line"
+    case $1 in '**'*) failures="$failures$line
+" ;; esac
+}
+
+main "$@"

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,9 +13,8 @@ use serde_json::json;
 use serde_json::value::{RawValue, to_raw_value};
 use tickr::app::{App, SHUTDOWN, Signals};
 use tickr::broker::{Draft, Enqueued};
-use tickr::config::{
-    CallbackSecret, Config, Flags, Loaded, ParamType, ParamValue, ReportParam, ReportQuery, Statement, Subset,
-};
+use tickr::config::{CallbackSecret, Config, Flags, Loaded, Subset};
+use tickr::engine::ChildProgram;
 use tickr::event::Event;
 use tickr::handlers::Registry;
 use tickr::job::{Due, JobId, State};
@@ -24,11 +23,20 @@ use tickr::services::{Address, Options, Services};
 use crate::Done;
 
 /// The sample report, over tickr's own tables.
-const SAMPLE_QUERY: &str = "SELECT j.kind, COALESCE(o.state, a.end_state) AS state, COUNT(*) AS jobs, \
-     MIN(j.created_at) AS oldest, MAX(j.created_at) AS newest FROM jobs j LEFT JOIN owed o ON o.id = j.id \
-     LEFT JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL AND a.number = \
-     (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
-     WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2";
+const SAMPLE_REPORT: &str = r#"
+[reports.queries.jobs_by_state]
+title = "Jobs by kind and state"
+description = "A sample over tickr's own tables"
+sql = """
+SELECT j.kind, COALESCE(o.state, a.end_state) AS state, COUNT(*) AS jobs,
+  MIN(j.created_at) AS oldest, MAX(j.created_at) AS newest
+FROM jobs j LEFT JOIN owed o ON o.id = j.id
+  LEFT JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL
+    AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id)
+WHERE j.created_at >= :since GROUP BY 1, 2 ORDER BY 1, 2
+"""
+params = [{ name = "since", type = "timestamp", default = 1970-01-01T00:00:00Z }]
+"#;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("dev")
@@ -58,7 +66,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     // The configuration is read before the servers start: a mistake in it is answered at once. What stands in for
     // their addresses here is never used.
     let flags = Flags::from_matches(matches);
-    crate::load_flags(
+    let loaded = crate::load_flags(
         &flags.clone().with("mysql_url", "mysql://localhost/tickr").with("redis_url", "redis://placeholder"),
     )?;
     // Signals before servers: a Ctrl-C during their start stops them in order as well.
@@ -66,13 +74,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let mut signals = runtime.block_on(async { Signals::register() })?;
     let services = Services::start(&Options::persistent(dir.join("servers")))?;
     let flags = flags.with("mysql_url", services.mysql_url("tickr")).with("redis_url", services.redis_url());
-    let mut loaded = crate::load_flags(&flags)?;
-    adapt(&mut loaded, &dir)?;
+    let defaults = defaults(&loaded, &dir)?;
+    let loaded = Config::load_with_defaults(&flags, Config::process_env(), Config::usual_file(), &defaults)?;
+    let Loaded { config, sources, .. } = loaded;
+    let child = ChildProgram::of_this_process(sources)?;
     let outcome = runtime.block_on(async {
         tickr::store::Store::create_database(&services.mysql_url("tickr")).await?;
-        let app = App::start(&loaded.config, Registry::new()).await?;
-        let addresses = Addresses::write(&app, &loaded.config, &dir)?;
-        welcome(&app, &loaded.config, &services, &dir, &addresses).await;
+        let app = App::start_with(&config, Registry::new(), Some(child)).await?;
+        let addresses = Addresses::write(&app, &config, &dir)?;
+        welcome(&app, &config, &services, &dir, &addresses).await;
         if !matches.get_flag("no-samples") {
             // A signal meanwhile is kept by the stream and seen right after.
             let enqueued = enqueue_samples(&app, began).await;
@@ -87,43 +97,28 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     Ok(outcome?)
 }
 
-/// What a development machine wants and nobody asked otherwise: an outbox, reports in the data folder, signed callbacks to this
-/// machine, a free port, the sample report.
-fn adapt(loaded: &mut Loaded, dir: &Path) -> anyhow::Result<()> {
+/// What a development machine wants and nothing else was said about: an outbox, reports in the data folder, signed
+/// callbacks to this machine, a free port, the sample report. Written like a file and read below it, so that processes of
+/// suspects, which read all of it again, have the same configuration.
+fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
     let Loaded { config, origins, .. } = loaded;
     let is_default =
         |name: &str| origins.get(name).is_none_or(|effective| effective.origin == tickr::config::Origin::Default);
-    if is_default("outbox_dir") {
-        config.outbox_dir = Some(dir.join("outbox"));
-    }
-    if is_default("reports_dir") {
-        config.reports_dir = dir.join("reports");
-    }
-    if is_default("callback_allow_private") {
-        config.callback_allow_private = true;
-    }
+    let dir_name = dir.to_str().with_context(|| format!("{} is not UTF-8; name another folder", dir.display()))?;
+    let mut values = vec![
+        ("outbox_dir", toml::Value::from(format!("{dir_name}/outbox"))),
+        ("reports_dir", format!("{dir_name}/reports").into()),
+        ("callback_allow_private", true.into()),
+    ];
     if is_default("callback_secret") {
-        config.callback_secret = vec![callback_secret(dir)?];
+        values.push(("callback_secret", callback_secret(dir)?.show().into()));
     }
     if is_default("http_addr") && TcpListener::bind(config.http_addr).is_err() {
         tracing::warn!(taken = %config.http_addr, "the usual port is taken, using a free one");
-        config.http_addr = SocketAddr::from(([127, 0, 0, 1], 0));
+        values.push(("http_addr", "127.0.0.1:0".into()));
     }
-    config.reports.queries.entry("jobs_by_state".into()).or_insert(ReportQuery {
-        title: "Jobs by kind and state".into(),
-        description: Some("A sample over tickr's own tables".into()),
-        sql: SAMPLE_QUERY.into(),
-        statement: Statement::parse(SAMPLE_QUERY)?,
-        params: vec![ReportParam {
-            name: "since".into(),
-            kind: ParamType::Timestamp,
-            required: false,
-            default: Some(ParamValue::Timestamp(chrono::DateTime::UNIX_EPOCH)),
-            min: None,
-            max: None,
-        }],
-    });
-    Ok(())
+    let lines: String = values.into_iter().map(|(name, value)| format!("{name} = {value}\n")).collect();
+    Ok(lines + SAMPLE_REPORT)
 }
 
 /// The secret that signs the callbacks of this data folder: made once, so that receivers need to be told once.

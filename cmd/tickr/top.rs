@@ -114,13 +114,18 @@ struct Screen {
     trouble: Option<String>,
     /// Jobs that came in and that ended, ever, at the last reading.
     totals: Option<(Instant, i64, i64)>,
+    /// Were the counts of unfinished jobs floors at the last reading?
+    floors: bool,
+    /// Is the newest rate of jobs in that of one runner, because floors tell no rate?
+    own_in: bool,
     /// Jobs in and out per second, the newest last.
     rates: VecDeque<(u64, u64)>,
 }
 
 impl Screen {
     fn new(url: String) -> Self {
-        Self { url, reading: Value::Null, trouble: None, totals: None, rates: VecDeque::new() }
+        let (reading, rates) = (Value::Null, VecDeque::new());
+        Self { url, reading, trouble: None, totals: None, floors: false, own_in: false, rates }
     }
 
     fn take(&mut self, reading: anyhow::Result<Value>, at: Instant) {
@@ -136,16 +141,21 @@ impl Screen {
         let count = |name: &str| states.and_then(|states| states.get(name)).and_then(Value::as_i64).unwrap_or(0);
         let ended = count("completed") + count("failed") + count("cancelled");
         let accepted = ended + count("waiting") + count("retrying") + count("executing");
+        let exact = reading.pointer("/stats/exact").and_then(Value::as_bool) != Some(false);
         if let Some((before, accepted_before, ended_before)) = self.totals {
             let seconds = at.duration_since(before).as_secs_f64().max(0.001);
             // A retry by an operator takes an end back.
             let rate = |now: i64, before: i64| ((now - before).max(0) as f64 / seconds).round() as u64;
-            self.rates.push_back((rate(accepted, accepted_before), rate(ended, ended_before)));
+            // Where the counts of unfinished jobs are floors, they do not tell how many were accepted.
+            let own = reading.pointer("/stats/rates/accepted_per_second").and_then(Value::as_f64).unwrap_or(0.0);
+            self.own_in = !exact || self.floors;
+            let accepted = if self.own_in { own.round() as u64 } else { rate(accepted, accepted_before) };
+            self.rates.push_back((accepted, rate(ended, ended_before)));
             if self.rates.len() > HISTORY {
                 self.rates.pop_front();
             }
         }
-        self.totals = Some((at, accepted, ended));
+        (self.totals, self.floors) = (Some((at, accepted, ended)), !exact);
         self.reading = reading;
     }
 
@@ -201,8 +211,10 @@ impl Screen {
         };
         let counts = ["waiting", "retrying", "executing", "completed", "failed", "cancelled"];
         let open = number(&stats, "open_failures");
+        let plus = if self.floors { "+" } else { "" };
         let count = |state: &&'static str| match (*state, open) {
             ("failed", open @ 1..) => format!("failed {} ({open} open)", number(&states, state)),
+            ("waiting" | "retrying" | "executing", _) => format!("{state} {}{plus}", number(&states, state)),
             _ => format!("{state} {}", number(&states, state)),
         };
         let counts: Vec<String> = counts.iter().map(count).collect();
@@ -229,7 +241,12 @@ impl Screen {
             self.rates.iter().skip(skip).map(of).collect()
         };
         for (area, name, colour, of) in [
-            (halves[0], "in", Color::Cyan, (|rate: &(u64, u64)| rate.0) as fn(&(u64, u64)) -> u64),
+            (
+                halves[0],
+                if self.own_in { "in (this runner)" } else { "in" },
+                Color::Cyan,
+                (|rate: &(u64, u64)| rate.0) as fn(&(u64, u64)) -> u64,
+            ),
             (halves[1], "out", Color::Green, (|rate: &(u64, u64)| rate.1) as fn(&(u64, u64)) -> u64),
         ] {
             let now = self.rates.back().map_or(0, of);
@@ -263,7 +280,8 @@ fn queue_table(queues: &[Value]) -> Table<'static> {
         let limit = limit.map_or_else(|| "–".to_owned(), |limit| format!("{}/{limit}", number(queue, "permits")));
         let style = if note.is_empty() { Style::new() } else { Style::new().fg(Color::Yellow) };
         let mut cells = vec![text(queue, "name"), number(queue, "priority").to_string(), limit];
-        cells.extend(["waiting", "retrying", "executing"].map(|state| number(&states, state).to_string()));
+        let plus = if queue.get("exact").and_then(Value::as_bool) == Some(false) { "+" } else { "" };
+        cells.extend(["waiting", "retrying", "executing"].map(|state| format!("{}{plus}", number(&states, state))));
         cells.push(number(queue, "open_failures").to_string());
         cells.push(number(&states, "failed").to_string());
         cells.push(note);
@@ -356,7 +374,18 @@ mod tests {
         assert!(!shown.contains('\u{1b}') && !shown.contains("box-0"), "{shown}");
         assert!(shown.find("mail").unwrap() < shown.find("default  ").unwrap(), "{shown}");
 
-        screen.take(Err(anyhow::anyhow!("no tickr answers")), start + Duration::from_secs(3));
+        // A floor is shown as one, and no rate is made of it.
+        let mut floor = reading(200, 100_000);
+        (floor["stats"]["exact"], floor["queues"][0]["exact"]) = (json!(false), json!(false));
+        floor["stats"]["rates"] = json!({"accepted_per_second": 7.2});
+        screen.take(Ok(floor), start + Duration::from_secs(4));
+        let shown = screen.as_text(120, 40).unwrap();
+        for part in [" in (this runner) 7/s", " out 25/s", "waiting 100000+", "100000+ "] {
+            assert!(shown.contains(part), "{part} is not in\n{shown}");
+        }
+        screen.take(Ok(reading(250, 30)), start + Duration::from_secs(6));
+
+        screen.take(Err(anyhow::anyhow!("no tickr answers")), start + Duration::from_secs(7));
         let shown = screen.as_text(120, 40).unwrap();
         assert!(shown.contains("no tickr answers") && shown.contains("waiting 30"), "{shown}");
         // However small the terminal.

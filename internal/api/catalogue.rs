@@ -61,7 +61,7 @@ pub(super) const fn entry(code: Code) -> Entry {
             Again::Changed,
         ),
         Code::NotFound => (
-            "There is nothing at this path, or no job or report of that name. Ended jobs are deleted behind their retention.",
+            "There is nothing at this path, or no job or report of that name. Ended jobs are deleted behind their retention. A large report is served by the runner that made it alone; `detail` names it.",
             "Check the id or name; `/openapi.json` lists the paths.",
             Again::Changed,
         ),

@@ -350,6 +350,9 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
             problem
         }
         Some(Refusal::Unfit(why)) => Problem::new(Code::InvalidPayload, why),
+        Some(unreadable @ Refusal::Unreadable(_)) => {
+            Problem::new(Code::InvalidRequest, format!("job {id} cannot be replayed: {unreadable}"))
+        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! `/livez`, `/readyz`.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,6 +9,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
+use super::readiness::Look;
 use super::{Api, Code, Problem, json};
 
 /// Is the process alive?
@@ -67,7 +66,8 @@ pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
 
 /// Should this runner get traffic?
 ///
-/// Red only when MySQL does not answer, takes no writes, its tables are being migrated, or the runner is stopping.
+/// Red only when MySQL does not answer, takes no writes, its tables are being migrated, or the runner is stopping. Probes that
+/// come within half a second share one look at MySQL.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(
@@ -77,10 +77,7 @@ pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
 )]
 pub(super) async fn readyz(State(api): State<Api>) -> Response {
     let draining = *api.draining.borrow();
-    let limit = Duration::from_secs(2);
-    let asked = tokio::time::timeout(limit, api.broker.store().durability());
-    let (asked, mysql) = tokio::join!(asked, api.broker.store().takes_writes(limit));
-    let durability = asked.ok().and_then(Result::ok);
+    let Look { mysql, durability } = api.readiness.look().await;
     let status = match (draining, mysql) {
         (true, _) => "draining",
         (false, true) => "ready",

@@ -34,6 +34,7 @@ mod pass;
 mod places;
 mod problem;
 mod queues;
+mod readiness;
 mod reports;
 mod results;
 mod runners;
@@ -53,11 +54,11 @@ pub use keys::new_key;
 pub use metrics::Readings;
 pub use places::Places;
 pub use problem::{Code, Problem};
+pub use readiness::Readiness;
 pub use verify::Verifier;
 pub use warnings::Warnings;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +77,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::broker::{Broker, Controls, Feed, Watches};
+use crate::handlers::report::FinishedReports;
 use crate::index::Index;
 use crate::telemetry::Tracer;
 
@@ -90,6 +92,8 @@ pub struct ApiParts {
     pub controls: Controls,
     /// What the metrics page reads from both servers.
     pub readings: Readings,
+    /// Looks whether MySQL is there, for all probes together.
+    pub readiness: Readiness,
     /// Records the requests that enqueue.
     pub tracer: Tracer,
     /// Tokens of the configuration.
@@ -104,8 +108,10 @@ pub struct ApiParts {
     pub declared_schedules: Arc<BTreeSet<String>>,
     /// Longest time in which a body must have arrived.
     pub body_timeout: Duration,
-    /// Where finished reports lie.
-    pub reports_dir: PathBuf,
+    /// Finished reports.
+    pub reports: FinishedReports,
+    /// Reports that may be read from MySQL at the same time.
+    pub downloads: Places,
     /// What happens in the cluster.
     pub feed: Feed,
     /// Jobs that somebody watches.

@@ -1,6 +1,6 @@
 //! `/v1/queues`: what is set about queues, and what is in them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,7 +16,7 @@ use super::view::Moment;
 use super::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
-use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
+use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};
 
 /// Most jobs of a queue that a limit may allow.
 const MOST_CONCURRENCY: u32 = 100_000;
@@ -37,6 +37,8 @@ pub(super) struct QueueView {
     paused: Option<PauseView>,
     /// Jobs by state. Ended states count everything that ever ended so.
     states: BTreeMap<String, i64>,
+    /// False when it has so many unfinished jobs that not all were counted: their counts are then floors.
+    exact: bool,
     /// Its failed jobs that were neither retried, replayed nor discarded.
     open_failures: u64,
     /// Living runners that serve it and take work. A queue that has jobs and no runner stands still as well.
@@ -67,7 +69,7 @@ impl From<Pause> for PauseView {
 pub(super) struct QueuesAnswer {
     /// By name: those that have or had jobs, those that a living runner serves, and those about which something is set.
     data: Vec<QueueView>,
-    /// False when there are so many unfinished jobs that their counts are a floor.
+    /// False when there are so many unfinished jobs that the counts of some queues are floors, and those of others are missing.
     exact: bool,
 }
 
@@ -113,12 +115,14 @@ struct Counts {
     runners: BTreeMap<Name, u32>,
     permits: BTreeMap<String, u32>,
     open_failures: BTreeMap<Name, u64>,
+    whole: BTreeSet<Name>,
     exact: bool,
 }
 
-async fn counts(api: &Api) -> Result<Counts, Problem> {
+/// Counts of all queues. `also` is one that must be among those that are counted.
+async fn counts(api: &Api, also: Option<&Name>) -> Result<Counts, Problem> {
     let store = api.broker.store();
-    let (stats, runners) = (store.stats().await?, store.runners(1_000).await?);
+    let (stats, runners) = (store.stats_also_of(also.cloned()).await?, store.runners(1_000).await?);
     let permits = store.permits().await?;
     let mut states: BTreeMap<Name, BTreeMap<String, i64>> = BTreeMap::new();
     for count in stats.owed.iter().chain(&stats.ended) {
@@ -128,7 +132,8 @@ async fn counts(api: &Api) -> Result<Counts, Problem> {
     for queue in runners.iter().filter(|runner| runner.takes_jobs()).flat_map(|runner| &runner.queues) {
         *serving.entry(queue.clone()).or_default() += 1;
     }
-    Ok(Counts { states, runners: serving, permits, open_failures: stats.open_failures, exact: stats.exact })
+    let Stats { open_failures, exact, whole, .. } = stats;
+    Ok(Counts { states, runners: serving, permits, open_failures, whole, exact })
 }
 
 fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
@@ -142,6 +147,7 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
         permits: concurrency.map(|_| counts.permits.get(name.as_str()).copied().unwrap_or(0)),
         paused: setting.and_then(|set| set.pause.clone()).map(PauseView::from),
         states: counts.states.get(name).cloned().unwrap_or_default(),
+        exact: counts.exact || counts.whole.contains(name),
         open_failures: counts.open_failures.get(name).copied().unwrap_or(0),
         runners: counts.runners.get(name).copied().unwrap_or(0),
         changed_at: changed.map(|(at, _)| Moment(*at)),
@@ -159,11 +165,10 @@ fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueVi
     )
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
-    let counts = counts(&api).await?;
+    let counts = counts(&api, None).await?;
     let set: BTreeMap<Name, QueueSetting> =
         api.broker.store().listed_queues().await?.into_iter().map(|set| (set.name.clone(), set)).collect();
-    let names: std::collections::BTreeSet<&Name> =
-        counts.states.keys().chain(counts.runners.keys()).chain(set.keys()).collect();
+    let names: BTreeSet<&Name> = counts.states.keys().chain(counts.runners.keys()).chain(set.keys()).collect();
     let data = names.into_iter().map(|name| view(name, set.get(name), &counts)).collect();
     Ok(json(StatusCode::OK, QueuesAnswer { data, exact: counts.exact }))
 }
@@ -181,7 +186,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     )
 )]
 pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Result<Response, Problem> {
-    let counts = counts(&api).await?;
+    let counts = counts(&api, Some(&name)).await?;
     let set = api.broker.store().listed_queues().await?.into_iter().find(|set| set.name == name);
     if set.is_none() && !counts.states.contains_key(&name) && !counts.runners.contains_key(&name) {
         return Err(Problem::new(Code::NotFound, format!("there is no queue {name}")));
@@ -313,6 +318,6 @@ async fn apply(
     };
     // This process follows at once, the others within two seconds.
     api.controls.refresh().await?;
-    let counts = counts(api).await?;
+    let counts = counts(api, Some(name)).await?;
     Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))
 }

@@ -1,6 +1,6 @@
 //! `/v1/stats`: how tickr is doing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -28,8 +28,11 @@ pub(super) struct StatsAnswer {
     open_failures_exact: bool,
     /// Jobs by queue, then state. Queues that no job has changed for longer than jobs are kept are left out.
     queues: BTreeMap<String, BTreeMap<String, i64>>,
-    /// False when there are so many unfinished jobs that their counts are a floor.
+    /// False when there are so many unfinished jobs that only a part of them was counted: about a hundred thousand, fewer of each
+    /// line the more lines there are. Their counts here are then floors.
     exact: bool,
+    /// The queues whose counts of unfinished jobs are floors; those of the others are exact.
+    floors: BTreeSet<String>,
     lateness: LatenessView,
     rates: RatesView,
     index: IndexView,
@@ -86,6 +89,13 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     for (state, jobs) in &stats.ended_elsewhere {
         *states.entry(state.to_string()).or_default() += jobs;
     }
+    let floors: BTreeSet<String> = stats
+        .owed
+        .iter()
+        .map(|count| &count.queue)
+        .filter(|queue| !stats.is_exact_about(queue))
+        .map(ToString::to_string)
+        .collect();
     let figures = api.broker.meters().read();
     let answer = StatsAnswer {
         at: Moment(stats.at),
@@ -94,6 +104,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         open_failures_exact: stats.open_failures_exact,
         queues,
         exact: stats.exact,
+        floors,
         lateness: LatenessView {
             p50_ms: figures.lateness_p50_ms,
             p99_ms: figures.lateness_p99_ms,

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::kinds::register_all;
 use super::{StartError, connect_store, of_the_store};
 use crate::config::Config;
+use crate::handlers::report::FinishedReports;
 use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::Name;
 use crate::store::{Reader, Scheduled, UnreadableSchedule};
@@ -117,7 +118,7 @@ pub async fn check_pending(
     own: Registry,
     mut told: impl FnMut(u64),
 ) -> Result<PendingCheck, StartError> {
-    let registry = register_all(config, own)?;
+    let registry = register_all(config, own, &FinishedReports::in_folder(&config.reports_dir))?;
     let store = connect_store(config).await?;
     let mut found = PendingCheck::default();
     let (mut after, mut more) = (None, true);

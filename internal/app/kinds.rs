@@ -4,22 +4,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{StartError, report_source, smtp_login};
-use crate::config::{self, Config};
+use crate::config::{self, CallbackSecret, Config};
 use crate::handlers::email::{
     AllowedAddresses, Delivery, EmailHandler, EmailSettings, SmtpLogin, SmtpSettings, SmtpTls,
 };
-use crate::handlers::http::{CallbackSettings, HttpHandler, SigningSecret};
-use crate::handlers::report::{ReportSettings, Reports};
+use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, SigningSecret};
+use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
 
 /// Register everything and apply what the configuration changes about kinds.
-pub(super) fn register_all(config: &Config, own: Registry) -> Result<Registry, StartError> {
+pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedReports) -> Result<Registry, StartError> {
     let mut registry = own;
     registry.register_handler(http(config)?);
-    if let Some(email) = email(config)? {
+    if let Some(email) = email(config, finished.clone())? {
         registry.register_handler(email);
     }
-    registry.register_handler(report(config)?);
+    registry.register_handler(report(config, finished.clone())?);
     if config.test_kinds {
         test_kinds::register(&mut registry);
     }
@@ -47,8 +47,14 @@ fn http(config: &Config) -> Result<HttpHandler, StartError> {
 
 /// What the configuration says about callbacks.
 pub(super) fn callbacks(config: &Config) -> CallbackSettings {
+    let signing = |secrets: &[CallbackSecret]| secrets.iter().map(|key| SigningSecret::new(key.expose())).collect();
+    let secrets = CallbackSecrets::usual(signing(&config.callback_secret));
+    let secrets = config
+        .callback_host_secrets
+        .iter()
+        .fold(secrets, |secrets, one| secrets.with_host(one.host.clone(), signing(&one.secrets)));
     CallbackSettings {
-        secrets: config.callback_secret.iter().map(|secret| SigningSecret::new(secret.expose())).collect(),
+        secrets,
         allow_private: config.callback_allow_private,
         allow: config.callback_allow.clone(),
         idle: config.workers,
@@ -57,7 +63,7 @@ pub(super) fn callbacks(config: &Config) -> CallbackSettings {
 
 /// The email kind, if there is somewhere to deliver to. An outbox wins over a server, so that a development machine
 /// with a copy of the real configuration sends nothing.
-fn email(config: &Config) -> Result<Option<EmailHandler>, StartError> {
+fn email(config: &Config, finished: FinishedReports) -> Result<Option<EmailHandler>, StartError> {
     let delivery = match (&config.outbox_dir, &config.smtp) {
         (Some(outbox), _) => Delivery::Outbox(outbox.clone()),
         (None, Some(smtp)) => Delivery::Smtp(SmtpSettings {
@@ -77,14 +83,14 @@ fn email(config: &Config) -> Result<Option<EmailHandler>, StartError> {
     };
     let from = config.smtp.as_ref().and_then(|smtp| smtp.from.clone());
     let from = from.or_else(|| config.outbox_dir.as_ref().map(|_| "tickr <tickr@localhost>".to_owned()));
-    let settings = EmailSettings { from, delivery, reports_dir: Some(config.reports_dir.clone()) };
+    let settings = EmailSettings { from, delivery, reports: Some(finished) };
     let (senders, recipients) =
         (AllowedAddresses::new(&config.email_senders), AllowedAddresses::new(&config.email_recipients));
     let handler = EmailHandler::new(settings).and_then(|handler| handler.limited_to(senders, recipients));
     handler.map(Some).map_err(|e| StartError::Kind { kind: "email", cause: e.to_string() })
 }
 
-fn report(config: &Config) -> Result<Reports, StartError> {
+fn report(config: &Config, finished: FinishedReports) -> Result<Reports, StartError> {
     let settings = ReportSettings {
         dir: config.reports_dir.clone(),
         time_limit: config.reports.time_limit,
@@ -93,5 +99,5 @@ fn report(config: &Config) -> Result<Reports, StartError> {
         queries: config.reports.queries.clone(),
     };
     let recipients = AllowedAddresses::new(&config.email_recipients);
-    Ok(Reports::new(settings, Arc::new(report_source(config)?)).mailing_only_to(recipients))
+    Ok(Reports::new(settings, Arc::new(report_source(config)?)).keeping(finished).mailing_only_to(recipients))
 }

@@ -14,6 +14,7 @@ mod connection;
 mod door;
 mod kinds;
 mod migrating;
+mod reports;
 mod run;
 mod schedules;
 mod server;
@@ -36,11 +37,13 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::api::{self, ApiParts, Places, Readings, Tokens, Verifier, Warnings};
+use crate::api::{self, ApiParts, Places, Readiness, Readings, Tokens, Verifier, Warnings};
 use crate::broker::{Broker, Controls, Feed, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
-use crate::engine::{AlertSettings, ChildProgram, Engine, EngineSettings, Recorder, Stopped, runner_of_this_process};
+use crate::engine::{
+    AlertSettings, ChildProgram, Engine, EngineSettings, Recorder, ReportKeeping, Stopped, runner_of_this_process,
+};
 use crate::event::Events;
 use crate::handlers::Registry;
 use crate::index::{Index, IndexSettings};
@@ -54,6 +57,8 @@ use server::HttpLimits;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Imports at the same time; each holds a few megabytes.
 const MOST_IMPORTS: usize = 16;
+/// Reports that are read from MySQL for clients at the same time; each holds a part or two in memory.
+const MOST_DOWNLOADS: usize = 16;
 /// How long open requests may take after the last job is done.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 
@@ -168,7 +173,8 @@ impl App {
         tracing::info!(server = durability.server, durable = durability.durable, "connected to mysql");
 
         let index = index_of(config)?;
-        let registry = Arc::new(kinds::register_all(config, own)?);
+        let finished = reports::finished(config, &store, runner.clone());
+        let registry = Arc::new(kinds::register_all(config, own, &finished)?);
         if let Some(alerts) = &config.alerts
             && let Some(problem) = kinds::callbacks(config).problem_of(&alerts.url).await
         {
@@ -190,8 +196,10 @@ impl App {
         }
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let declared = schedules::declare(config, &broker).await?;
-        let settings = engine_settings(config, runner, tracer.clone(), child);
+        let settings =
+            engine_settings(config, runner, tracer.clone(), child, Some(reports::keeping(config, finished.clone())));
         let queues = settings.queues.clone();
+        Box::pin(Engine::enlist(&store, &registry, &settings)).await;
         let engine = Engine::start(broker.clone(), index.clone(), controls.clone(), registry, settings)
             .map_err(StartError::Thread)?;
         let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
@@ -207,6 +215,7 @@ impl App {
             index: index.clone(),
             controls: controls.clone(),
             readings: Readings::new(store.clone(), index.clone(), queues, tasks.clone()),
+            readiness: Readiness::new(store.clone(), tasks.clone()),
             tracer,
             tokens: Tokens::of(&config.api_tokens),
             loopback: addr.ip().is_loopback(),
@@ -214,7 +223,8 @@ impl App {
             body_limit_bytes: config.body_limit_bytes,
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
-            reports_dir: config.reports_dir.clone(),
+            reports: finished,
+            downloads: Places::new(MOST_DOWNLOADS),
             feed,
             watches,
             streams: Places::new(config.http_streams),
@@ -367,7 +377,13 @@ fn http_limits(config: &Config) -> HttpLimits {
 }
 
 /// How the engine of this configuration works.
-fn engine_settings(config: &Config, runner: RunnerId, tracer: Tracer, child: Option<ChildProgram>) -> EngineSettings {
+fn engine_settings(
+    config: &Config,
+    runner: RunnerId,
+    tracer: Tracer,
+    child: Option<ChildProgram>,
+    reports: Option<ReportKeeping>,
+) -> EngineSettings {
     EngineSettings {
         runner,
         workers: config.workers,
@@ -380,6 +396,7 @@ fn engine_settings(config: &Config, runner: RunnerId, tracer: Tracer, child: Opt
         alerts: config.alerts.as_ref().map(alert_settings),
         keep_audit: config.retention_audit,
         keep_ticks: config.retention_ticks,
+        reports,
         child,
     }
 }

@@ -104,12 +104,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     let outcome = runtime.block_on(async {
         // Before the start, so that a signal during it is not lost.
         let mut signals = Signals::register()?;
-        if loaded.config.callback_secret.is_empty() {
-            tracing::warn!(
-                "callbacks are not signed, so that their receivers cannot tell them from others; set callback_secret \
-                 (TICKR_CALLBACK_SECRET) to whsec_ and the base64 of 32 random bytes"
-            );
-        }
+        tell_what_is_signed(&loaded.config);
         let app = tokio::select! {
             app = App::start_with(&loaded.config, own, child) => app?,
             signal = signals.next() => {
@@ -123,6 +118,22 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     // Everything is settled. A handler that blocks its thread does not get to hold the exit as well.
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
+}
+
+/// A receiver without a signature cannot tell our callbacks from others. Where single hosts have secrets, an operator has
+/// thought of it.
+fn tell_what_is_signed(config: &Config) {
+    match (config.callback_secret.as_slice(), config.callback_host_secrets.as_slice()) {
+        ([], []) => tracing::warn!(
+            "callbacks are not signed, so that their receivers cannot tell them from others; set callback_secret \
+             (TICKR_CALLBACK_SECRET) to whsec_ and the base64 of 32 random bytes"
+        ),
+        ([], hosts) => {
+            let hosts: Vec<String> = hosts.iter().map(|one| one.host.to_string()).collect();
+            tracing::info!(hosts = hosts.join(","), "callbacks to these hosts are signed, and no others");
+        }
+        _ => {}
+    }
 }
 
 /// The exit code that goes with an error: 2 for wrong configuration, 1 for everything else.

@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{SHUTDOWN, Signals, engine_settings, index_of, kinds, tracer_of};
+use super::{SHUTDOWN, Signals, engine_settings, index_of, kinds, reports, tracer_of};
 use crate::broker::Broker;
 use crate::config::{Config, LogFormat};
 use crate::engine::{HandOver, LAST_SECONDS, ParentLine, SUSPECT_WORD, run_suspect as run_in_engine};
@@ -112,10 +112,14 @@ fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: Cancell
             () = give_back.cancelled() => return Ok(()),
         };
         let index = index_of(&config)?;
-        let registry = Arc::new(kinds::register_all(&config, own)?);
+        let registry = {
+            // The folder is that of the runner that started this process. Kept longer, it would hold up the end of the store.
+            let finished = reports::finished(&config, &store, parent.clone());
+            Arc::new(kinds::register_all(&config, own, &finished)?)
+        };
         let tasks = TaskTracker::new();
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
-        let settings = engine_settings(&config, runner, tracer, None);
+        let settings = engine_settings(&config, runner, tracer, None, None);
         let done = run_in_engine((broker, index), registry, settings, (parent, job), line, give_back).await;
         // The hints of a retry and of follow-up jobs; without them the reconciler finds these.
         tasks.close();

@@ -70,6 +70,55 @@ fn secret(text: &str) -> Result<CallbackSecret, Wrong> {
     Ok(CallbackSecret(SecretSlice::from(key)))
 }
 
+/// The secrets of one host, or of all names below one.
+#[derive(Debug, Clone)]
+pub struct HostSecrets {
+    /// Whose they are: a name, the names below one, or an address. Never a network.
+    pub host: Allowed,
+    /// The new one first; one or two.
+    pub secrets: Vec<CallbackSecret>,
+}
+
+/// Pairs of a host and a secret of it, comma separated; a host that stands twice has two.
+pub(super) fn host_secrets(text: &str) -> Result<Vec<HostSecrets>, Wrong> {
+    let mut all: Vec<HostSecrets> = Vec::new();
+    for (host, secret) in parse::list(text, host_secret)? {
+        match all.iter_mut().find(|one| one.host == host) {
+            Some(one) => one.secrets.push(secret),
+            None => all.push(HostSecrets { host, secrets: vec![secret] }),
+        }
+    }
+    match all.iter().find(|one| one.secrets.len() > 2) {
+        Some(one) => Err(Wrong::new(
+            about(&one.host, "more than two secrets"),
+            "write the new secret and, while the receiver changes over, the old one",
+        )),
+        None => Ok(all),
+    }
+}
+
+fn host_secret(text: &str) -> Result<(Allowed, CallbackSecret), Wrong> {
+    let right = "write the host, = and its secret, like shop.example=whsec_…, or *.shop.example=whsec_… for every name below it";
+    // Base64 ends with = as well.
+    let pair = text.split_once('=').filter(|(host, _)| !host.trim().starts_with("whsec_"));
+    let (host, key) = pair.ok_or_else(|| Wrong::new("names no host", right))?;
+    let host = one_allowed(host.trim()).map_err(|_| Wrong::new("not the name of a host", right))?;
+    if matches!(host, Allowed::Network(address, bits) if bits != most_bits(address)) {
+        return Err(Wrong::new("a network, which no callback names", right));
+    }
+    match secret(key.trim()) {
+        Ok(secret) => Ok((host, secret)),
+        Err(wrong) => Err(Wrong::new(about(&host, &wrong.wrong), wrong.right)),
+    }
+}
+
+/// What is wrong, with the host that it is about. What could be a piece of a secret that stands in the wrong place is not
+/// repeated: base64 has neither dots nor colons.
+fn about(host: &Allowed, wrong: &str) -> String {
+    let host = host.to_string();
+    if host.contains(['.', ':']) { format!("{host}: {wrong}") } else { wrong.to_owned() }
+}
+
 /// A target beside the public internet that callbacks may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allowed {
@@ -82,6 +131,12 @@ pub enum Allowed {
 }
 
 impl Allowed {
+    /// A network, an address, a name, or `*.` and a name, as they are configured; none when it is neither.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        one_allowed(text).ok()
+    }
+
     /// Is the address in this network?
     #[must_use]
     pub fn has_address(&self, address: IpAddr) -> bool {
@@ -101,6 +156,22 @@ impl Allowed {
     #[must_use]
     pub fn is_address(&self, address: IpAddr) -> bool {
         matches!(self, Self::Network(net, bits) if *net == address && *bits == most_bits(address))
+    }
+
+    /// How closely it names the host of a URL, in lower case: the more, the closer. None when it does not.
+    #[must_use]
+    pub fn closeness(&self, host: &str) -> Option<usize> {
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let covers = match bare.parse::<IpAddr>() {
+            Ok(address) => self.has_address(address),
+            // The same host, seen from the root of all names.
+            Err(_) => self.has_host(host.strip_suffix('.').unwrap_or(host)),
+        };
+        covers.then(|| match self {
+            Self::Host(_) => usize::MAX,
+            Self::Below(name) => name.len(),
+            Self::Network(_, bits) => usize::from(*bits),
+        })
     }
 
     /// Is it the name of this host? The name is in lower case, without a dot at its end.
@@ -229,6 +300,70 @@ mod tests {
         let below = one("*.shop.internal");
         assert!(below.has_host("a.shop.internal") && below.has_host("a.b.shop.internal"));
         assert!(!below.has_host("shop.internal") && !below.has_host("myshop.internal"));
+    }
+
+    #[test]
+    fn the_closest_entry_names_a_host_best() {
+        let entries = allowed("shop.example, *.shop.example, *.eu.shop.example, 10.0.0.7, fd00::7").unwrap();
+        let best = |host: &str| {
+            let known = entries.iter().filter_map(|one| Some((one.closeness(host)?, one.to_string())));
+            known.max().map(|(_, entry)| entry).unwrap_or_default()
+        };
+        for (host, entry) in [
+            ("shop.example", "shop.example"),
+            ("shop.example.", "shop.example"),
+            ("a.shop.example", "*.shop.example"),
+            ("eu.shop.example", "*.shop.example"),
+            ("a.b.eu.shop.example", "*.eu.shop.example"),
+            ("10.0.0.7", "10.0.0.7"),
+            ("[fd00::7]", "fd00::7"),
+            ("10.0.0.8", ""),
+            ("example", ""),
+            ("myshop.example", ""),
+            ("shop.example.evil", ""),
+        ] {
+            assert_eq!(best(host), entry, "{host}");
+        }
+    }
+
+    #[test]
+    fn secrets_of_hosts_are_pairs_and_two_of_one_host_stand_in_their_order() {
+        let (old, new) = (encoded(24), encoded(32));
+        let text = format!("Shop.Example={new}, *.shop.example={old},shop.example.={old}, [fd00::7]={new}");
+        let all = host_secrets(&text).unwrap();
+        let shown: Vec<(String, Vec<usize>)> = all
+            .iter()
+            .map(|one| (one.host.to_string(), one.secrets.iter().map(|secret| secret.expose().len()).collect()))
+            .collect();
+        let expected = [("shop.example", vec![32, 24]), ("*.shop.example", vec![24]), ("fd00::7", vec![32])];
+        assert_eq!(shown, expected.map(|(host, lengths)| (host.to_owned(), lengths)));
+        assert!(host_secrets("").unwrap().is_empty());
+    }
+
+    #[test]
+    fn mistakes_in_secrets_of_hosts_name_the_host_and_never_the_secret() {
+        let good = encoded(24);
+        for (text, said) in [
+            (good.clone(), "entry 1: names no host"),
+            ("whsec_canary==".to_owned(), "entry 1: names no host"),
+            ("shop.example".to_owned(), "entry 1: names no host"),
+            (format!("shop.example={good},shop.example=canary"), "entry 2: shop.example: does not begin with whsec_"),
+            ("shop.example=whsec_canary!".to_owned(), "shop.example: not base64"),
+            (format!("shop.example=whsec_{PUBLISHED}"), "shop.example: the secret of the published examples"),
+            (format!("http://shop.example={good}"), "not the name of a host"),
+            (format!("shop.example:8080={good}"), "not the name of a host"),
+            (format!("10.0.0.0/8={good}"), "a network"),
+            ([good.as_str(); 3].map(|one| format!("shop.example={one}")).join(","), "shop.example: more than two"),
+            // What may be a piece of a secret is not repeated.
+            ("canary=".to_owned(), "entry 1: does not begin with whsec_"),
+        ] {
+            let wrong = host_secrets(&text).unwrap_err();
+            assert!(wrong.wrong.contains(said), "{text}: {wrong:?}");
+            assert!(
+                !format!("{wrong:?}").contains("canary") && !format!("{wrong:?}").contains(&good[6..]),
+                "{wrong:?}"
+            );
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, Wrong};
 use super::origin::Origin;
+use super::setting::Shape;
 
 /// A table: the file itself, a `[section]`, or one entry of a `[[list]]`.
 #[derive(Default)]
@@ -15,8 +16,61 @@ pub(super) struct Table {
     pub(super) entries: BTreeMap<String, Entry>,
 }
 
+impl Table {
+    /// Every value with its name. A name with dots and without quotes reads as tables within tables, and is put together.
+    fn pairs(&self, before: &str, pairs: &mut Vec<String>) -> Result<(), Wrong> {
+        for (key, entry) in &self.entries {
+            if key.contains([',', '=']) {
+                return Err(Wrong::new("a name contains a comma or =", "write the name alone before its value"));
+            }
+            let name = if before.is_empty() { key.clone() } else { format!("{before}.{key}") };
+            match &entry.node {
+                Node::Table(table) => table.pairs(&name, pairs)?,
+                Node::List(values) if values.is_empty() => {
+                    return Err(Wrong::new("a name has an empty list", "write a value for it or remove the line"));
+                }
+                Node::List(values) => {
+                    for value in values {
+                        pairs.push(format!("{name}={}", value.node.list_entry()?));
+                    }
+                }
+                Node::Scalar(_) => pairs.push(format!("{name}={}", entry.node.list_entry()?)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Take over what this one does not say. A section that holds values of its own stays as it is; of sections that hold
+    /// sections alone, those are taken over that are missing here.
+    pub(super) fn complete(&mut self, other: Table) {
+        for (key, entry) in other.entries {
+            match (self.entries.get_mut(&key).map(|own| &mut own.node), entry.node) {
+                (None, node) => drop(self.entries.insert(key, Entry { line: entry.line, node })),
+                (Some(Node::Table(own)), Node::Table(other)) if other.has_sections_alone() => own.complete(other),
+                (Some(_), _) => {}
+            }
+        }
+    }
+
+    fn has_sections_alone(&self) -> bool {
+        self.entries.values().all(|entry| matches!(entry.node, Node::Table(_)))
+    }
+
+    /// Say of every key that it stands in no file.
+    pub(super) fn without_lines(mut self) -> Self {
+        for entry in self.entries.values_mut() {
+            entry.line = 0;
+            if let Node::Table(table) = &mut entry.node {
+                *table = std::mem::take(table).without_lines();
+            }
+        }
+        self
+    }
+}
+
 /// A key with its value.
 pub(super) struct Entry {
+    /// Counted from 1; 0 when it stands in no file.
     pub(super) line: usize,
     pub(super) node: Node,
 }
@@ -29,13 +83,19 @@ pub(super) enum Node {
 }
 
 impl Node {
-    /// The value as a flag would spell it; a list of scalars becomes a comma list where one is expected.
-    pub(super) fn text(&self, list: bool) -> Result<String, Wrong> {
+    /// The value as a flag would spell it; a list of scalars becomes a comma list where one is expected, and a table a
+    /// comma list of pairs.
+    pub(super) fn text(&self, shape: Shape) -> Result<String, Wrong> {
         match self {
             Node::Scalar(text) => Ok(text.clone()),
-            Node::List(entries) if list => {
+            Node::List(entries) if matches!(shape, Shape::List | Shape::Pairs) => {
                 let entries: Result<Vec<String>, Wrong> = entries.iter().map(|entry| entry.node.list_entry()).collect();
                 Ok(entries?.join(","))
+            }
+            Node::Table(table) if shape == Shape::Pairs => {
+                let mut pairs = Vec::new();
+                table.pairs("", &mut pairs)?;
+                Ok(pairs.join(","))
             }
             Node::List(_) => Err(Wrong::new("a list stands where one value belongs", "write one value")),
             Node::Table(_) => Err(Wrong::new("a section stands where a value belongs", "write name = value")),
@@ -113,8 +173,8 @@ fn line_of(text: &str, offset: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn text_of(table: &Table, key: &str, list: bool) -> Result<String, Wrong> {
-        table.entries[key].node.text(list)
+    fn text_of(table: &Table, key: &str, shape: Shape) -> Result<String, Wrong> {
+        table.entries[key].node.text(shape)
     }
 
     #[test]
@@ -124,10 +184,40 @@ mod tests {
         for (key, expected) in
             [("a", "1000"), ("b", "true"), ("c", "x"), ("d", "p,q"), ("e", "2.5"), ("f", "16"), ("g", "2026-01-31")]
         {
-            assert_eq!(text_of(&table, key, true).unwrap(), expected);
+            assert_eq!(text_of(&table, key, Shape::List).unwrap(), expected);
         }
-        assert!(text_of(&table, "d", false).is_err());
+        assert!(text_of(&table, "d", Shape::One).is_err());
         assert_eq!(table.entries["d"].line, 4);
+    }
+
+    #[test]
+    fn a_table_of_names_reads_as_pairs() {
+        let text = "[a]\n\"x.example\" = \"1\"\ny.example = [\"2\", \"3\"]\n[b]\nx = []\n[c]\n\"x=y\" = \"1\"\n[d]\nx = \"1,y=2\"\n[e]\n";
+        let table = parse(Path::new("tickr.toml"), text).ok().unwrap();
+        assert_eq!(text_of(&table, "a", Shape::Pairs).unwrap(), "x.example=1,y.example=2,y.example=3");
+        assert_eq!(text_of(&table, "e", Shape::Pairs).unwrap(), "");
+        for bad in ["b", "c", "d"] {
+            assert!(text_of(&table, bad, Shape::Pairs).is_err(), "{bad}");
+        }
+        assert!(text_of(&table, "a", Shape::List).is_err());
+    }
+
+    #[test]
+    fn what_completes_a_file_changes_nothing_in_it() {
+        let read = |text| parse(Path::new("tickr.toml"), text).ok().unwrap();
+        let mut own = read("a = 1\n[s.q.mine]\nx = 1\n[s.q.both]\nx = 1\n[t]\nx = 1\n");
+        own.complete(read("a = 2\nb = 2\n[s.q.both]\ny = 2\n[s.q.theirs]\ny = 2\n[t]\ny = 2\n").without_lines());
+        let section = |path: &[&str]| {
+            path.iter().fold(&own, |table, key| match &table.entries[*key].node {
+                Node::Table(table) => table,
+                Node::Scalar(_) | Node::List(_) => panic!("{key} is no section"),
+            })
+        };
+        let keys = |path: &[&str]| section(path).entries.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(text_of(&own, "a", Shape::One).unwrap(), "1");
+        assert_eq!((own.entries["a"].line, own.entries["b"].line), (1, 0));
+        assert_eq!(keys(&["s", "q"]), ["both", "mine", "theirs"]);
+        assert_eq!((keys(&["s", "q", "both"]), keys(&["t"])), (vec!["x".to_owned()], vec!["x".to_owned()]));
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn arg(setting: &Setting<Config>) -> Arg {
         Arg::new(setting.name).long(flag).value_name(setting.value).help(format!("{}{env}{default}", setting.doc));
     match setting.shape {
         Shape::One => arg.action(ArgAction::Set),
-        Shape::List => arg.action(ArgAction::Append),
+        Shape::List | Shape::Pairs => arg.action(ArgAction::Append),
         Shape::Switch => arg.action(ArgAction::Set).num_args(0..=1).require_equals(true).default_missing_value("true"),
     }
 }

@@ -1,14 +1,14 @@
 //! Loading: asks flag, environment, file and default in this order, and collects every problem on the way.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::error::{ConfigError, ConfigErrors, ConfigWarning, Wrong};
 use super::file::{self, Table};
 use super::flags::Flags;
 use super::origin::{Effective, Origin, Origins};
 use super::reports::REPORTS;
-use super::setting::{Reach, Setting, Shape};
+use super::setting::{Reach, Setting};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
 use super::sources::Sources;
@@ -24,18 +24,19 @@ pub(super) fn load(
     flags: &Flags,
     env: impl Iterator<Item = (String, String)>,
     fallback: Option<PathBuf>,
+    defaults: &str,
 ) -> Result<Loaded, ConfigErrors> {
     // An empty variable is how compose files and CI say "not set".
     let env: BTreeMap<String, String> = env.filter(|(name, value)| is_ours(name) && !value.is_empty()).collect();
     let path = flags.config.clone().or_else(|| env.get("TICKR_CONFIG").map(PathBuf::from)).or(fallback);
     let text = path.as_ref().map(std::fs::read_to_string);
-    make(flags, &env, path, text)
+    make(flags, &env, path, text, defaults)
 }
 
 /// The configuration that these sources made once, made again.
 pub(super) fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
     let (path, text) = sources.file.clone().unzip();
-    make(&sources.flags(), &sources.env, path, text.map(Ok))
+    make(&sources.flags(), &sources.env, path, text.map(Ok), &sources.defaults)
 }
 
 fn make(
@@ -43,9 +44,14 @@ fn make(
     env: &BTreeMap<String, String>,
     path: Option<PathBuf>,
     text: Option<std::io::Result<String>>,
+    defaults: &str,
 ) -> Result<Loaded, ConfigErrors> {
     let mut loading = Loading::new(flags, env, path);
-    let root = loading.read_file(text.as_ref());
+    let mut root = loading.read_file(text.as_ref());
+    if !defaults.is_empty() {
+        let own = file::parse(Path::new("its own defaults"), defaults).map_err(ConfigErrors)?;
+        root.complete(own.without_lines());
+    }
 
     let mut config = Config::blank();
     loading.settings("", SETTINGS, &root, &mut config);
@@ -63,7 +69,7 @@ fn make(
 
     if loading.errors.is_empty() {
         let file = loading.path.clone().zip(text.and_then(Result::ok));
-        let sources = Sources::of(flags, env, file);
+        let sources = Sources::of(flags, env, file, defaults);
         Ok(Loaded { config, origins: loading.origins, warnings: loading.warnings, sources })
     } else {
         Err(ConfigErrors(loading.errors))
@@ -159,7 +165,7 @@ impl<'a> Loading<'a> {
             }
         }
         match table.entries.get(setting.name) {
-            Some(entry) => (self.at(entry.line), entry.node.text(setting.shape == Shape::List).map(Some)),
+            Some(entry) => (self.at(entry.line), entry.node.text(setting.shape).map(Some)),
             None => (Origin::Default, Ok(setting.default.map(str::to_owned))),
         }
     }
@@ -233,6 +239,9 @@ impl<'a> Loading<'a> {
     }
 
     pub(super) fn at(&self, line: usize) -> Origin {
+        if line == 0 {
+            return Origin::Default;
+        }
         Origin::File { path: self.path.clone().unwrap_or_default(), line }
     }
 

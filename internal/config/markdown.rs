@@ -17,7 +17,7 @@ pub fn markdown_table() -> String {
     for setting in SETTINGS {
         let with_value = |flag| match setting.shape {
             Shape::Switch => flag,
-            Shape::One | Shape::List => format!("{flag} {}", setting.value),
+            Shape::One | Shape::List | Shape::Pairs => format!("{flag} {}", setting.value),
         };
         let flag = code(setting.flag().map(with_value).as_deref());
         let env = code(setting.env("").as_deref());

@@ -59,7 +59,7 @@ use secrecy::SecretString;
 use crate::job::{Hours, Name, suggest};
 
 pub use alerts::{Alerts, Threshold};
-pub use callback::{Allowed, CallbackSecret};
+pub use callback::{Allowed, CallbackSecret, HostSecrets};
 pub use duration::parse as parse_duration;
 pub use error::{ConfigError, ConfigErrors, ConfigWarning};
 pub use flags::{Flags, Subset};
@@ -164,6 +164,8 @@ pub struct Config {
     pub reports_dir: PathBuf,
     /// The secrets that sign callbacks, the new one first; none, one or two.
     pub callback_secret: Vec<CallbackSecret>,
+    /// The secrets of single hosts, each host once. The usual ones sign nothing that goes there.
+    pub callback_host_secrets: Vec<HostSecrets>,
     /// Let callbacks reach loopback and private addresses.
     pub callback_allow_private: bool,
     /// Hosts and networks beside the public internet that callbacks may reach.
@@ -214,7 +216,18 @@ impl Config {
         env: impl Iterator<Item = (String, String)>,
         file: Option<PathBuf>,
     ) -> Result<Loaded, ConfigErrors> {
-        load::load(flags, env, file)
+        load::load(flags, env, file, "")
+    }
+
+    /// As [`Config::load`], for a program with defaults of its own. They are written like the file and stand below it: a
+    /// setting that flag, environment and file leave out has its value from there.
+    pub fn load_with_defaults(
+        flags: &Flags,
+        env: impl Iterator<Item = (String, String)>,
+        file: Option<PathBuf>,
+        defaults: &str,
+    ) -> Result<Loaded, ConfigErrors> {
+        load::load(flags, env, file, defaults)
     }
 
     /// The configuration that these sources made once, made again. Reads no file.
@@ -317,6 +330,7 @@ impl Config {
             outbox_dir: None,
             reports_dir: PathBuf::new(),
             callback_secret: Vec::new(),
+            callback_host_secrets: Vec::new(),
             callback_allow_private: false,
             callback_allow: Vec::new(),
             test_kinds: false,

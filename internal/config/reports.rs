@@ -23,6 +23,10 @@ pub struct Reports {
     pub max_rows: u64,
     /// Bytes of one report file.
     pub max_bytes: u64,
+    /// Bytes of a report file up to which MySQL gets a copy, for the other runners.
+    pub share_up_to: u64,
+    /// How long finished reports are kept; as long as completed jobs of the kind when not set.
+    pub keep: Option<Duration>,
     /// The queries by name.
     pub queries: BTreeMap<String, ReportQuery>,
 }
@@ -79,7 +83,24 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
     })
     .default("256MiB")
     .file_only(),
+    Setting::<Reports>::new(
+        "share_up_to",
+        "SIZE",
+        "Reports up to this size are kept in MySQL too, for all runners; 0 keeps them on their runner alone",
+        |r, t| parse::put(&mut r.share_up_to, size::between(t, 0, 1 << 30)),
+    )
+    .default("32MiB")
+    .file_only(),
+    Setting::<Reports>::new(
+        "keep",
+        "DURATION",
+        "How long finished reports are kept, on disk and in MySQL; as completed jobs of the kind when not set",
+        |r, t| parse::some(&mut r.keep, duration::between(t, Duration::from_secs(3_600), MOST_KEPT)),
+    )
+    .file_only(),
 ];
+
+const MOST_KEPT: Duration = Duration::from_secs(3_650 * 86_400);
 
 impl Reports {
     pub(super) fn blank() -> Reports {
@@ -89,6 +110,8 @@ impl Reports {
             time_limit: Duration::ZERO,
             max_rows: 0,
             max_bytes: 0,
+            share_up_to: 0,
+            keep: None,
             queries: BTreeMap::new(),
         }
     }

@@ -47,6 +47,8 @@ pub enum Shape {
     One,
     /// A comma list; a TOML array in the file, and the flag may be repeated.
     List,
+    /// A comma list of `name=value`; in the file also a table of names, each with its value or an array of values.
+    Pairs,
     /// Yes or no; the bare flag means yes.
     Switch,
 }
@@ -83,6 +85,10 @@ impl<T> Setting<T> {
 
     pub(super) const fn list(self) -> Setting<T> {
         Setting { shape: Shape::List, ..self }
+    }
+
+    pub(super) const fn pairs(self) -> Setting<T> {
+        Setting { shape: Shape::Pairs, ..self }
     }
 
     pub(super) const fn switch(self) -> Setting<T> {

@@ -81,7 +81,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "mysql_connections",
         "N",
-        "Connections to MySQL, 5 or more: of 16 are 2 for controls, 5 for loops, 4 for changes, 5 for reads; writes of jobs have others",
+        "Connections to MySQL, 5 or more: of 16 are 2 for controls, 5 for loops, 4 for changes, 5 for reads; writes of jobs and reports have others",
         |c, t| parse::put(&mut c.mysql_connections, parse::number(t, 5..=1024)),
     )
     .default("16"),
@@ -223,6 +223,14 @@ pub static SETTINGS: &[Setting<Config>] = &[
     )
     .secrecy(Secrecy::Secret)
     .list(),
+    Row::new(
+        "callback_host_secrets",
+        "PAIRS",
+        "Secrets of single hosts, which sign for no other: shop.example=whsec_…, or *.shop.example for all names below; in the file also a table",
+        |c, t| parse::put(&mut c.callback_host_secrets, callback::host_secrets(t)),
+    )
+    .secrecy(Secrecy::Secret)
+    .pairs(),
     Row::new(
         "callback_allow",
         "HOSTS",

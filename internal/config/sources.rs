@@ -1,4 +1,5 @@
-//! What a configuration was made from: the flags, the environment and the text of the file, as they were read.
+//! What a configuration was made from: the flags, the environment, the text of the file and the program's own defaults, as
+//! they were read.
 //!
 //! A runner hands them to the processes of its own binary that run suspects. They make the same configuration of them,
 //! also when the file has changed since. The texts may hold passwords, so `Debug` shows names only.
@@ -20,12 +21,19 @@ pub struct Sources {
     pub(super) env: BTreeMap<String, String>,
     /// The path of the file and what it said.
     pub(super) file: Option<(PathBuf, String)>,
+    /// What the program put in place of the defaults.
+    pub(super) defaults: String,
 }
 
 impl Sources {
-    pub(super) fn of(flags: &Flags, env: &BTreeMap<String, String>, file: Option<(PathBuf, String)>) -> Self {
+    pub(super) fn of(
+        flags: &Flags,
+        env: &BTreeMap<String, String>,
+        file: Option<(PathBuf, String)>,
+        defaults: &str,
+    ) -> Self {
         let flags = flags.values.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        Self { flags, env: env.clone(), file }
+        Self { flags, env: env.clone(), file, defaults: defaults.to_owned() }
     }
 
     /// The flags again. A name that this binary does not know comes from another one, and is left out.

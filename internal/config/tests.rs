@@ -75,6 +75,11 @@ fn samples(name: &str) -> [&'static str; 3] {
         ],
         "email_senders" | "email_recipients" => ["a.example", "a.example,b@c.example", "c.example"],
         "callback_secret" => [KEY_A, KEY_B, KEY_C],
+        "callback_host_secrets" => [
+            "a.example=whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB",
+            "b.example=whsec_QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJC",
+            "c.example=whsec_Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0ND",
+        ],
         "callback_allow" => ["10.0.0.0/8", "10.0.0.0/8,a.internal", "*.b"],
         "strict_durability" | "callback_allow_private" | "test_kinds" => ["true", "false", "true"],
         other => panic!("add samples for {other}"),
@@ -132,6 +137,10 @@ fn typed(config: &Config, name: &str) -> String {
             use base64::Engine as _;
             let encode = |key: &CallbackSecret| base64::engine::general_purpose::STANDARD.encode(key.expose());
             config.callback_secret.iter().map(|key| format!("whsec_{}", encode(key))).collect::<Vec<_>>().join(",")
+        }
+        "callback_host_secrets" => {
+            let pair = |one: &HostSecrets| format!("{}={}", one.host, one.secrets[0].show());
+            config.callback_host_secrets.iter().map(pair).collect::<Vec<_>>().join(",")
         }
         "strict_durability" => config.strict_durability.to_string(),
         "callback_allow" => config.callback_allow.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
@@ -277,6 +286,10 @@ redis_url = "rediss://:canary3@cache/0"
 api_tokens = ["canary4-canary4-canary4", "canary5-canary5-canary5"]
 callback_secret = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5"
 
+[callback_host_secrets]
+"shop.example" = "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ6"
+partner.example = ["whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ7", "whsec_Y2FuYXJ5Y2FuYXJ5Y2FuYXJ5Y2FuYXJ8"]
+
 [smtp]
 host = "mail.example.com"
 username = "app"
@@ -299,6 +312,10 @@ fn secrets_never_show_in_what_was_loaded() {
     assert_eq!(shown, "mysql://app:***@db/tickr?ssl-key=***");
     assert_eq!(loaded.config.mysql_url().unwrap().expose(), "mysql://app:canary1@db/tickr?ssl-key=canary2");
     assert_eq!(loaded.config.callback_secret[0].expose(), b"canarycanarycanarycanary");
+    assert_eq!(loaded.origins.get("callback_host_secrets").unwrap().value.as_deref(), Some("***"));
+    let hosts = &loaded.config.callback_host_secrets;
+    let hosts: Vec<_> = hosts.iter().map(|one| (one.host.to_string(), one.secrets.len())).collect();
+    assert_eq!(hosts, [("partner.example".to_owned(), 2), ("shop.example".to_owned(), 1)]);
 }
 
 #[test]
@@ -311,7 +328,7 @@ fn secrets_never_show_in_errors() {
         .replace("canary6", "canary\\u00006")
         .replace("mysql://reader", "http://reader");
     let errors = load_file(&broken).unwrap_err();
-    assert_eq!(errors.0.len(), 6, "{errors}");
+    assert_eq!(errors.0.len(), 7, "{errors}");
     assert_no_canary(&format!("{errors} {errors:?}"));
     // A misspelt name must not cost the value its mask, nor a value in the wrong place.
     let errors =
@@ -381,6 +398,7 @@ fn reports_come_translated_with_checked_parameters() {
     );
     let reports = load_file(&text).unwrap().config.reports;
     assert_eq!((reports.max_rows, reports.connections, reports.max_bytes), (5_000, 2, 256 << 20));
+    assert_eq!((reports.share_up_to, reports.keep), (32 << 20, None));
     let query = &reports.queries["by_state"];
     assert_eq!(query.statement.params, ["since", "queue", "since"]);
     assert!(query.statement.sql.contains("-- since :when?") && query.statement.sql.ends_with("GROUP BY state"));
@@ -420,6 +438,31 @@ fn report_mistakes_are_named_with_their_key() {
     ] {
         assert_eq!(at_fault(load_file(&format!("[reports.queries.q]\n{text}\n"))), expected, "{text}");
     }
+}
+
+#[test]
+fn defaults_of_a_program_stand_below_everything_else_and_are_handed_on() {
+    let own = "workers = 7\nlease = \"7s\"\nhorizon = \"7m\"\noutbox_dir = \"canary\"\n[reports.queries.q]\ntitle = \"Own\"\n\
+               sql = \"SELECT 1\"\n[reports.queries.other]\ntitle = \"Own\"\nsql = \"SELECT 1\"\n";
+    let (_dir, path) = file("horizon = \"3m\"\n[reports.queries.q]\ntitle = \"Q\"\nsql = \"SELECT 2\"\n");
+    let flags = Flags::default().with("workers", "1");
+    let environment: &[(&str, &str)] = &[("TICKR_LEASE", "2s")];
+    let loaded = Config::load_with_defaults(&flags, env(environment), Some(path.clone()), own).unwrap();
+    let check = |config: &Config| {
+        let typed = ["workers", "lease", "horizon", "outbox_dir"].map(|name| typed(config, name));
+        assert_eq!(typed, ["1", "2s", "3m", "canary"]);
+        let titles: Vec<&str> = config.reports.queries.values().map(|query| query.title.as_str()).collect();
+        assert_eq!(titles, ["Own", "Q"]);
+    };
+    check(&loaded.config);
+    let origin = |name: &str| loaded.origins.get(name).unwrap().origin.clone();
+    assert_eq!(origin("outbox_dir"), Origin::Default);
+    assert_eq!(origin("horizon"), Origin::File { path, line: 1 });
+    // A process that is handed the sources makes the same of them, and they show none of it.
+    let handed: Sources = serde_json::from_str(&serde_json::to_string(&loaded.sources).unwrap()).unwrap();
+    check(&Config::load_again(&handed).unwrap().config);
+    assert_no_canary(&format!("{:?}", loaded.sources));
+    assert!(Config::load_with_defaults(&flags, env(&[]), None, "workers = ").is_err());
 }
 
 #[test]

@@ -23,6 +23,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
+use super::permits::Permit;
+use super::unread::GivenBack;
 use super::{Shared, executor, host_name};
 use crate::config::Sources;
 use crate::event::Event;
@@ -92,6 +94,8 @@ pub(super) enum Said {
         /// Why.
         why: String,
     },
+    /// It could not read the job, and gives it back for a runner of another version.
+    Unread(GivenBack),
     /// It settled the attempt.
     Settled {
         /// What the attempt came to.
@@ -148,12 +152,12 @@ struct Heard {
 ///
 /// # Errors
 /// When the process cannot be started. The job was not touched.
-pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob) -> io::Result<Ended> {
+pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, permit: &Permit) -> io::Result<Ended> {
     let runner = RunnerId::of_process(&host_name());
     let mut running = start(shared, program, job.id, &runner).await?;
     tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "its last runners died under it: it runs in a process of its own");
     let mut heard = Heard::default();
-    let (status, told_to_stop) = until_it_ends(shared, job, &mut running, &mut heard).await?;
+    let (status, told_to_stop) = until_it_ends(shared, (job, permit), &mut running, &mut heard).await?;
     let rest = async {
         while let Ok(Some(line)) = running.said.next_line().await {
             heed(shared, job, &line, &mut heard);
@@ -209,7 +213,7 @@ async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &Run
 /// Follow the child until it has ended. Also tells whether it was told to stop.
 async fn until_it_ends(
     shared: &Shared,
-    job: &DueJob,
+    (job, permit): (&DueJob, &Permit),
     running: &mut Running,
     heard: &mut Heard,
 ) -> io::Result<(ExitStatus, bool)> {
@@ -224,7 +228,15 @@ async fn until_it_ends(
         };
         tokio::select! {
             line = running.said.next_line(), if talks => match line {
-                Ok(Some(line)) => heed(shared, job, &line, heard),
+                Ok(Some(line)) => {
+                    let waited = heard.claimed.is_none();
+                    heed(shared, job, &line, heard);
+                    if waited && heard.claimed.is_some() && !permit.is_good() && told_to_stop.is_none() {
+                        tracing::warn!(job = %job.id, "the permit may be gone, telling the process of the suspect to give the job back");
+                        told_to_stop = Some(Instant::now());
+                        running.open = None;
+                    }
+                }
                 Ok(None) | Err(_) => talks = false,
             },
             status = running.process.wait() => return Ok((status?, told_to_stop.is_some())),
@@ -256,6 +268,8 @@ fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
         }
         Said::Gone => heard.over = Some(Ended::Gone),
         Said::NotClaimed { why } => heard.over = Some(Ended::NotBegun { why }),
+        // This runner pops it again, and would start one process after the other for it.
+        Said::Unread(given_back) => shared.unread.leave(job.id, given_back, queue.clone(), job.priority),
         Said::Settled { verdict, state } => {
             let ran = ran.unwrap_or_default();
             shared.gauges.ran(kind, ran);

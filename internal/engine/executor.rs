@@ -56,7 +56,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
         _ => Answer { failure: Failure::reject(format!("read the stored job: {error}")), given_back: None },
     };
     let (verdict, error, again) = match answer.failure {
-        Failure::Snooze { delay, reason } => (Verdict::Snoozed, reason, Again::After(delay)),
+        Failure::Snooze { delay, reason } => (Verdict::Snoozed, reason, Again::ForAnother(delay)),
         Failure::Retry { error } | Failure::Reject { error } => (Verdict::Rejected, error, Again::Now),
     };
     let settlement = Settlement {
@@ -71,7 +71,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
         follow_ups: Vec::new(),
         again,
     };
-    let settled = settle(shared, settlement).await;
+    let (verdict, settled) = settle(shared, settlement).await;
     if let Some(given_back) = answer.given_back {
         shared.unread.remember(id, given_back, settled.as_ref());
     }
@@ -117,13 +117,15 @@ async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instan
     shared.gauges.ran(&claimed.kind, ran);
     let (ended, given_back) = solve(shared, &claimed, ended).await;
     let mut settlement = judge(shared, &claimed, ended, stop.reason(), &defaults, trace.carried());
-    let verdict = settlement.verdict;
-    if verdict != Verdict::Succeeded {
+    if let (Some(_), Again::After(delay)) = (&given_back, settlement.again) {
+        settlement.again = Again::ForAnother(delay);
+    }
+    if settlement.verdict != Verdict::Succeeded {
         settlement.exchange = exchange.take().and_then(|exchange| serde_json::to_string(&exchange).ok());
     }
     shared.live.settling(claimed.id, claimed.token);
     let began = Instant::now();
-    let settled = settle(shared, settlement).await;
+    let (verdict, settled) = settle(shared, settlement).await;
     shared.gauges.settled(began.elapsed());
     drop(seat);
     if let Some(given_back) = given_back {
@@ -324,17 +326,23 @@ fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
 /// Write the verdict. The work is done, so keep trying while the process lives, whatever MySQL says: until it is written, or
-/// another attempt holds the job, or MySQL will never take this very row.
-async fn settle(shared: &Shared, settlement: Settlement) -> Option<Settled> {
+/// another attempt holds the job, or MySQL will never take this very row. With the verdict that was written.
+async fn settle(shared: &Shared, mut settlement: Settlement) -> (Verdict, Option<Settled>) {
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
+    let mut bare = false;
     loop {
         match shared.store.settle(settlement.clone()).await {
-            Ok(settled) => return Some(settled),
+            Ok(settled) => return (settlement.verdict, Some(settled)),
+            Err(error) if error.is_about_the_row() && !bare => {
+                tracing::error!(job = %settlement.id, %error, "cannot write what an attempt came to, settling it without");
+                (settlement, bare) = (without_outcome(&settlement), true);
+                continue;
+            }
             Err(error) if error.is_about_the_row() => {
                 // The lease ends and the attempt counts as lost: late, but nothing is made up.
                 tracing::error!(job = %settlement.id, %error, "cannot settle, and never will");
-                return None;
+                return (settlement.verdict, None);
             }
             Err(error) => {
                 if said.is_none_or(|said| said.elapsed() > SAID_EVERY) {
@@ -345,11 +353,23 @@ async fn settle(shared: &Shared, settlement: Settlement) -> Option<Settled> {
             }
         }
         tokio::select! {
-            () = shared.give_up.cancelled() => return None,
+            () = shared.give_up.cancelled() => return (settlement.verdict, None),
             () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)) => {}
         }
         pause = (pause * 2).min(Duration::from_secs(2));
     }
+}
+
+/// The end of an attempt whose outcome MySQL refuses to store. As lost it would run again, and come to the same. Work that was
+/// done is not done again either, so a success without its result fails the job, and says why.
+fn without_outcome(settlement: &Settlement) -> Settlement {
+    let verdict = settlement.verdict;
+    let why = format!(
+        "the attempt ended as {verdict}, and MySQL refuses to store what it came to; the log of its runner says why"
+    );
+    let verdict = if verdict == Verdict::Succeeded { Verdict::Rejected } else { verdict };
+    let (opened, result, follow_ups) = (None, None, Vec::new());
+    Settlement { verdict, error: Some(why), exchange: None, opened, result, follow_ups, ..settlement.clone() }
 }
 
 /// Tell the index and the listeners.

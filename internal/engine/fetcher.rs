@@ -4,7 +4,7 @@
 //! blocking pop. As soon as anybody here finds Redis out, it reads due work from the store, the same lines in the same
 //! order; the claims are the same.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ pub(super) struct Ticket {
 
 /// Most ids taken in one round trip.
 const MOST_AT_ONCE: usize = 256;
+/// Ids that are looked at together when a queue with a limit has many of ended jobs, and how often in a row.
+const STALE_PAGE: usize = 500;
+const STALE_PAGES: usize = 20;
 /// How often the store is asked for due work while Redis is out and nothing wakes us.
 const STORE_POLL: Duration = Duration::from_millis(200);
 /// Pauses between tries of a Redis that failed the fetcher, before jitter. The store is asked meanwhile.
@@ -175,6 +178,9 @@ impl Fetcher {
 
     async fn take_from_index(&mut self, most: usize) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let permits = Arc::clone(&self.shared.permits);
+        for queue in permits.stale_queues() {
+            self.drop_stale(queue).await?;
+        }
         let (order, _) = self.service.next_turn(|queue| permits.room(queue));
         let taken = self.fetch.take(most, &order).await?;
         if taken.refill {
@@ -199,6 +205,47 @@ impl Fetcher {
             return Ok(Vec::new());
         }
         self.with_permits(vec![(line, id)]).await
+    }
+
+    /// Take the ids of ended jobs from the front of a queue's lists.
+    ///
+    /// As many jobs of a queue are claimed at a time as it has permits. With few, a claim for each id whose job was
+    /// cancelled or ran without Redis would hold up the queue for minutes, so MySQL is asked about many at once.
+    async fn drop_stale(&mut self, queue: usize) -> Result<(), IndexError> {
+        let whole = self.service.whole_queue(queue);
+        let mut dropped = 0;
+        for _ in 0..STALE_PAGES {
+            let taken = self.fetch.take(STALE_PAGE, &whole).await?;
+            if taken.refill {
+                self.shared.refill.notify_one();
+            }
+            if taken.ids.is_empty() {
+                break;
+            }
+            let ids = taken.ids.iter().map(|(_, id)| *id).collect();
+            let waiting = self.shared.store.still_waiting(ids).await;
+            let mut kept: BTreeMap<usize, Vec<JobId>> = BTreeMap::new();
+            for (place, id) in &taken.ids {
+                if waiting.as_ref().map_or(true, |waiting| waiting.contains(id)) {
+                    kept.entry(*place).or_default().push(*id);
+                }
+            }
+            let left: usize = kept.values().map(Vec::len).sum();
+            dropped += taken.ids.len() - left;
+            for (place, ids) in kept {
+                self.fetch.put_all_back(place, &ids).await?;
+            }
+            if let Err(error) = waiting {
+                tracing::debug!(%error, "cannot tell the ids of ended jobs from others yet");
+                return Ok(());
+            }
+            if left > 0 {
+                break;
+            }
+        }
+        self.shared.permits.dropped_stale(queue);
+        metrics::counter!("tickr_claims_dropped_total").increment(dropped as u64);
+        Ok(())
     }
 
     /// The ids with permits of their queues. One that finds none any more goes back.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::reports::OldReports;
 use crate::job::JobId;
 use crate::store::{KEEP_RUNNERS, StoreError, TallyPlace};
 
@@ -31,7 +32,13 @@ const SLACK: Duration = Duration::from_secs(7 * 86_400);
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     let mut places = Places::default();
     let mut letters = Letters::default();
+    let mut reports = OldReports::default();
     loop {
+        let may_purge =
+            || shared.settings.purge_hours.is_none_or(|hours| hours.contain(shared.store.clock().now().time()));
+        if may_purge() {
+            reports.round(&shared).await;
+        }
         if let Err(error) = letters.look(&shared).await {
             tracing::warn!(%error, "cannot look for missing dead letters");
         }
@@ -42,9 +49,11 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
                 () = tokio::time::sleep(pause) => {}
             }
             pause = Duration::ZERO;
-            if shared.settings.purge_hours.is_none_or(|hours| hours.contain(shared.store.clock().now().time()))
-                && places.round(&shared).await
-            {
+            if !may_purge() {
+                continue;
+            }
+            reports.round(&shared).await;
+            if places.round(&shared).await {
                 // There is more: the next round begins at once.
                 pause = BREATH;
             }
@@ -53,7 +62,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
 }
 
 /// Pages of one table in one round: when to end, and how long to rest between them.
-struct Pages<'a> {
+pub(super) struct Pages<'a> {
     shared: &'a Shared,
     eldest: bool,
     began: Instant,
@@ -62,13 +71,13 @@ struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    fn begin(shared: &'a Shared, eldest: bool) -> Self {
+    pub(super) fn begin(shared: &'a Shared, eldest: bool) -> Self {
         let now = Instant::now();
         Self { shared, eldest, began: now, page: now, left: PAGES }
     }
 
     /// Rest after a page. False when the round of this table is over although there is more.
-    async fn go_on(&mut self) -> bool {
+    pub(super) async fn go_on(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         let over = if self.eldest { self.began.elapsed() >= TURN } else { self.left == 0 };
         if over || self.shared.stop_loops.is_cancelled() {

@@ -4,7 +4,8 @@
 //! scheduler ── moves due ids to ready lists ──▶ fetcher ── free slots only ──▶ workers ──▶ executor ──▶ settle
 //!     ▲                                            ▲                              │
 //!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
-//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention
+//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention,
+//! with reports: its part about their files
 //! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
 //! ticker: fires the ticks of schedules
 //! suspects: jobs that lost two attempts in a row · child: the process that one of them runs in · solo: that process inside
@@ -30,6 +31,7 @@ mod permits;
 mod reaper;
 mod reconciler;
 mod recorder;
+mod reports;
 mod rhythm;
 mod scheduler;
 mod service;
@@ -44,6 +46,7 @@ pub use alerts::AlertSettings;
 pub use child::{ChildProgram, HandOver, LAST_SECONDS, SUSPECT_WORD};
 pub use live::StopReason;
 pub use recorder::Recorder;
+pub use reports::ReportKeeping;
 pub use solo::{ParentLine, run_suspect};
 
 use std::collections::HashSet;
@@ -100,6 +103,8 @@ pub struct EngineSettings {
     pub keep_audit: Duration,
     /// How long it is known what became of the ticks of schedules.
     pub keep_ticks: Duration,
+    /// The finished reports of this runner, and how long they are kept.
+    pub reports: Option<ReportKeeping>,
     /// The program that runs suspects, one a process. Without one they run in this process, one at a time.
     pub child: Option<ChildProgram>,
 }
@@ -161,7 +166,20 @@ pub struct Stopped {
     pub abandoned: usize,
 }
 
+/// How long a start waits until the runner is in the list.
+const TO_ENLIST: Duration = Duration::from_secs(5);
+
 impl Engine {
+    /// Enter the runner in the list, before its API takes anything: a job that only this version can read may be met by
+    /// another at once, which gives it back only for runners in the list. The heartbeat enters a runner that this did not.
+    pub async fn enlist(store: &Store, registry: &Registry, settings: &EngineSettings) {
+        let mut pulse = store.pulse();
+        let entered = tokio::time::timeout(TO_ENLIST, pulse.register(&row(registry, settings))).await;
+        if !matches!(entered, Ok(Ok(()))) {
+            tracing::warn!("could not enter the runner in the list yet");
+        }
+    }
+
     /// Start all loops.
     ///
     /// # Errors
@@ -346,7 +364,7 @@ fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
         queues: settings.queues.clone(),
         slots: u32::try_from(settings.workers).unwrap_or(u32::MAX),
         lease: settings.lease,
-        host: host_name().chars().take(255).collect(),
+        host: host_name(),
         pid: std::process::id(),
         parent: None,
     }
@@ -376,11 +394,13 @@ pub fn runner_of_this_process() -> RunnerId {
     RunnerId::of_process(&host_name())
 }
 
-fn host_name() -> String {
+/// The name of this host; empty when it has none.
+#[must_use]
+pub fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")
         .ok()
         .or_else(|| std::env::var("HOSTNAME").ok())
-        .map(|name| name.trim().to_owned())
+        .map(|name| name.trim().chars().take(255).collect())
         .unwrap_or_default()
 }
 

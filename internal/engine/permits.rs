@@ -4,8 +4,8 @@
 //! store ahead of the jobs (`store/permits.rs`), so that starting a job asks nobody. It asks for more when work was left
 //! lying for want of them, keeps one to hear of new work, and gives the rest back within a second or two.
 //!
-//! Others take the permits of a runner that is silent for its lease and five seconds. So a permit is good only while the
-//! heartbeat is answered (`rhythm.rs`): after any gap nothing starts on it until the store has confirmed it, and three
+//! Other runners take the permits of a runner that is silent for its lease and four seconds, but for those of attempts that
+//! are still open. So a permit is good only while the heartbeat is answered (`rhythm.rs`): after any gap nothing starts on it until the store has confirmed it, and three
 //! times in a lease it is looked up whatever happened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,11 +22,19 @@ use crate::store::{MayJudge, PermitGrant, PermitRequest};
 
 /// How often permits are brought in line with what they are used for, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// One request in so many gives up what is beyond the smaller share, so that a limit below the number of runners is not
-/// kept by one of them for ever.
-const YIELDS: u32 = 10;
+/// How often a runner gives up what is beyond the smaller share, so that a limit below the number of runners is not kept by
+/// one of them for ever. Not more often: until the next runner has the permit, nothing runs under it.
+const YIELD_EVERY: Duration = Duration::from_secs(10);
+/// For how long. Longer than the pause between two requests of another runner.
+const GIVES_WAY_FOR: Duration = Duration::from_millis(1_500);
 /// Permits of a queue without a limit.
 const UNLIMITED: u32 = u32::MAX;
+/// For how long a permit that was in use is kept for the next job, though other runners want it.
+const KEPT_FOR: Duration = Duration::from_millis(300);
+/// How often a runner with work for its permits looks whether it holds more than its share, while other runners want some.
+const SHARE_EVERY: Duration = Duration::from_millis(500);
+/// Claims of ended jobs in a row after which the lists of a queue are searched for more of them.
+const STALE: u32 = 4;
 
 /// The permits of one runner.
 pub(super) struct Permits {
@@ -58,6 +66,10 @@ struct Counts {
     confirmed: Option<Confirmed>,
     /// Work was left lying since the store was last asked.
     hungry: bool,
+    /// When a job last ended here, or the first permit came.
+    turned: Option<Instant>,
+    /// So many claims in a row found their job ended.
+    stale: u32,
 }
 
 /// The store has written the permits down, or found them written down.
@@ -89,9 +101,30 @@ pub(super) struct Permit {
     queue: usize,
     /// The gaps of the heartbeat when it was taken; absent when the queue had no limit.
     gaps: Option<u64>,
+    /// Did a job run under it? Not when this runner cannot run what it took, and another may be able to.
+    ran: AtomicBool,
 }
 
 impl Permit {
+    /// Does its queue have a limit, so that other runners take the permit when this one falls silent?
+    pub(super) const fn is_limited(&self) -> bool {
+        self.gaps.is_some()
+    }
+
+    /// Note what the claim under it came to: whether a job runs, or had ended already.
+    pub(super) fn claimed(&self, runs: bool, had_ended: bool) {
+        self.ran.store(runs, Ordering::Relaxed);
+        if self.is_limited() {
+            let mut counts = self.permits.queues[self.queue].counts();
+            counts.stale = if had_ended { counts.stale.saturating_add(1) } else { 0 };
+        }
+    }
+
+    /// The job under it is for a runner of another version, which may want this permit.
+    pub(super) fn found_nothing_to_run(&self) {
+        self.ran.store(false, Ordering::Relaxed);
+    }
+
     /// May a job start on it now? Not when the runner stood still since it was taken, because another runner may have it.
     pub(super) fn is_good(&self) -> bool {
         self.gaps.is_none() || self.permits.standing() == self.gaps
@@ -100,7 +133,13 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.permits.queues[self.queue].counts().used -= 1;
+        {
+            let mut counts = self.permits.queues[self.queue].counts();
+            counts.used -= 1;
+            if self.ran.load(Ordering::Relaxed) {
+                counts.turned = Some(Instant::now());
+            }
+        }
         if self.permits.fetcher_waits.swap(false, Ordering::AcqRel) {
             self.permits.freed.notify_one();
         }
@@ -112,7 +151,8 @@ impl Permits {
     pub(super) fn new(queues: &[Name], settings: &Settings, rhythm: Arc<Rhythm>, lease: Duration) -> Arc<Self> {
         let held = |name: &Name| {
             let granted = if limit(settings, name).is_some() { 0 } else { UNLIMITED };
-            let counts = Counts { granted, used: 0, told: Some(0), confirmed: None, hungry: false };
+            let counts =
+                Counts { granted, used: 0, told: Some(0), confirmed: None, hungry: false, turned: None, stale: 0 };
             Held { name: name.clone(), counts: Mutex::new(counts) }
         };
         Arc::new(Self {
@@ -149,8 +189,19 @@ impl Permits {
         let gaps = if counts.granted == UNLIMITED { None } else { Some(self.standing()?) };
         (counts.used < counts.good(gaps, self.lease)).then(|| {
             counts.used += 1;
-            Permit { permits: Arc::clone(self), queue, gaps }
+            Permit { permits: Arc::clone(self), queue, gaps, ran: AtomicBool::new(false) }
         })
+    }
+
+    /// Queues with a limit in whose lists several ids in a row were those of ended jobs.
+    pub(super) fn stale_queues(&self) -> Vec<usize> {
+        let stale = |queue: &usize| self.queues[*queue].counts().stale >= STALE;
+        (0..self.queues.len()).filter(stale).collect()
+    }
+
+    /// The ids of ended jobs were dropped from the lists of this queue.
+    pub(super) fn dropped_stale(&self, queue: usize) {
+        self.queues[queue].counts().stale = 0;
     }
 
     /// Permits in use, of all queues.
@@ -178,8 +229,7 @@ fn limit(settings: &Settings, queue: &Name) -> Option<u32> {
 pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
     let permits = &shared.permits;
     let mut settings = shared.controls.listen();
-    // When the store may be asked again about a queue of which others have all that there is.
-    let mut again = vec![Instant::now(); permits.queues.len()];
+    let mut turns: Vec<Turn> = permits.queues.iter().map(|_| Turn::new()).collect();
     let mut looked_up = Instant::now();
     loop {
         let now = settings.borrow_and_update().clone();
@@ -188,8 +238,8 @@ pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
             look_up(&shared).await;
         }
         let mut room = false;
-        for (held, again) in permits.queues.iter().zip(&mut again) {
-            room |= keep(&shared, held, &now, again).await;
+        for (held, turn) in permits.queues.iter().zip(&mut turns) {
+            room |= keep(&shared, held, &now, turn).await;
         }
         if room && permits.fetcher_waits.swap(false, Ordering::AcqRel) {
             nudge(&shared).await;
@@ -262,8 +312,45 @@ async fn look_up(shared: &Shared) {
     }
 }
 
+/// What the loop remembers of a queue.
+struct Turn {
+    /// When the store may be asked again, of which others have all that there is.
+    again: Instant,
+    /// When it was asked last.
+    asked: Instant,
+    /// Did this runner hold any permit then?
+    had: bool,
+    /// When to give up what is beyond the smaller share, should others lack some; and until when it does so.
+    yields: Instant,
+    gives_way_until: Instant,
+}
+
+impl Turn {
+    fn new() -> Self {
+        let now = Instant::now();
+        let mut turn = Self { again: now, asked: now, had: false, yields: now, gives_way_until: now };
+        turn.begin();
+        turn
+    }
+
+    fn begin(&mut self) {
+        self.yields = Instant::now() + YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
+    }
+
+    /// Is it time to give way? For long enough that another runner asks meanwhile.
+    fn yields_now(&mut self) -> bool {
+        let now = Instant::now();
+        if now >= self.yields {
+            self.gives_way_until = now + GIVES_WAY_FOR;
+            self.yields = self.gives_way_until;
+            self.yields += YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
+        }
+        now < self.gives_way_until
+    }
+}
+
 /// Bring the permits of one queue in line. True when there is room that the fetcher may have missed.
-async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Instant) -> bool {
+async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn) -> bool {
     let limit = limit(settings, &held.name);
     let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
     // Who takes no new work needs no more than it uses.
@@ -275,19 +362,28 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Ins
     let since = Instant::now();
     let asked = {
         let mut counts = held.counts();
-        let Counts { granted, used, told, confirmed, hungry } = *counts;
+        let Counts { granted, used, told, confirmed, hungry, turned, .. } = *counts;
+        // Between two jobs that follow each other the permit looks unused for a moment.
+        let lately = turned.is_some_and(|turned| turned.elapsed() < KEPT_FOR);
         let wanted = match limit {
             None if granted == UNLIMITED => return false,
             None => used,
             Some(limit) => {
                 // One more than is used, so that the first of something new starts at once, and asks for more.
-                let more = if hungry { free } else { free.min(u32::from(!others_want)) };
+                let more = match (hungry, others_want) {
+                    // It has permits that no job of the queue used lately: other runners may find one.
+                    (_, true) if granted > used && !lately => 0,
+                    (true, _) => free,
+                    (false, true) => free.min(u32::from(lately)),
+                    (false, false) => free.min(1),
+                };
                 used.saturating_add(more).min(limit.max(used))
             }
         };
         // What has ended must not stay written down, or others wait for it.
-        let in_line = granted == wanted && !(others_want && granted > used);
-        let in_vain = wanted > granted && Instant::now() < *again;
+        let idle = granted > used && !lately;
+        let in_line = granted == wanted && !(others_want && (idle || turn.asked.elapsed() >= SHARE_EVERY));
+        let in_vain = wanted > granted && Instant::now() < turn.again;
         let relied_upon = confirmed.is_some_and(|confirmed| confirmed.gaps == gaps) && told == Some(granted.max(used));
         if granted != UNLIMITED && limit.is_some() && relied_upon && (in_line || in_vain) {
             counts.hungry = hungry && in_vain;
@@ -295,12 +391,14 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Ins
         }
         // Nothing starts while the store is asked, or it would not know of it.
         (counts.granted, counts.hungry) = (used, false);
-        PermitRequest { used, wanted, yielding: rand::random_ratio(1, YIELDS) }
+        let yielding = others_want && turn.yields_now();
+        (turn.asked, turn.had) = (since, granted > 0);
+        PermitRequest { used, wanted, yielding }
     };
     let (rhythm, lease) = (Arc::clone(&shared.rhythm), shared.settings.lease);
-    let may_judge: MayJudge = Arc::new(move |reading| {
+    let may_judge: MayJudge = Arc::new(move |reading, theirs| {
         rhythm.read(reading, lease);
-        rhythm.is_steady(lease)
+        rhythm.is_steady(lease, theirs)
     });
     let answer = shared.store.take_permits(&held.name, &shared.runner, asked, may_judge).await;
     let mut counts = held.counts();
@@ -311,7 +409,15 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, again: &mut Ins
             // A gap since the question shows when this is looked at.
             counts.confirmed = Some(Confirmed { since, gaps });
             if permits < asked.wanted {
-                *again = Instant::now() + LOOK_EVERY;
+                turn.again = Instant::now() + LOOK_EVERY;
+            } else if permits == 0 && turn.had && others_want {
+                // It was of no use here. What this runner pops and cannot run would make it ask again at once, before
+                // any other does.
+                turn.again = Instant::now() + GIVES_WAY_FOR;
+            }
+            if !turn.had && permits > 0 {
+                turn.begin();
+                counts.turned = Some(Instant::now());
             }
         }
         Err(error) => {

@@ -4,8 +4,9 @@
 //! The owed rows are not searched for them, because there may be any number. A look at the short list of runners says who
 //! is silent, and the batches of claims (`store/claim_batches.rs`) say which jobs those may hold. Any runner may reap; two
 //! at once read the same rows and one of them finds the token changed. After an interruption of its own, or a step of the
-//! database's clock, a runner judges no other for a full lease: see [`Rhythm`](super::rhythm::Rhythm). All of a round is
-//! judged by one reading of that clock, taken and checked at its beginning.
+//! database's clock, a runner judges no other for a full lease, and after its start none before a living one would have beaten:
+//! see [`Rhythm`](super::rhythm::Rhythm). All of a round is judged by one reading of that clock, taken and checked at its
+//! beginning.
 //!
 //! Beside that each round walks a page further through the owed rows. That finds what no batch names: attempts of older
 //! binaries, which run beside this one during a deploy. While one of those is silent the walk is fast.
@@ -104,21 +105,27 @@ impl Reaper {
     async fn run_once(&mut self, shared: &Shared) -> Result<Round, StoreError> {
         shared.store.delete_closed_batches(&shared.runner).await?;
         let reading = shared.store.read_time().await?;
+        let may_judge = may_judge(shared, &reading);
+        note_steps(shared).await;
         let beats = shared.store.runner_beats().await?;
         // While at the list of runners: whom a job of a foreign kind waits for.
         let kinds = shared.store.living_kinds().await?;
         *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
-        if !may_judge(shared, &reading) {
+        if !may_judge {
             // What was known of beats ahead of the clock was known by another clock.
             self.ahead.clear();
             return Ok(Round::default());
         }
         let at = reading.moment;
+        let lease = shared.settings.lease;
         let silent: Vec<(RunnerBeat, TimeDelta)> = beats
             .iter()
             .map(|beat| (beat.clone(), self.silence(beat, at)))
-            .filter(|(beat, silence)| *silence > delta(beat.lease))
+            .filter(|(beat, silence)| *silence > delta(beat.lease) && shared.rhythm.is_steady(lease, beat.lease))
             .collect();
+        // Of an attempt that is found by itself, the lease of its runner is not known.
+        let longest = beats.iter().map(|beat| beat.lease).max().unwrap_or(lease);
+        let judges_all = shared.rhythm.is_steady(lease, longest);
         self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
 
         let mut round = Round::default();
@@ -141,14 +148,16 @@ impl Reaper {
             for runner in shared.store.runners_with_batches().await? {
                 // Of its own, those in which an attempt does not run here: a claim was carried out twice, or its handler was
                 // never started.
-                if runner == shared.runner || !living.contains(&runner) {
+                if runner == shared.runner || (judges_all && !living.contains(&runner)) {
                     self.reap_batches_of(shared, &runner, LapseRule::at(at), &mut round).await?;
                 }
             }
         }
         let older = silent.iter().any(|(runner, _)| !runner.writes_batches);
         let (pages, rows) = if older { (FAST_WALK_PAGES, FAST_WALK_ROWS) } else { (1, WALK_ROWS) };
-        self.walk_on(shared, at, (pages, rows), &mut round).await?;
+        if judges_all {
+            self.walk_on(shared, at, (pages, rows), &mut round).await?;
+        }
         Ok(round)
     }
 
@@ -226,7 +235,7 @@ impl Reaper {
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {
             // The reading is checked again: the search may have hung in the very outage that let the leases lapse.
-            if !shared.rhythm.is_steady(shared.settings.lease) {
+            if !shared.rhythm.is_steady(shared.settings.lease, shared.settings.lease) {
                 tracing::debug!("the heartbeat was interrupted: judging no runner for a lease");
                 return Ok(ended);
             }
@@ -269,15 +278,24 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
     shared.broker.put_first(&shared.index, &first).await;
 }
 
+/// Write down when the clock was set. Evidence for a checker, which no attempt depends on.
+async fn note_steps(shared: &Shared) {
+    for step in shared.rhythm.take_steps() {
+        if let Err(error) = shared.store.note_clock_step(&shared.runner, step).await {
+            tracing::warn!(%error, "cannot note that the clock of mysql was set: a check may call its attempts overlapping");
+        }
+    }
+}
+
 /// May others be judged by this reading of the database's clock?
 fn may_judge(shared: &Shared, reading: &Reading) -> bool {
     let lease = shared.settings.lease;
     if let Some(step) = shared.rhythm.read(reading, lease) {
         tracing::warn!(step_ms = step.num_milliseconds(), "the clock of mysql was set, judging no runner for a lease");
     }
-    let may = shared.rhythm.is_steady(lease);
+    let may = shared.rhythm.is_steady(lease, lease);
     if !may {
-        tracing::debug!("the heartbeat was interrupted: judging no runner for a lease");
+        tracing::debug!("the heartbeat was interrupted or has just begun: judging no runner yet");
     }
     may
 }

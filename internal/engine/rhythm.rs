@@ -3,35 +3,47 @@
 //! While MySQL is out nobody can renew, and when it is back every lease has lapsed, however alive its holder is. A
 //! runner that was suspended wakes to the same sight. The heartbeat of such a runner has missed beats itself; so
 //! whoever missed some does not judge others before a full lease of steady beats, in which everybody alive can renew.
-//! A runner that starts beside a dead one missed nothing, and judges at once.
 //!
 //! The database's clock may be set as well: then leases look lapsed that are not, or the other way round. So each reading
-//! of it is compared with the monotonic clock of this process, and a step counts as an interruption.
+//! of it is compared with the monotonic clock of this process, and a step counts as an interruption. A runner that has just
+//! started cannot know of a step before its first reading: it judges another one only after it has watched for so long that one
+//! that lives would have beaten.
+//!
+//! What counts as long is a matter of the lease of the runner that is judged: one with a longer lease beats more seldom.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 
-use crate::store::Reading;
+use crate::store::{ClockStep, Reading};
 
 /// A step of the database's clock that is smaller than this, and than a quarter of a lease, does no harm.
 const LARGEST_STEP: Duration = Duration::from_secs(2);
+/// A step that is larger than this, and than the two clocks drift apart between two readings, is noted for a checker.
+const NOTED_STEP: Duration = Duration::from_millis(100);
+const DRIFT: f64 = 0.01;
+/// Steps that wait to be noted.
+const MOST_STEPS: usize = 16;
 
 /// When the heartbeat was answered.
 #[derive(Default)]
 pub(super) struct Rhythm(Mutex<Beats>);
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Beats {
     /// When the newest one that was answered was sent.
     last: Option<Instant>,
+    /// Since when this process has watched the database's clock: its first reading, or its first beat.
+    began: Option<Instant>,
     /// The first one after the newest interruption; absent when there was none.
     resumed: Option<Instant>,
     /// How often it was interrupted for so long, or the clock set so far, that others may have judged this runner.
     gaps: u64,
     /// The newest reading of the database's clock.
     reading: Option<Reading>,
+    /// Steps of the clock that were not noted yet, the newest.
+    steps: Vec<ClockStep>,
 }
 
 impl Rhythm {
@@ -55,9 +67,15 @@ impl Rhythm {
         self.lock(|beats| beats.read(*reading, Instant::now(), lease))
     }
 
-    /// Has it been steady for a full lease?
-    pub(super) fn is_steady(&self, lease: Duration) -> bool {
-        self.lock(|beats| beats.is_steady(Instant::now(), lease))
+    /// The steps of the database's clock since the last call.
+    pub(super) fn take_steps(&self) -> Vec<ClockStep> {
+        self.lock(|beats| std::mem::take(&mut beats.steps))
+    }
+
+    /// May the silence of a runner with a lease of `theirs` be held against it? It has had the time to beat since this process
+    /// began to watch, and a full lease since the newest interruption. `lease` is this runner's own.
+    pub(super) fn is_steady(&self, lease: Duration, theirs: Duration) -> bool {
+        self.lock(|beats| beats.is_steady(Instant::now(), lease, theirs))
     }
 
     /// Are beats answered, as far as is known?
@@ -83,11 +101,19 @@ impl Beats {
             self.gaps += 1;
         }
         self.last = Some(sent);
+        self.began.get_or_insert(sent);
     }
 
     fn read(&mut self, reading: Reading, now: Instant, lease: Duration) -> Option<TimeDelta> {
+        self.began.get_or_insert(reading.received);
         let before = self.reading.replace(reading)?;
         let step = step(&before, &reading)?;
+        let between = reading.received.saturating_duration_since(before.sent);
+        if step.abs() > TimeDelta::from_std(NOTED_STEP + between.mul_f64(DRIFT)).unwrap_or_default()
+            && self.steps.len() < MOST_STEPS
+        {
+            self.steps.push(ClockStep { before: before.moment, after: reading.moment, step });
+        }
         let largest = LARGEST_STEP.min(lease / 4);
         (step.abs() > TimeDelta::from_std(largest).unwrap_or_default()).then(|| {
             self.resumed = Some(now);
@@ -96,9 +122,12 @@ impl Beats {
         })
     }
 
-    fn is_steady(&self, now: Instant, lease: Duration) -> bool {
-        let beats = self.last.is_some_and(|last| !is_gap(now.saturating_duration_since(last), lease));
-        beats && self.resumed.is_none_or(|resumed| now.saturating_duration_since(resumed) >= lease)
+    fn is_steady(&self, now: Instant, lease: Duration, theirs: Duration) -> bool {
+        let longer = lease.max(theirs);
+        let since = |moment: Instant| now.saturating_duration_since(moment);
+        self.last.is_some_and(|last| !is_gap(since(last), lease))
+            && self.began.is_some_and(|began| is_gap(since(began), longer))
+            && self.resumed.is_none_or(|resumed| since(resumed) >= longer)
     }
 }
 
@@ -140,15 +169,32 @@ mod tests {
         for second in seconds {
             beats.beaten(at(*second), at(*second), LEASE);
         }
-        beats.is_steady(at(now), LEASE)
+        beats.is_steady(at(now), LEASE, LEASE)
     }
 
     #[test]
-    fn a_runner_judges_from_its_first_beat_on_until_beats_are_missing() {
+    fn a_runner_judges_others_once_they_could_have_beaten_and_until_beats_are_missing() {
         assert!(!beaten_at(&[], 5));
-        assert!(beaten_at(&[0], 1));
+        assert!(!beaten_at(&[0, 10], 18));
+        assert!(beaten_at(&[0, 10], 19));
         assert!(beaten_at(&[0, 10, 20, 30], 40));
         assert!(!beaten_at(&[0, 10], 29));
+    }
+
+    #[test]
+    fn a_runner_with_a_longer_lease_has_longer_to_beat() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let (theirs, mut beats) = (4 * LEASE, Beats::default());
+        for second in (0..=140).step_by(10) {
+            beats.beaten(at(second), at(second), LEASE);
+            // Steady from 18 s on for a lease of its own length, from 72 s on for theirs.
+            let steady = [LEASE, theirs].map(|lease| beats.is_steady(at(second), LEASE, lease));
+            assert_eq!(steady, [second > 18, second > 72], "{second}");
+        }
+        // After an interruption a whole lease of the one that is judged.
+        beats.resumed = Some(at(100));
+        assert_eq!([LEASE, theirs].map(|lease| beats.is_steady(at(150), LEASE, lease)), [true, false]);
     }
 
     #[test]
@@ -161,14 +207,17 @@ mod tests {
 
     #[test]
     fn a_failed_call_is_an_interruption() {
-        let rhythm = Rhythm::default();
-        rhythm.beaten(Instant::now(), LEASE);
-        assert!(rhythm.is_steady(LEASE));
+        let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
+        let watching = |rhythm: Rhythm| {
+            rhythm.beaten(ago(19), LEASE);
+            rhythm.lock(|beats| beats.last = Some(Instant::now()));
+            rhythm
+        };
+        let rhythm = watching(Rhythm::default());
+        assert!(rhythm.is_steady(LEASE, LEASE));
         rhythm.interrupted();
-        assert!(!rhythm.is_steady(LEASE));
-        let rhythm = Rhythm::after_an_outage();
-        rhythm.beaten(Instant::now(), LEASE);
-        assert!(!rhythm.is_steady(LEASE));
+        assert!(!rhythm.is_steady(LEASE, LEASE));
+        assert!(!watching(Rhythm::after_an_outage()).is_steady(LEASE, LEASE));
     }
 
     #[test]
@@ -208,6 +257,8 @@ mod tests {
         assert_eq!(read(reading(24_000, 24_002, 24_001 + 31_000)), None);
         assert_eq!(read(reading(26_000, 26_002, 26_001 - 3_600_000)).map(|step| step.num_seconds()), Some(-3_630));
         assert_eq!(beats.gaps, 2);
-        assert!(!beats.is_steady(start + Duration::from_secs(2), LEASE));
+        let noted: Vec<i64> = beats.steps.iter().map(|noted| noted.step.num_seconds()).collect();
+        assert_eq!(noted, [30, -3_630]);
+        assert!(!beats.is_steady(start + Duration::from_secs(20), LEASE, LEASE));
     }
 }

@@ -74,6 +74,12 @@ impl Service {
         self.lines[line].queue
     }
 
+    /// All lines of a queue, the most urgent first, whatever room it has.
+    pub(super) fn whole_queue(&self, queue: usize) -> Order {
+        let lines: Vec<usize> = (0..self.lines.len()).filter(|place| self.lines[*place].queue == queue).collect();
+        Order { groups: vec![None; lines.len()], lines, room: Vec::new() }
+    }
+
     /// Does the queue at this place stand still?
     pub(super) fn is_paused(&self, queue: usize) -> bool {
         self.paused[queue]

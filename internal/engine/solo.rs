@@ -86,6 +86,9 @@ pub async fn run_suspect(
         Some(attempt) => to_its_end(&shared, attempt, &give_back).await,
         None => !in_doubt,
     };
+    if let Some(given_back) = shared.unread.given_back(job) {
+        line.say(&Said::Unread(given_back));
+    }
     while let Ok(event) = happened.try_recv() {
         match event {
             Event::Settled { id, verdict, state } if id == job => line.say(&Said::Settled { verdict, state }),

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::child::Ended;
+use super::permits::Permit;
 use super::{Shared, child, executor};
 use crate::job::JobId;
 use crate::store::{Claim, Claimant, DueJob};
@@ -140,7 +141,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Run a suspect, with the slot and the permit that its worker holds, or put it off.
-pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob) {
+pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, permit: &Permit) {
     // A suspect keeps to what is set about its queue and its runner, like any other job.
     let settings = shared.controls.now();
     let unwanted = settings.drained || super::service::is_paused(&settings, &job.queue);
@@ -158,7 +159,7 @@ pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob) {
     metrics::counter!("tickr_suspects_total").increment(1);
     let program = shared.settings.child.as_ref().filter(|_| !shared.suspects.no_children.load(Ordering::Relaxed));
     let Some(program) = program else { return run_here(shared, claimant, job).await };
-    let ended = child::run(shared, program, &job).await;
+    let ended = child::run(shared, program, &job, permit).await;
     if !matches!(ended, Ok(Ended::Mute { .. })) {
         shared.suspects.mute.store(0, Ordering::Relaxed);
     }

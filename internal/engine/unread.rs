@@ -5,7 +5,7 @@
 //! error names the edition of the type that could not read the job, so each edition tries a job once: when every edition
 //! that lives has tried, the job fails, and its error says so.
 //!
-//! What was given back once is not claimed again by this runner, as long as another edition lives: its id goes back to the
+//! What was given back once, by this runner or by a process that it started for a suspect, is not claimed again by this runner, as long as another edition lives: its id goes back to the
 //! index, with a pause that grows, until another runner pops it.
 
 use std::collections::{BTreeSet, HashMap};
@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
+use serde::{Deserialize, Serialize};
 
 use super::Shared;
 use crate::handlers::{Failure, Registered};
@@ -35,7 +36,8 @@ const STALE: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// What of a job cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Part {
     /// Its payload: another version of its kind's type may.
     Payload,
@@ -63,6 +65,7 @@ pub(super) struct Answer {
 }
 
 /// A job that was given back, as far as this runner needs to know it when it pops again.
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GivenBack {
     kind: Name,
     part: Part,
@@ -107,14 +110,24 @@ impl Unread {
 
     /// Leave a job alone from now on. It waits in this line.
     pub(super) fn remember(&self, id: JobId, job: GivenBack, settled: Option<&Settled>) {
-        let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled else { return };
+        if let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled {
+            self.leave(id, job, queue.clone(), *priority);
+        }
+    }
+
+    /// As [`remember`](Self::remember), when it is known that the job waits again.
+    pub(super) fn leave(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
         let mut left = self.lock();
         if left.len() < MOST_KNOWN || left.contains_key(&id) {
             let now = Instant::now();
-            let (queue, priority) = (queue.clone(), *priority);
             left.insert(id, Left { job, queue, priority, skipped: 0, looked: now, rests_until: now + FIRST_PAUSE });
             self.count.store(left.len(), Ordering::Relaxed);
         }
+    }
+
+    /// What this process gave back: for the runner that started it, which pops the job again.
+    pub(super) fn given_back(&self, id: JobId) -> Option<GivenBack> {
+        self.lock().remove(&id).map(|left| left.job)
     }
 
     /// Was this job put off a moment ago? Then there is no point in taking it.

@@ -52,9 +52,13 @@ async fn work(shared: &Shared, claimant: &Claimant, id: JobId, permit: &Permit) 
     let asked = Instant::now();
     let claim = claimant.claim(id).await;
     shared.gauges.claimed(asked.elapsed());
+    permit.claimed(matches!(claim, Ok(Claim::Won(_) | Claim::Suspect(_))), matches!(claim, Ok(Claim::Gone)));
     match claim {
         Ok(Claim::Won(claimed)) if !permit.is_good() => stand_back(shared, &claimed).await,
-        claim => take_up(shared, claimant, id, claim, asked).await,
+        claim => take_up(shared, claimant, id, claim, (asked, permit)).await,
+    }
+    if shared.unread.rests(id) {
+        permit.found_nothing_to_run();
     }
 }
 
@@ -70,7 +74,13 @@ async fn stand_back(shared: &Shared, claimed: &Claimed) {
 }
 
 /// Do what the answer to a claim, asked for after the moment `asked`, says.
-async fn take_up(shared: &Shared, claimant: &Claimant, id: JobId, claim: Result<Claim, StoreError>, asked: Instant) {
+async fn take_up(
+    shared: &Shared,
+    claimant: &Claimant,
+    id: JobId,
+    claim: Result<Claim, StoreError>,
+    (asked, permit): (Instant, &Permit),
+) {
     match claim {
         Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
@@ -89,7 +99,7 @@ async fn take_up(shared: &Shared, claimant: &Claimant, id: JobId, claim: Result<
             job.execute_at = shared.store.clock().now() + pause;
             shared.broker.hint_due(&job);
         }
-        Ok(Claim::Suspect(job)) => Box::pin(suspects::take_in(shared, claimant, job)).await,
+        Ok(Claim::Suspect(job)) => Box::pin(suspects::take_in(shared, claimant, job, permit)).await,
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
             tracing::warn!(job = %id, %error, "cannot claim");

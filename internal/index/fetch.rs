@@ -140,6 +140,19 @@ impl Fetch {
         conn.rpush(&self.lists[place], id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
+    /// Give back ids of one line, the first of them as the next to be taken.
+    ///
+    /// # Errors
+    /// [`IndexError::Unavailable`]; the connection is dropped, and the reconciler brings the ids back.
+    pub async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut conn = self.connection().await?;
+        let last_first: Vec<String> = ids.iter().rev().map(JobId::to_string).collect();
+        conn.rpush(&self.lists[place], last_first).await.map(drop).map_err(|e| self.broken("put jobs back", &e))
+    }
+
     /// Drop the connection, and with it whatever was asked on it: nobody would read the answer.
     pub fn abandon(&mut self) {
         self.conn = None;

@@ -14,6 +14,7 @@
 //! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
 //! - [`Operation`]: what is done to many jobs at once
 //! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
+//! - [`ReportRecord`]: what is known of a finished report
 //! - [`Tally`], [`Step`], [`Span`]: what happened in slots of time, for charts
 
 mod actor;
@@ -32,6 +33,7 @@ pub mod operation;
 mod producer;
 pub mod query;
 mod record;
+mod report;
 mod retry;
 mod schedule;
 mod scope;
@@ -58,6 +60,7 @@ pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;
 pub use record::{Attempt, Job, Progress};
+pub use report::ReportRecord;
 pub use retry::RetryPolicy;
 pub use schedule::{
     Cadence, CronExpression, Dst, Fate, Misfire, Overlap, Plan, Planned, Schedule, ScheduleDraft, ScheduledBy,

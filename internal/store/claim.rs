@@ -208,7 +208,8 @@ impl Claims {
         token: AttemptToken,
         batch: Uuid,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
-        let mut script = Script::prepared();
+        // One request as well, when it is about few jobs: another way there and back costs more than reading the text.
+        let mut script = Script::about(ids.len(), 0);
         let (list, places_of_ids) = script.list(ids);
         let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
         let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];

@@ -19,7 +19,7 @@ use super::link::{Earlier, on_pool, transact};
 use super::once::{Answer, Once, Outcome, Wording, find, keep, lost};
 use super::operate::{Moved, Steered};
 use super::read::read_job;
-use super::shape::{groups, pad, padded, places, rows, statement};
+use super::shape::{MOST_ROWS, groups, pad, padded, places, rows, statement};
 use super::{Store, StoreError};
 use crate::job::{
     Actor, DeadLetter, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, Standing, State, Timestamp,
@@ -77,6 +77,8 @@ pub enum Refusal {
     KeyTaken(JobId),
     /// A new job cannot be made of it, for this reason.
     Unfit(String),
+    /// This version of tickr cannot read it, for this reason.
+    Unreadable(String),
 }
 
 impl std::fmt::Display for Refusal {
@@ -88,6 +90,12 @@ impl std::fmt::Display for Refusal {
             Self::Discarded => f.write_str("it was discarded"),
             Self::KeyTaken(id) => write!(f, "job {id} has its unique key"),
             Self::Unfit(why) => f.write_str(why),
+            Self::Unreadable(why) => {
+                write!(
+                    f,
+                    "this version of tickr cannot read {why}; a runner of the version that wrote it can replay it"
+                )
+            }
         }
     }
 }
@@ -123,7 +131,11 @@ pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Re
     };
     let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, open(grave))).collect();
     write(conn, &letters).await?;
-    note_first_failures(conn, graves).await
+    note_first_failures(conn, graves).await?;
+    for graves in graves.chunks(MOST_ROWS) {
+        note_failures_of_originals(conn, graves).await?;
+    }
+    Ok(())
 }
 
 /// Note of jobs that failed before, with the same cause, when that was first: a retry in vain is no new incident. Seldom, so
@@ -153,6 +165,43 @@ async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -
                 .bind(grave.id)
                 .execute(&mut *conn)
                 .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Note of jobs that were made of failed ones, and failed with the same cause, when that was first: a replay in vain is no new
+/// incident either. One more read for a batch in which jobs failed.
+async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
+    let ids: Vec<Uuid> = graves.iter().map(|grave| grave.id).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let sql = "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+    let mut original_of: BTreeMap<Uuid, Uuid> = BTreeMap::new();
+    for row in in_list(sql, &ids, " AND options LIKE '%\"replay_of\"%'").fetch_all(&mut *conn).await? {
+        // Options that cannot be read are no reason to leave a failure unwritten.
+        if let Some(original) = JobOptions::as_far_as_readable(row.try_get(1)?).replay_of {
+            original_of.insert(row.try_get(0)?, original.uuid());
+        }
+    }
+    let originals: Vec<Uuid> = original_of.values().copied().collect::<BTreeSet<_>>().into_iter().collect();
+    if originals.is_empty() {
+        return Ok(());
+    }
+    let sql = "SELECT job_id, fingerprint, COALESCE(first_failed_at, failed_at) FROM dead_letters FORCE INDEX (PRIMARY) \
+               WHERE job_id IN";
+    let mut firsts: BTreeMap<Uuid, (Fingerprint, Timestamp)> = BTreeMap::new();
+    for row in in_list(sql, &originals, "").fetch_all(&mut *conn).await? {
+        firsts.insert(row.try_get(0)?, (group(row.try_get(1)?)?, row.try_get(2)?));
+    }
+    for grave in graves {
+        let first = original_of.get(&grave.id).and_then(|original| firsts.get(original));
+        let Some((cause, first)) = first else { continue };
+        if *cause == Fingerprint::of(grave.kind, grave.error) && *first < grave.failed_at {
+            let sql =
+                "UPDATE dead_letters SET first_failed_at = LEAST(COALESCE(first_failed_at, ?), ?) WHERE job_id = ?";
+            sqlx::query(sql).bind(first).bind(first).bind(grave.id).execute(&mut *conn).await?;
         }
     }
     Ok(())
@@ -280,27 +329,37 @@ async fn lock_failed(
     Ok(found)
 }
 
-async fn originals(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<Original>, sqlx::Error> {
+/// These jobs; what of one cannot be read, if anything.
+async fn originals(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+) -> Result<Vec<(Uuid, Result<Original, String>)>, sqlx::Error> {
     if ids.is_empty() {
         return Ok(Vec::new());
     }
     let sql = "SELECT id, kind, queue, priority, max_attempts, unique_key, options, payload FROM jobs \
                FORCE INDEX (PRIMARY) WHERE id IN";
     let original = |row: &MySqlRow| {
+        let id: Uuid = row.try_get(0)?;
         let (key, options): (Option<Vec<u8>>, Option<String>) = (row.try_get(5)?, row.try_get(6)?);
-        Ok(Original {
-            id: JobId::from_uuid(row.try_get(0)?),
-            kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
-            queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
-            priority: row.try_get::<u8, _>(3)?.try_into().map_err(corrupt)?,
-            max_attempts: row.try_get(4)?,
-            unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
-            options: match options {
-                Some(text) => serde_json::from_str(&text).map_err(|e| corrupt(format!("options: {e}")))?,
-                None => JobOptions::default(),
-            },
-            payload: RawValue::from_string(row.try_get(7)?).map_err(|e| corrupt(format!("payload: {e}")))?,
-        })
+        let (kind, queue): (String, String) = (row.try_get(1)?, row.try_get(2)?);
+        let (priority, max_attempts, payload): (u8, u32, String) = (row.try_get(3)?, row.try_get(4)?, row.try_get(7)?);
+        let read = || {
+            Ok::<_, String>(Original {
+                id: JobId::from_uuid(id),
+                kind: kind.parse().map_err(|e| format!("its kind {kind:?}: {e}"))?,
+                queue: queue.parse().map_err(|e| format!("its queue {queue:?}: {e}"))?,
+                priority: priority.try_into().map_err(|_| format!("its priority {priority}"))?,
+                max_attempts,
+                unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+                options: match options {
+                    Some(text) => serde_json::from_str(&text).map_err(|e| format!("its options: {e}"))?,
+                    None => JobOptions::default(),
+                },
+                payload: RawValue::from_string(payload).map_err(|e| format!("its payload: {e}"))?,
+            })
+        };
+        Ok((id, read()))
     };
     in_list(sql, ids, " ORDER BY id").fetch_all(conn).await?.iter().map(original).collect()
 }
@@ -349,8 +408,14 @@ pub(super) async fn replay_all(
     let fit: Vec<Uuid> = failed.iter().filter(|(_, failure)| failure.is_ok()).map(|(id, _)| *id).collect();
     let mut refused: BTreeMap<Uuid, Refusal> = BTreeMap::new();
     let mut made: Vec<(Uuid, NewJob, Accepted)> = Vec::new();
-    for original in originals(conn, &fit).await? {
-        let id = original.id.uuid();
+    for (id, original) in originals(conn, &fit).await? {
+        let original = match original {
+            Ok(original) => original,
+            Err(why) => {
+                refused.insert(id, Refusal::Unreadable(why));
+                continue;
+            }
+        };
         let job = match remake(&original) {
             Ok(job) => job,
             Err(why) => {
@@ -547,7 +612,7 @@ async fn bury_missing(
     }
     let missing: Vec<Uuid> = missing.into_iter().collect();
     let mut buried = 0;
-    for ids in missing.chunks(super::shape::MOST_ROWS) {
+    for ids in missing.chunks(MOST_ROWS) {
         let failed = lock_failed(conn, ids).await?;
         let graves: Vec<Grave<'_>> =
             failed.iter().filter_map(|(id, failure)| Some(failure.as_ref().ok()?.grave(*id))).collect();

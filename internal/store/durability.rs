@@ -22,29 +22,48 @@ impl Store {
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn durability(&self) -> Result<Durability, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| {
-            Box::pin(within(FIRST_WORDS, async move {
-                let row = sqlx::query(
-                    "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \
-                     CAST(@@GLOBAL.sync_binlog AS SIGNED), CAST(@@GLOBAL.log_bin AS SIGNED)",
-                )
-                .fetch_one(&mut *conn)
-                .await?;
-                let (server, flush, sync_binlog, log_bin): (String, i64, i64, i64) =
-                    (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
-                let mut weaknesses = Vec::new();
-                if flush != 1 {
-                    weaknesses.push(format!("innodb_flush_log_at_trx_commit is {flush}, not 1"));
-                }
-                // Without a binary log there is nothing that its sync setting could weaken.
-                if log_bin != 0 && sync_binlog != 1 {
-                    weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
-                }
-                Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server })
-            }))
+        on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
+    }
+
+    /// As [`durability`](Self::durability), and try a write: a server that was demoted to a replica, or lost its quorum, still
+    /// answers every question. Both in one turn on one connection.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or takes no writes.
+    pub async fn writable(&self) -> Result<Durability, StoreError> {
+        on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
+            Box::pin(async move {
+                let durability = settings(&mut *conn).await?;
+                // A write that changes nothing is refused all the same.
+                sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await?;
+                Ok(durability)
+            })
         })
         .await
     }
+}
+
+async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error> {
+    within(FIRST_WORDS, async move {
+        let row = sqlx::query(
+            "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \
+             CAST(@@GLOBAL.sync_binlog AS SIGNED), CAST(@@GLOBAL.log_bin AS SIGNED)",
+        )
+        .fetch_one(&mut *conn)
+        .await?;
+        let (server, flush, sync_binlog, log_bin): (String, i64, i64, i64) =
+            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+        let mut weaknesses = Vec::new();
+        if flush != 1 {
+            weaknesses.push(format!("innodb_flush_log_at_trx_commit is {flush}, not 1"));
+        }
+        // Without a binary log there is nothing that its sync setting could weaken.
+        if log_bin != 0 && sync_binlog != 1 {
+            weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
+        }
+        Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server })
+    })
+    .await
 }
 
 /// Settings of the server that a start has to know.

@@ -51,6 +51,10 @@ pub enum StoreError {
     },
 }
 
+/// What MySQL says of a statement for tables of another version.
+const NO_SUCH_TABLE: u16 = 1146;
+const NO_SUCH_COLUMN: u16 = 1054;
+
 /// What a failed statement asks of us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -217,7 +221,10 @@ struct MovedOn(&'static str);
 impl StoreError {
     /// The error for a caller, of a driver error that will not be retried any more.
     pub(super) fn from_driver(attempted: &'static str, error: &sqlx::Error) -> Self {
-        let cause = error.to_string();
+        let mut cause = error.to_string();
+        if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) {
+            cause.push_str("; these are not the tables of this version: run `tickr migrate` or start `tickr serve`, which does it as well");
+        }
         match (fault(error), error) {
             (Fault::Again | Fault::Reconnect, _) => Self::Unavailable { attempted, cause },
             (Fault::Unfit, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_)) => {

@@ -26,6 +26,8 @@ const PAGE_LIMIT: Duration = Duration::from_secs(60);
 const MOST_UNREADABLE: usize = 20;
 /// Clocks of hosts, which make the ids of the audit, may be off by so much.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// Longer than a transaction that retries jobs takes, with its waits for locks.
+const LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
 /// The tables, page by page, on a connection of its own.
 pub struct Evidence {
@@ -469,7 +471,8 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count a batch", &e))
     }
 
-    /// How many jobs that had ended were given a new life since the reading began. Each took an end out of the tallies.
+    /// How many jobs that had ended may have been given a new life since the reading began. Each took an end out of the
+    /// tallies. A retry says when its transaction began, and is seen when that ends, so some from before count as well.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -477,8 +480,8 @@ impl Evidence {
         let read = sqlx::query_scalar(
             "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
         )
-        .bind(first_id_of(self.at - SKEW))
-        .bind(self.at)
+        .bind(first_id_of(self.at - LONGEST_CHANGE - SKEW))
+        .bind(self.at - LONGEST_CHANGE)
         .fetch_one(&mut self.conn);
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count retries", &e))
     }

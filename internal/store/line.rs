@@ -21,7 +21,7 @@ use super::{Store, StoreError};
 use crate::job::{JobId, Name, Priority, Timestamp};
 
 /// Most lines in one statement.
-const MOST_BRANCHES: usize = 16;
+pub(super) const MOST_BRANCHES: usize = 16;
 /// Rows of one line in a page that many lines share, at least.
 const FEWEST_ROWS: usize = 125;
 

@@ -95,7 +95,7 @@ impl Server {
     }
 
     /// A quarter of a packet: values may be written as twice as many digits, and statements have words as well.
-    fn statement_bytes(&self) -> usize {
+    pub(super) fn statement_bytes(&self) -> usize {
         (self.packet() / 4).clamp(LEAST_BYTES, MOST_BYTES)
     }
 

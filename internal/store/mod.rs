@@ -15,20 +15,23 @@
 //!   tallies that rest · `line.rs`, `due.rs`: what feeds the index
 //! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
 //! - `dead.rs`: jobs that failed for good, replayed or discarded
-//! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `backlog.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
+//! - `report_files.rs`: finished reports, for every runner · `report_query.rs`: where their rows come from
 //! - `samples.rs`: what happened in slots of time, for charts
-//! - `evidence.rs`, `verifications.rs`: what the checker reads, and what it found
+//! - `evidence.rs`, `clock_steps.rs`, `verifications.rs`: what the checker reads, and what it found
 //! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
 //! - `migrate/`: brings the tables to the shape of this binary · `pools.rs`: which connections are for what · `link.rs`: the
 //!   rules that every statement runs under
 
 mod alert;
 mod audit;
+mod backlog;
 mod bare;
 mod change;
 mod claim;
 mod claim_batches;
 mod clock;
+mod clock_steps;
 mod complete;
 mod condition;
 mod dead;
@@ -61,6 +64,7 @@ mod queues;
 mod read;
 mod readers;
 mod remove;
+mod report_files;
 mod report_query;
 mod runners;
 mod samples;
@@ -83,6 +87,7 @@ pub use change::{Change, Changed, Holds};
 pub use claim::{Claim, Claimed, Opened, Unreadable};
 pub use claim_batches::{BatchPage, LapseRule};
 pub use clock::{Reading, StoreClock};
+pub use clock_steps::ClockStep;
 pub use condition::Condition;
 pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
 pub use due::{DueJob, DueWithin};
@@ -117,6 +122,7 @@ pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
 pub use read::JobPage;
 pub use readers::{Reader, UNREAD};
+pub use report_files::{RemovedPlace, RemovedReport};
 pub use report_query::{InvalidUrl, ReportQueries};
 pub use runners::{Drained, MOST_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
 pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
@@ -261,7 +267,8 @@ impl Store {
         }
         // Beside the pools: the flushers of the three group commits and of the claims, those for rows that are locked, one
         // for suspects, the heartbeat.
-        let connections = settings.connections.max(Split::LEAST) as usize + 5 * settings.flushers + 5;
+        let pooled = settings.connections.max(Split::LEAST) + pools::FOR_REPORTS;
+        let connections = pooled as usize + 5 * settings.flushers + 5;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
                 return Err(refused(format!(
@@ -364,14 +371,9 @@ impl Store {
         Ok(settled)
     }
 
-    /// Does MySQL answer and take writes, within `limit`? One that was demoted to a replica, or lost its quorum, still
-    /// answers every question.
+    /// Does MySQL answer and take writes, within `limit`?
     pub async fn takes_writes(&self, limit: Duration) -> bool {
-        let asked = link::on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
-            // A write that changes nothing is refused all the same.
-            Box::pin(async move { sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await })
-        });
-        matches!(tokio::time::timeout(limit, asked).await, Ok(Ok(_)))
+        matches!(tokio::time::timeout(limit, self.writable()).await, Ok(Ok(_)))
     }
 
     /// Does the server take a job whose payload has so many bytes, and the answer that is kept for its request?

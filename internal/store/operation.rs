@@ -572,7 +572,7 @@ impl Work {
                     self.done.push(id.uuid());
                     made.push(receipt);
                 }
-                Err(refusal @ (Refusal::KeyTaken(_) | Refusal::Unfit(_))) => {
+                Err(refusal @ (Refusal::KeyTaken(_) | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
                     self.failed += 1;
                     self.last_error = Some(format!("job {id}: {refusal}"));
                 }

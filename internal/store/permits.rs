@@ -5,19 +5,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
 
 use super::clock::Reading;
 use super::error::corrupt;
 use super::link::{on_pool, transact};
-use super::shape::{pad, padded, places, statement};
+use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Name, RunnerId};
 
 /// Queues that one statement asks about.
 const MOST_QUEUES_AT_ONCE: usize = 256;
+/// How much longer than its lease a runner is silent before other runners take its permits. A runner that is cut off stops
+/// its handlers at nine tenths of the lease, looks each second, and drops them after two more.
+const SILENT_FOR: Duration = Duration::from_secs(4);
 
 /// What a runner asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +43,9 @@ pub enum PermitGrant {
     Unlimited,
 }
 
-/// May this runner hold the silence of others against them, at this reading of the database's clock? Asked after the look.
-pub type MayJudge = Arc<dyn Fn(&Reading) -> bool + Send + Sync>;
+/// May this runner hold the silence of one with this lease against it, at this reading of the database's clock? Asked after
+/// the look.
+pub type MayJudge = Arc<dyn Fn(&Reading, Duration) -> bool + Send + Sync>;
 
 /// The limit of a queue, and what the others hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,13 +199,16 @@ async fn take(
         remove(conn, queue.as_str(), runner.as_str()).await?;
         return Ok(PermitGrant::Unlimited);
     };
-    // A runner that has been silent for its lease and a little more has no jobs that could still be settled.
+    // A runner that has been silent for its lease and a little more starts nothing under its permits any more.
+    let silent_for_us = i64::try_from(SILENT_FOR.as_micros()).unwrap_or(i64::MAX);
     let sent = Instant::now();
     let held = sqlx::query(
         "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL, \
-             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + 5000000 MICROSECOND, UTC_TIMESTAMP(6) \
+             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + ? MICROSECOND, UTC_TIMESTAMP(6), \
+             CAST(COALESCE(r.lease_ms, 0) AS SIGNED) \
          FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
     )
+    .bind(silent_for_us)
     .bind(queue.as_str())
     .fetch_all(&mut *conn)
     .await?;
@@ -214,12 +222,18 @@ async fn take(
         let listed: bool = row.try_get(3)?;
         let silent = !row.try_get::<Option<bool>, _>(4)?.unwrap_or(false);
         // While MySQL is out, or when its clock is set, every runner looks silent. The row counts until it can be judged.
-        if !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? })) {
-            remove(conn, queue.as_str(), &holder).await?;
-            continue;
+        let lease = Duration::from_millis(row.try_get::<i64, _>(6)?.unsigned_abs());
+        let gone = !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? }, lease));
+        let (mut permits, mut wanting): (u32, bool) = (row.try_get(1)?, row.try_get(2)?);
+        if gone {
+            // What it claimed after its last beat is leased for longer, and its suspects run on in processes of their own.
+            permits = permits.min(open_attempts(conn, queue, &holder).await?);
+            wanting = false;
+            if permits == 0 {
+                remove(conn, queue.as_str(), &holder).await?;
+                continue;
+            }
         }
-        let permits: u32 = row.try_get(1)?;
-        let wanting: bool = row.try_get(2)?;
         shares.others = shares.others.saturating_add(permits);
         shares.wanting |= wanting;
         shares.runners += u32::from(permits > 0 || wanting);
@@ -236,6 +250,36 @@ async fn take(
         insert.execute(conn).await?;
     }
     Ok(PermitGrant::Permits(granted))
+}
+
+/// How many attempts of this queue are open that this runner began, or the processes of its suspects. The reaper ends
+/// those whose leases are over.
+async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
+    let sql = "SELECT b.ids FROM claim_batches b WHERE b.runner = ? \
+               UNION ALL SELECT b.ids FROM runners r JOIN claim_batches b ON b.runner = r.id WHERE r.parent = ?";
+    let mut ids: Vec<Uuid> = Vec::new();
+    for batch in sqlx::query(sql).bind(holder).bind(holder).fetch_all(&mut *conn).await? {
+        for id in batch.try_get::<&[u8], _>(0)?.chunks_exact(16) {
+            ids.push(Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?);
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    let mut open = 0;
+    for ids in ids.chunks(MOST_ROWS) {
+        let sql = format!(
+            "SELECT COUNT(*) FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner \
+             WHERE o.id IN {} AND o.queue = ? AND o.state = 'executing' AND (o.runner = ? OR r.parent = ?)",
+            places(padded(ids.len()))
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        let row = query.bind(queue.as_str()).bind(holder).bind(holder).fetch_one(&mut *conn).await?;
+        open += u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or(u32::MAX);
+    }
+    Ok(open)
 }
 
 async fn remove(conn: &mut MySqlConnection, queue: &str, runner: &str) -> Result<(), sqlx::Error> {

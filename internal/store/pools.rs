@@ -1,7 +1,8 @@
-//! Connections for everything that is not a group commit, in four pools, so that one kind of caller cannot starve another:
+//! Connections for everything that is not a group commit, in five pools, so that one kind of caller cannot starve another:
 //! a flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an operator.
 //!
-//! Every method of the [`Store`](super::Store) says which pool it uses. Their sum is `mysql_connections`.
+//! Every method of the [`Store`](super::Store) says which pool it uses. Their sum is `mysql_connections`; those for
+//! the content of reports come on top.
 
 use super::link::{Pool, Target};
 
@@ -17,7 +18,12 @@ pub(super) struct Pools {
     pub(super) steering: Pool,
     /// What clients read.
     pub(super) reads: Pool,
+    /// The content of reports, which is large: its statements hold up no others.
+    pub(super) reports: Pool,
 }
+
+/// Connections for the content of reports, beside those that are split. A runner that makes and serves none opens none.
+pub(super) const FOR_REPORTS: u32 = 2;
 
 /// How many connections each pool has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,12 +70,24 @@ impl Pools {
     pub(super) fn new(target: &Target, total: u32) -> Self {
         let Split { controls, loops, steering, reads } = Split::of(total);
         let pool = |size| Pool::new(target, size);
-        Self { controls: pool(controls), loops: pool(loops), steering: pool(steering), reads: pool(reads) }
+        Self {
+            controls: pool(controls),
+            loops: pool(loops),
+            steering: pool(steering),
+            reads: pool(reads),
+            reports: pool(FOR_REPORTS),
+        }
     }
 
     /// Each pool and its name.
-    pub(super) fn each(&self) -> [(&'static str, &Pool); 4] {
-        [("controls", &self.controls), ("loops", &self.loops), ("steering", &self.steering), ("reads", &self.reads)]
+    pub(super) fn each(&self) -> [(&'static str, &Pool); 5] {
+        [
+            ("controls", &self.controls),
+            ("loops", &self.loops),
+            ("steering", &self.steering),
+            ("reads", &self.reads),
+            ("reports", &self.reports),
+        ]
     }
 
     /// Say goodbye on every connection.

@@ -14,13 +14,15 @@ use uuid::Uuid;
 use super::dead::in_list;
 use super::error::corrupt;
 use super::purge::Retention;
-use super::shape::{MOST_ROWS, groups, places, rows, statement};
+use super::shape::{MOST_ROWS, groups, pad, padded, places, rows, statement};
 use crate::job::{JobOptions, Standing, State, Timestamp};
 
 /// Ledger lines removed in one transaction; one job may have more.
 const MOST_LINES: u32 = 20_000;
 /// Rows removed by one statement.
 const ROWS: u32 = 4_000;
+/// The kind whose jobs have reports.
+const REPORT: &str = "report";
 
 /// Which of the jobs may go.
 #[derive(Clone, Copy)]
@@ -119,7 +121,7 @@ pub(super) async fn remove(
         in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
         let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
         let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
-        let mut gone = Vec::new();
+        let (mut gone, mut reports) = (Vec::new(), Vec::new());
         for row in &found {
             let candidate = Candidate::read(row)?;
             strays.remove(&candidate.id);
@@ -132,6 +134,9 @@ pub(super) async fn remove(
             }
             lines += candidate.lines();
             gone.push(candidate.id);
+            if candidate.kind == REPORT {
+                reports.push(candidate.id);
+            }
             torn.lose(candidate);
         }
         // Lines and letters whose job is not there. An operator's search finds jobs alone.
@@ -139,6 +144,9 @@ pub(super) async fn remove(
             (Removal::Asked, _) | (_, Some(_)) => Vec::new(),
             _ => strays.into_iter().collect(),
         };
+        if matches!(removal, Removal::Asked) {
+            hide_reports(conn, &reports, now).await?;
+        }
         delete(conn, &gone).await?;
         delete(conn, &strays).await?;
         removed.strays += strays.len();
@@ -149,6 +157,20 @@ pub(super) async fn remove(
     }
     torn.write(conn, now).await?;
     Ok(removed)
+}
+
+/// What an operator deletes goes with its report. The content is large, so the janitor removes it a few parts at a time; from
+/// here on no runner serves it.
+async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let sql = format!("UPDATE report_files SET removed_at = ? WHERE id IN {}", places(padded(ids.len())));
+    let mut query = statement(sql).bind(now);
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.execute(conn).await.map(drop)
 }
 
 async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {

@@ -100,12 +100,6 @@ impl<'a> Script<'a> {
         Self { form, statements: Vec::new(), steps: 0 }
     }
 
-    /// A script whose first statement is in a hurry. A statement that is known already starts sooner than one that has to be
-    /// read first.
-    pub(super) fn prepared() -> Self {
-        Self { form: Form::Prepared, statements: Vec::new(), steps: 0 }
-    }
-
     /// A step: one statement with a place for each value.
     pub(super) fn say(&mut self, sql: impl Into<String>, values: Vec<Value<'a>>) {
         // A question mark in a constant would pass for a place.

@@ -75,6 +75,8 @@ pub enum Again {
     Backoff(RetryPolicy, f64),
     /// After this delay.
     After(Duration),
+    /// After this delay, in a runner of another version: this one cannot read the job.
+    ForAnother(Duration),
     /// At once.
     Now,
     /// At once, but as often as a snooze and no more: for attempts that were interrupted while their runner goes on, which
@@ -356,10 +358,11 @@ pub(super) fn decide<'a>(
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
     // In a row: a job that came back with a verdict of its own did not kill its runner, and is no suspect any more. What a
     // runner interrupted had no verdict of its own: it stays what it was, or each stop of a runner would make a suspect an
-    // ordinary job again that may kill two more runners.
+    // ordinary job again that may kill two more runners. So does a job that was given back because it could not be read.
     let losses = match verdict {
         Verdict::Lost => owed.losses + 1,
         Verdict::Interrupted => owed.losses,
+        Verdict::Snoozed if matches!(item.again, Again::ForAnother(_)) => owed.losses,
         _ => 0,
     };
     let burned = owed.attempt - spared;
@@ -368,14 +371,15 @@ pub(super) fn decide<'a>(
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match item.again {
         Again::Backoff(policy, chance) => policy.delay(burned, chance),
-        Again::After(delay) => delay,
+        Again::After(delay) | Again::ForAnother(delay) => delay,
         Again::Now | Again::NowWithinBounds => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
-    // What was interrupted keeps its place in the line; everything else moves to its new time.
+    // What was interrupted keeps its place in the line; everything else moves to its new time. A due time ahead of the
+    // clock is one from before the clock was set back.
     let execute_at = match (state.is_end(), item.again) {
         (true, _) => None,
-        (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at),
+        (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at.min(ceil_ms(now))),
         (false, _) => Some(due()),
     };
     Ok(Move { place, item, owed, verdict, state, execute_at, burned, spared, losses })

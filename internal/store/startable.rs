@@ -1,8 +1,9 @@
 //! What could be started now, for a checker: who has a free slot, which queues stand still, and which jobs wait all the
 //! same.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
@@ -14,7 +15,9 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Timestamp};
 
-/// Owed rows looked at in one page of the search for those that execute.
+/// Batches of claims read at a time.
+const BATCHES: u32 = 256;
+/// Owed rows looked at in one page of the walk for those that execute.
 const PAGE: i64 = 20_000;
 
 /// Runners and queues at one moment.
@@ -52,11 +55,45 @@ pub struct StuckJob {
 }
 
 impl Store {
-    /// Which jobs could be started now. Looks at all owed rows, a page at a time.
+    /// Which jobs could be started now. What executes is found by the batches of claims, so the price does not depend on what
+    /// waits. While a runner of an older version lives, which writes no batches, all owed rows are looked at, a page at a time.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn startable(&self) -> Result<Startable, StoreError> {
+        let running = match self.claimed().await? {
+            Some(running) => running,
+            None => self.walked().await?,
+        };
+        let running = std::sync::Arc::new(running);
+        on_pool(&self.shared.pools.reads, "look for idle runners", move |conn, _| {
+            let running = std::sync::Arc::clone(&running);
+            Box::pin(async move { startable(conn, &running).await })
+        })
+        .await
+    }
+
+    /// What executes, by the batches of claims; nothing while one lives that writes none.
+    async fn claimed(&self) -> Result<Option<Running>, StoreError> {
+        on_pool(&self.shared.pools.reads, "count what was claimed", |conn, _| {
+            Box::pin(async move {
+                let older = "SELECT EXISTS (SELECT 1 FROM runners WHERE stopped_at IS NULL AND NOT claim_batches)";
+                if sqlx::query_scalar(older).fetch_one(&mut *conn).await? {
+                    return Ok(None);
+                }
+                // One moment: of a runner with short jobs everything ends between two reads.
+                sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *conn).await?;
+                sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut *conn).await?;
+                let running = claimed(conn).await;
+                sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                running.map(Some)
+            })
+        })
+        .await
+    }
+
+    /// What executes, by a walk through the owed rows.
+    async fn walked(&self) -> Result<Running, StoreError> {
         let mut running = Running::default();
         let mut place = Some(Uuid::nil());
         while let Some(after) = place {
@@ -69,12 +106,7 @@ impl Store {
                 next
             })?;
         }
-        let running = std::sync::Arc::new(running);
-        on_pool(&self.shared.pools.reads, "look for idle runners", move |conn, _| {
-            let running = std::sync::Arc::clone(&running);
-            Box::pin(async move { startable(conn, &running).await })
-        })
-        .await
+        Ok(running)
     }
 
     /// Queues that stand still on purpose at this moment: those that are paused.
@@ -173,6 +205,57 @@ struct Executing {
     jobs: u32,
 }
 
+async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
+    let (mut running, mut seen) = (Running::default(), HashSet::new());
+    let mut place = (String::new(), Uuid::nil());
+    loop {
+        // Each row is a place in the primary key: the rows of a runner, then those of the next.
+        let sql = "SELECT runner, id, ids FROM claim_batches FORCE INDEX (PRIMARY) WHERE runner >= ? \
+                   AND (runner > ? OR id > ?) ORDER BY runner, id LIMIT ?";
+        let query = sqlx::query(sql).bind(place.0.clone()).bind(place.0).bind(place.1).bind(BATCHES);
+        let found = query.fetch_all(&mut *conn).await?;
+        let mut ids: Vec<Uuid> = Vec::new();
+        for row in &found {
+            for id in row.try_get::<&[u8], _>(2)?.chunks_exact(16) {
+                let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
+                // A job may be in several batches, of claims that came to nothing.
+                if seen.insert(id) {
+                    ids.push(id);
+                }
+            }
+        }
+        ids.sort_unstable();
+        for ids in ids.chunks(MOST_ROWS) {
+            let sql = format!(
+                "SELECT COALESCE(r.parent, o.runner), o.queue, o.losses >= ?, COUNT(*) FROM owed o FORCE INDEX (PRIMARY) \
+                 LEFT JOIN runners r ON r.id = o.runner WHERE o.id IN {} AND o.state = 'executing' GROUP BY 1, 2, 3",
+                places(padded(ids.len()))
+            );
+            let mut query = statement(sql).bind(SUSPECT_FROM);
+            for id in pad(ids) {
+                query = query.bind(id);
+            }
+            running.add(executing_rows(&query.fetch_all(&mut *conn).await?)?);
+        }
+        match found.last() {
+            Some(last) if found.len() == BATCHES as usize => place = (last.try_get(0)?, last.try_get(1)?),
+            _ => return Ok(running),
+        }
+    }
+}
+
+fn executing_rows(found: &[MySqlRow]) -> Result<Vec<Executing>, sqlx::Error> {
+    let executing = |row: &MySqlRow| {
+        Ok(Executing {
+            runner: row.try_get(0)?,
+            queue: row.try_get(1)?,
+            suspects: row.try_get(2)?,
+            jobs: u32::try_from(row.try_get::<i64, _>(3)?).unwrap_or(u32::MAX),
+        })
+    };
+    found.iter().map(executing).collect()
+}
+
 async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Executing>, Option<Uuid>), sqlx::Error> {
     let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
     let next: Option<Uuid> = sqlx::query_scalar(end).bind(after).bind(PAGE - 1).fetch_optional(&mut *conn).await?;
@@ -185,15 +268,7 @@ async fn executing(conn: &mut MySqlConnection, after: Uuid) -> Result<(Vec<Execu
     .bind(next.unwrap_or(Uuid::max()))
     .fetch_all(conn)
     .await?;
-    let page = found.iter().map(|row| {
-        Ok(Executing {
-            runner: row.try_get(0)?,
-            queue: row.try_get(1)?,
-            suspects: row.try_get(2)?,
-            jobs: u32::try_from(row.try_get::<i64, _>(3)?).unwrap_or(u32::MAX),
-        })
-    });
-    Ok((page.collect::<Result<_, sqlx::Error>>()?, next))
+    Ok((executing_rows(&found)?, next))
 }
 
 async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Startable, sqlx::Error> {

@@ -1,9 +1,10 @@
 //! Counts for people and scrapers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::Row;
 
+use super::backlog::{Backlog, backlog};
 use super::error::corrupt;
 use super::forget::OTHER;
 use super::line::{lines_of, queues_to_show};
@@ -11,9 +12,7 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{Name, State, Timestamp};
 
-/// Owed rows beyond this are not counted exactly: the figure is then a floor.
-const MOST_COUNTED: i64 = 1_000_000;
-/// Queues whose oldest and next jobs are looked for beside those that runners serve, the first by name.
+/// Queues that are looked at beside those that runners serve, the first by name.
 const MOST_QUEUES: usize = 200;
 
 /// Open failures beyond this are not counted.
@@ -45,18 +44,28 @@ pub struct Stats {
     pub open_failures: BTreeMap<Name, u64>,
     /// False when there were more of those than are counted.
     pub open_failures_exact: bool,
-    /// False when there were more owed jobs than are counted.
+    /// Were all unfinished jobs of all queues counted?
     pub exact: bool,
+    /// If not: the queues all of whose unfinished jobs were.
+    pub whole: BTreeSet<Name>,
     /// Due time of the oldest waiting job that is overdue.
     pub oldest_due: Option<Timestamp>,
     /// Due time of the next waiting job that is not due yet.
     pub next_due: Option<Timestamp>,
 }
 
+impl Stats {
+    /// Were all unfinished jobs of this queue counted?
+    #[must_use]
+    pub fn is_exact_about(&self, queue: &Name) -> bool {
+        self.exact || self.whole.contains(queue)
+    }
+}
+
 /// How much of a pool of connections is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUse {
-    /// `controls`, `loops`, `steering` or `reads`.
+    /// `controls`, `loops`, `steering`, `reads` or `reports`.
     pub pool: &'static str,
     /// Connections that nobody uses at this moment.
     pub idle: usize,
@@ -67,35 +76,42 @@ pub struct PoolUse {
 impl Store {
     /// How much of each pool is in use. The group commits and the heartbeat have connections of their own.
     #[must_use]
-    pub fn pool_use(&self) -> [PoolUse; 4] {
+    pub fn pool_use(&self) -> [PoolUse; 5] {
         self.shared.pools.each().map(|(name, pool)| {
             let (size, idle) = (pool.connections().size() as usize, pool.connections().num_idle());
             PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }
         })
     }
 
-    /// Count jobs by queue and state. Owed jobs are counted up to a million; ended ones come from the tallies.
+    /// Count jobs by queue and state. Of unfinished jobs a hundred thousand are counted, whatever waits; ended ones come from
+    /// the tallies.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
+        self.stats_also_of(None).await
+    }
+
+    /// As [`stats`](Self::stats), with this queue among those that are counted.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stats_also_of(&self, queue: Option<Name>) -> Result<Stats, StoreError> {
         on_pool(&self.shared.pools.reads, "count jobs", move |conn, _| {
+            let queue = queue.clone();
             Box::pin(async move {
                 let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
-                let owed = sqlx::query(
-                    "SELECT queue, state, COUNT(*) FROM (SELECT queue, state FROM owed LIMIT ?) o GROUP BY queue, state",
-                )
-                .bind(MOST_COUNTED)
-                .fetch_all(&mut *conn)
-                .await?;
                 let ended = sqlx::query(
                     "SELECT queue, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, state ORDER BY queue, state",
                 )
                 .fetch_all(&mut *conn)
                 .await?;
-                let (queues, _) = queues_to_show(conn, MOST_QUEUES).await?;
+                let (mut queues, others) = queues_to_show(conn, MOST_QUEUES).await?;
+                queues.extend(queue.filter(|queue| !queues.contains(queue)));
+                let lines = lines_of(conn, &queues).await?;
+                let Backlog { counts: owed, exact, whole } = backlog(conn, &queues, &lines, others).await?;
                 let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
-                for line in lines_of(conn, &queues).await? {
+                for line in &lines {
                     let edges = sqlx::query(
                         "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
                          AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1), \
@@ -138,8 +154,6 @@ impl Store {
                         jobs: row.try_get(2)?,
                     })
                 };
-                let owed: Vec<StateCount> = owed.iter().map(count).collect::<Result<_, _>>()?;
-                let exact = owed.iter().map(|count| count.jobs).sum::<i64>() < MOST_COUNTED;
                 let ended = ended_here.into_iter().map(count).collect::<Result<_, _>>()?;
                 Ok(Stats {
                     at,
@@ -149,6 +163,7 @@ impl Store {
                     open_failures,
                     open_failures_exact,
                     exact,
+                    whole,
                     oldest_due,
                     next_due,
                 })

@@ -95,7 +95,13 @@ pub static METRICS: &[Metric] = &[
     ),
     row("tickr_worker_slots_busy", Gauge, Runner, &[], "Worker slots with a running attempt"),
     // How much waits?
-    row("tickr_jobs", Gauge, All, &["queue", "state"], "Unfinished jobs; a floor beyond a million"),
+    row(
+        "tickr_jobs",
+        Gauge,
+        All,
+        &["queue", "state"],
+        "Unfinished jobs. A hundred thousand are counted, each line up to its share; beyond that a floor",
+    ),
     row(
         "tickr_jobs_ended",
         Gauge,
@@ -132,7 +138,7 @@ pub static METRICS: &[Metric] = &[
         Gauge,
         Runner,
         &["pool", "state"],
-        "Connections to MySQL, idle and busy: for controls, loops, steering and reads",
+        "Connections to MySQL, idle and busy: for controls, loops, steering, reads and reports",
     ),
     row(
         "tickr_commit_seconds",

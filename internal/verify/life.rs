@@ -4,22 +4,39 @@ use chrono::TimeDelta;
 
 use super::Check;
 use crate::job::{State, Timestamp, Verdict};
-use crate::store::{JobEvidence, LedgerLine, MOST_LOSSES, MOST_SPARED};
+use crate::store::{ClockStep, JobEvidence, LedgerLine, MOST_LOSSES, MOST_SPARED};
 
 /// One thing that is wrong with a job, and what shows it.
 pub(super) type Fault = (Check, String);
 
 /// What the snapshot as a whole says, for those checks that need it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(super) struct Moment<'a> {
     /// The database's clock at the snapshot.
     pub(super) at: Timestamp,
     /// How long after its end a lease may still stand; absent while no runner lives that could end its attempt.
     pub(super) patience: Option<TimeDelta>,
+    /// When the clock was set.
+    pub(super) steps: &'a [ClockStep],
+}
+
+impl Moment<'_> {
+    /// Can what happened first have been given the time `first`, and what came after it the time `then`?
+    fn in_order(&self, first: Timestamp, then: Timestamp) -> bool {
+        first <= then || self.steps.iter().any(|step| step.explains(first, then))
+    }
+}
+
+/// How long before the end of `first` the other began, by a clock that may have been set back while no runner watched.
+fn too_early(first: Timestamp, then: Timestamp) -> String {
+    format!(
+        "{} ms before; a clock of MySQL that was set back while no runner ran looks the same",
+        (first - then).num_milliseconds()
+    )
 }
 
 /// Everything that is wrong with one job.
-pub(super) fn faults(job: &JobEvidence, moment: &Moment) -> Vec<Fault> {
+pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut wrong = |check: Check, what: String| faults.push((check, what));
     let last = job.lines.last();
@@ -70,8 +87,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment) -> Vec<Fault> {
             if owed.started_at < owed.execute_at {
                 wrong(Check::Early, format!("started {}, due {}", owed.started_at, owed.execute_at));
             }
-            if last.is_some_and(|last| owed.started_at < last.finished_at) {
-                wrong(Check::Overlap, format!("attempt {} began before the last one ended", owed.attempt));
+            if let Some(last) = last.filter(|last| !moment.in_order(last.finished_at, owed.started_at)) {
+                let early = too_early(last.finished_at, owed.started_at);
+                wrong(Check::Overlap, format!("attempt {} began before the last one ended, {early}", owed.attempt));
             }
             if moment.patience.is_some_and(|patience| owed.lease_until + patience < moment.at) {
                 wrong(Check::Abandoned, format!("its lease ended {}", owed.lease_until));
@@ -81,12 +99,12 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment) -> Vec<Fault> {
             wrong(Check::Final, "owed after it was completed".into());
         }
     }
-    ledger(job, &mut wrong);
+    ledger(job, moment, &mut wrong);
     faults
 }
 
 /// What the lines say by themselves.
-fn ledger(job: &JobEvidence, wrong: &mut impl FnMut(Check, String)) {
+fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, String)) {
     let accepted = job.asked.as_ref().map(|asked| asked.created_at);
     let max_attempts = job.asked.as_ref().map(|asked| asked.max_attempts);
     // Counted anew in every life; an operator's retry begins another.
@@ -97,13 +115,16 @@ fn ledger(job: &JobEvidence, wrong: &mut impl FnMut(Check, String)) {
             wrong(Check::Contiguous, format!("line {} is numbered {number}", place + 1));
         }
         let before = place.checked_sub(1).map(|place| &job.lines[place]);
-        if before.is_some_and(|before| line.started_at < before.finished_at) {
-            wrong(Check::Overlap, format!("attempt {number} began before the one before it ended"));
+        if let Some(before) = before.filter(|before| !moment.in_order(before.finished_at, line.started_at)) {
+            let early = too_early(before.finished_at, line.started_at);
+            wrong(Check::Overlap, format!("attempt {number} began before the one before it ended, {early}"));
         }
         if line.finished_at < line.started_at {
             wrong(Check::Overlap, format!("attempt {number} ended before it began"));
         }
-        if line.executed && (line.started_at < line.execute_at || accepted.is_some_and(|at| line.started_at < at)) {
+        if line.executed
+            && (line.started_at < line.execute_at || accepted.is_some_and(|at| !moment.in_order(at, line.started_at)))
+        {
             wrong(Check::Early, format!("attempt {number} started {}, due {}", line.started_at, line.execute_at));
         }
         if before.is_some_and(|before| before.end.is_some()) {
@@ -116,7 +137,8 @@ fn ledger(job: &JobEvidence, wrong: &mut impl FnMut(Check, String)) {
         if max_attempts.is_some_and(|most| life.burned > most) {
             wrong(Check::Bounded, format!("attempt {number} burned more than allowed"));
         }
-        let spent = max_attempts.is_some_and(|most| life.burned >= most) || life.losses >= MOST_LOSSES;
+        let burned_out = max_attempts.is_some_and(|most| life.burned >= most);
+        let spent = burned_out || life.losses >= MOST_LOSSES;
         let again = line.end.is_none() && (place + 1 < job.lines.len() || job.owed.is_some());
         if again && line.verdict.burns_attempt() && spent {
             wrong(Check::Bounded, format!("it went on after attempt {number}, which was its last"));
@@ -136,7 +158,8 @@ fn ledger(job: &JobEvidence, wrong: &mut impl FnMut(Check, String)) {
             wrong(Check::Final, format!("attempt {number} after it was completed"));
         }
         let permanent = line.verdict == Verdict::Rejected;
-        if line.end == Some(State::Failed) && !permanent && !spent {
+        let may_be_spent = burned_out || life.losses_at_most >= MOST_LOSSES;
+        if line.end == Some(State::Failed) && !permanent && !may_be_spent {
             wrong(
                 Check::Failed,
                 format!("failed after {} of {max_attempts:?} attempts, {}", life.burned, line.verdict),
@@ -152,8 +175,10 @@ fn ledger(job: &JobEvidence, wrong: &mut impl FnMut(Check, String)) {
 #[derive(Debug, Default)]
 struct Life {
     burned: u32,
-    /// In a row.
+    /// In a row, so many at the least.
     losses: u32,
+    /// In a row, if each snooze was of a runner that could not read the job, which is no verdict of the job's own.
+    losses_at_most: u32,
     snoozes: u32,
 }
 
@@ -163,12 +188,16 @@ impl Life {
         if line.executed && line.verdict.burns_attempt() {
             self.burned += 1;
         }
-        self.losses = match line.verdict {
-            Verdict::Lost => self.losses + 1,
+        let count = |losses: u32| match line.verdict {
+            Verdict::Lost => losses + 1,
             // No verdict of the job's own: see `decide` in store/settle.rs.
-            Verdict::Interrupted => self.losses,
+            Verdict::Interrupted => losses,
             _ => 0,
         };
+        self.losses = count(self.losses);
+        if line.verdict != Verdict::Snoozed {
+            self.losses_at_most = count(self.losses_at_most);
+        }
         self.snoozes += u32::from(line.verdict == Verdict::Snoozed);
     }
 }

@@ -14,7 +14,8 @@
 //! What could not be looked at (Redis did not answer, time was over, a row cannot be read) is said, and then the verdict is
 //! never [`Outcome::Kept`].
 //!
-//! It trusts the database's clock. A server whose clock was set back shows attempts that seem to begin early.
+//! It trusts the database's clock, but for the moments when that was set, which runners note (`store/clock_steps.rs`): the
+//! times around them prove no order. Where no runner noted a step, it cannot be told from a fault, and the finding says so.
 
 mod check;
 mod drift;
@@ -109,6 +110,14 @@ pub async fn verify(
     let began = Instant::now();
     let mut evidence = store.evidence(settings.since).await?;
     let mut report = Report::new(evidence.at(), settings.since);
+    let steps = store.clock_steps().await?;
+    if let Some(step) = steps.iter().find(|step| step.step < TimeDelta::zero()) {
+        report.notes.push(format!(
+            "the clock of MySQL was set back by {:.1} s or more at {}: the times around it prove no order of attempts",
+            -step.step.as_seconds_f64(),
+            step.before
+        ));
+    }
     let mut batches = Batches::new(&evidence, settings);
     let mut ended: BTreeMap<TallyKey, i64> = BTreeMap::new();
     let mut abandoned = Abandoned::default();
@@ -118,6 +127,7 @@ pub async fn verify(
         let moment = Moment {
             at: found.at,
             // A reaper that has just come back to its store gives everybody one more lease.
+            steps: &steps,
             patience: found.longest_lease_ms.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
         };
         for job in &found.jobs {
@@ -166,7 +176,7 @@ pub async fn verify(
     Ok(report)
 }
 
-/// Attempts whose lease ended long ago. While MySQL is out no runner can end them, and afterwards reapers give everybody one
+/// Attempts whose lease ended long ago. While MySQL is out no runner can end them, and afterwards reapers give every runner one
 /// more lease; the tables do not say when it was out. So they are looked at again for as long as that takes.
 #[derive(Default)]
 struct Abandoned {
@@ -178,7 +188,7 @@ struct Abandoned {
 }
 
 impl Abandoned {
-    fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &Moment) {
+    fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &Moment<'_>) {
         if self.suspects.len() >= MOST_ABANDONED {
             self.more += 1;
             return;
@@ -213,7 +223,9 @@ async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) ->
             return Ok(());
         }
         let (there, removed) = evidence.batch_now(batch.first, last).await?;
-        if there + removed < u64::from(batch.size) {
+        // The note of what was removed goes with the last job of a batch.
+        let gone = there == 0 && removed == 0;
+        if !gone && there + removed < u64::from(batch.size) {
             let what = format!("{there} of {} jobs are there, {removed} were removed", batch.size);
             report.found(Check::Batch, batch.first, what);
         }

@@ -1,15 +1,17 @@
 //! The built command from outside: `tickr dev` as a user starts it, stops it, kills it and starts it again.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tickr::config::CallbackSecret;
+use tickr::job::JobId;
 use tokio::process::Command;
 
 use crate::support::program::{Program, command, example, nothing_runs_in, outcome, tickr};
-use crate::support::{TestApp, answer, eventually, http};
+use crate::support::{TestApp, answer, connect, eventually, http, make_suspects};
 
 /// A user's machine: a folder to work in, a home and a place for temporary files, all of them empty.
 struct Desk {
@@ -207,6 +209,69 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on() {
+    let desk = Desk::new();
+    let start = async || {
+        let mut dev = desk.dev(&["--no-samples"]);
+        dev.env("TICKR_TEST_KINDS", "1").env("TICKR_LEASE", "2s");
+        let mut program = Program::spawn(dev);
+        let url = program.says("  API        ").await;
+        (program, url.strip_suffix("/docs").unwrap().to_owned())
+    };
+    let (mut program, url) = start().await;
+    let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0});
+    let job = json!({"kind": "abort", "max_attempts": 9, "retry": retry});
+    let job = answer(http().post(format!("{url}/v1/jobs")).json(&job)).await.body;
+    let id = job["id"].as_str().unwrap();
+    // It takes dev along, and its servers; when they are back, it does so again.
+    assert_eq!(program.ends().await.signal(), Some(6), "{}", program.said());
+    let (mut program, _) = start().await;
+    assert_eq!(program.ends().await.signal(), Some(6), "{}", program.said());
+    let (mut program, url) = start().await;
+    let failed = until(&url, id, "failed").await;
+    let attempts = failed["attempts"].as_array().unwrap();
+    let verdicts: Vec<&str> = attempts.iter().map(|one| one["verdict"].as_str().unwrap()).collect();
+    assert_eq!(verdicts, ["lost"; 3], "{failed:#}");
+    assert!(failed["last_error"].as_str().unwrap().contains("signal 6 (SIGABRT)"), "{failed:#}");
+    let said = program.said();
+    assert!(said.contains("it runs in a process of its own") && said.contains("took its process along"), "{said}");
+    assert_eq!(get(&url, "/readyz").await["status"], "ready");
+
+    // What a child runs has the configuration of dev, which no file holds: its outbox, its sample report, its secret.
+    let mail = json!({"kind": "email", "payload": {"to": "ada@example.com", "subject": "Suspect", "text": "x"}});
+    let report = json!({"kind": "report", "payload": {"query": "jobs_by_state", "format": "csv"}});
+    let callback = json!({"kind": "http", "payload": {"method": "GET", "url": format!("{url}/livez")}});
+    let env = std::fs::read_to_string(desk.data().join("env")).unwrap();
+    let mysql = env.lines().find_map(|line| line.strip_prefix("export TICKR_MYSQL_URL='")).unwrap();
+    let mut mysql = connect(mysql.strip_suffix('\'').unwrap()).await;
+    let mut ids = Vec::new();
+    for mut job in [mail, report, callback] {
+        job["delay_ms"] = json!(3_600_000);
+        let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&job)).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        ids.push(accepted.body["id"].as_str().unwrap().parse::<JobId>().unwrap());
+    }
+    make_suspects(&mut mysql, &ids).await;
+    for id in &ids {
+        let id = id.to_string();
+        assert_eq!(answer(http().post(format!("{url}/v1/jobs/{id}/run-now")).json(&json!({}))).await.status, 200);
+        let job = until(&url, &id, "completed").await;
+        let ran = job["attempts"][2]["runner"].as_str().unwrap();
+        let parent: Option<String> = sqlx::query_scalar("SELECT parent FROM runners WHERE id = ?")
+            .bind(ran)
+            .fetch_one(&mut mysql)
+            .await
+            .unwrap();
+        assert!(parent.is_some(), "it did not run in a child: {job:#}");
+    }
+    drop(mysql);
+    assert!(mails(&desk.data().join("outbox")).iter().any(|(head, _)| head.contains("Subject: Suspect")));
+    program.signal("TERM").await;
+    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
+    desk.is_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_stop_during_the_start_leaves_nothing_either() {
     let desk = Desk::new();
     let mut program = Program::spawn(desk.dev(&[]));
@@ -225,8 +290,7 @@ async fn a_kind_of_ones_own_runs_in_a_whole_tickr() {
     let mut command = command(&example("own_kind").await, tickr.dir.path(), &args);
     command.env("TICKR_MYSQL_URL", mysql).env("TICKR_REDIS_URL", redis).env("TICKR_LOG_FORMAT", "json");
     let mut program = Program::spawn(command);
-    let addr = program.says("\"addr\":\"").await;
-    let url = format!("http://{}", addr.split('"').next().unwrap());
+    let url = program.url().await;
 
     let kinds = get(&url, "/v1/kinds").await;
     let kind = kinds["data"].as_array().unwrap().iter().find(|kind| kind["kind"] == "thumbnail").unwrap();

@@ -8,7 +8,8 @@ use sqlx::{Executor, MySqlConnection, Row};
 use tickr::job::{JobId, State};
 use tickr::store::{KEEP_RUNNERS, Retention, Store, StoreSettings};
 
-use crate::support::{TestApp, connect, database, drop_database, eventually};
+use crate::support::browser::{Browser, link};
+use crate::support::{Owed, TestApp, answer, connect, database, drop_database, eventually, http};
 
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -27,6 +28,103 @@ async fn rows_read(tickr: &TestApp) -> i64 {
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Handler_read_next', 'Handler_read_prev', 'Handler_read_rnd_next')";
     let rows = sqlx::raw_sql(sql).fetch_all(&mut tickr.mysql().await).await.unwrap();
     rows.iter().map(|row| row.get::<String, _>(1).parse::<i64>().unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor() {
+    // Servers of its own, because it looks at their counters; and nothing runs.
+    let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
+    let waiting = |jobs, queue| Owed { jobs, queue, ..Owed::overdue(0) };
+    waiting(300, "'mail'").insert(&tickr, 1).await;
+    waiting(2_000, "CONCAT('tenant-', n MOD 10)").insert(&tickr, 2).await;
+    tickr.sql("UPDATE owed SET state = 'retrying', attempt = 1 WHERE queue = 'mail' LIMIT 20").await;
+    let stats = tickr.get("/v1/stats").await.body;
+    assert_eq!((&stats["exact"], &stats["floors"]), (&json!(true), &json!([])), "{stats:#}");
+    assert_eq!((&stats["states"]["waiting"], &stats["states"]["retrying"]), (&json!(2_280), &json!(20)));
+
+    // A queue in front of them, then twice as long.
+    let mut costs = Vec::new();
+    for series in [3, 4] {
+        waiting(150_000, "'default'").insert(&tickr, series).await;
+        let before = rows_read(&tickr).await;
+        let stats = tickr.get("/v1/stats").await.body;
+        costs.push(rows_read(&tickr).await - before);
+        assert_eq!((&stats["exact"], &stats["floors"]), (&json!(false), &json!(["default"])), "{stats:#}");
+        let counted = stats["queues"]["default"]["waiting"].as_i64().unwrap();
+        assert!((50_000..=100_000).contains(&counted), "{counted}");
+        // Those of the others are right all the same.
+        assert_eq!(stats["queues"]["mail"], json!({"waiting": 280, "retrying": 20}));
+        assert_eq!(stats["queues"]["tenant-7"], json!({"waiting": 200}));
+    }
+    println!("rows read for a count behind 150,000 and 300,000 jobs: {costs:?}");
+    // Beside the count there is what the loops of the runner read meanwhile.
+    assert!(costs[1] < costs[0] + costs[0] / 5 && costs[1] < 300_000, "{costs:?}");
+    let exact = |queue: &serde_json::Value| queue["exact"].clone();
+    let queues = tickr.get("/v1/queues").await.body;
+    assert_eq!(queues["exact"], false);
+    for queue in queues["data"].as_array().unwrap() {
+        assert_eq!(exact(queue), json!(queue["name"] != "default"), "{queue:#}");
+    }
+    assert_eq!(exact(&tickr.get("/v1/queues/default").await.body), false);
+
+    // People see the difference.
+    if let Some(browser) = Browser::shared().await {
+        let page = browser.page(&tickr.url("")).await;
+        page.visit("/").await;
+        page.reads("+ means at least").await;
+        page.visit("/queues").await;
+        page.reads("not all are counted: + means at least").await;
+        let shown = |queue: &str| {
+            format!(
+                "[...document.querySelectorAll('tr')].some((row) => row.innerText.includes({queue:?}) && row.innerText.includes('k+'))"
+            )
+        };
+        page.has(&link("default")).await;
+        assert!(page.eval::<bool>(&shown("default")).await && !page.eval::<bool>(&shown("mail")).await);
+        page.assert_calm();
+    }
+    Owed::remove(&tickr).await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
+    // Servers of its own, because it looks at their counters.
+    let served = |config: &mut tickr::config::Config| {
+        (config.workers, config.queues) = (2, vec!["here".into(), "limited".into()]);
+    };
+    let tickr = TestApp::start_alone(|_| {}, served).await;
+    Owed { queue: "'elsewhere'", ..Owed::overdue(60_000) }.insert(&tickr, 1).await;
+    let store = tickr.app.broker().store();
+    let room = async |queue: &str| {
+        let startable = store.startable().await.unwrap();
+        startable.has_room_for(&"sleep".parse().unwrap(), &queue.parse().unwrap())
+    };
+    let limit = http().patch(tickr.url("/v1/queues/limited")).json(&json!({"concurrency": 1}));
+    assert_eq!(answer(limit).await.status, 200);
+    assert!(room("here").await && room("limited").await && !room("elsewhere").await);
+    let sleep = |queue: &str| json!({"kind": "sleep", "queue": queue, "payload": {"ms": 600_000}});
+    let first = tickr.enqueue(sleep("limited")).await;
+    tickr.until(first, State::Executing).await;
+    assert!(room("here").await && !room("limited").await, "one slot is free, and the limit is reached");
+    let second = tickr.enqueue(sleep("here")).await;
+    tickr.until(second, State::Executing).await;
+    let before = rows_read(&tickr).await;
+    assert!(!room("here").await, "no slot is free");
+    let read = rows_read(&tickr).await - before;
+    println!("rows read for what could be started behind 60,000 jobs: {read}");
+    // With what the loops of the runner read meanwhile.
+    assert!(read < 5_000, "{read}");
+    // A runner of a version that writes no batches of claims: found all the same.
+    tickr.sql("UPDATE runners SET claim_batches = FALSE; UPDATE claim_batches SET ids = ''").await;
+    assert!(!room("here").await);
+    tickr.sql("UPDATE runners SET claim_batches = TRUE").await;
+    Owed::remove(&tickr).await;
+    for id in [first, second] {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

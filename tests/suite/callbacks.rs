@@ -316,6 +316,14 @@ async fn a_start_without_a_callback_secret_says_so_once() {
     let signing = Runner::start(&tickr, &[("TICKR_CALLBACK_SECRET", secret.as_str())]);
     signing.base().await;
     assert!(!signing.log().contains(words) && !signing.log().contains(&secret), "{}", signing.log());
+    // With secrets of single hosts alone that is on purpose, and said in passing.
+    let hosts = format!("shop.example={secret},*.partner.example={secret}");
+    let signing = Runner::start(&tickr, &[("TICKR_CALLBACK_HOST_SECRETS", hosts.as_str())]);
+    signing.base().await;
+    signing.until_log("callbacks to these hosts are signed, and no others").await;
+    let log = signing.log();
+    assert!(!log.contains(words) && !log.contains(&secret[6..]), "{log}");
+    assert!(log.contains("shop.example,*.partner.example"), "{log}");
     tickr.stop().await;
 }
 

@@ -1,4 +1,4 @@
-//! Claims and what is left of them: open attempts are found however much waits, and a claim that nobody heard of burns
+//! Claims and what is left of them: open attempts are found however much waits, and a claim that was never answered burns
 //! nothing.
 
 use std::collections::BTreeSet;

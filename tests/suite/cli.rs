@@ -104,8 +104,7 @@ async fn without_redis_it_serves_all_the_same_and_says_so() {
     servers(&app, &mut serve);
     serve.env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
     let mut program = Program::spawn(serve);
-    let addr = program.says("\"addr\":\"").await;
-    let url = format!("http://{}", addr.split('"').next().unwrap());
+    let url = program.url().await;
     let job = json!({"kind": "noop", "queue": "alone"});
     let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&job)).await;
     assert_eq!(accepted.status, 201);

@@ -7,9 +7,11 @@ use chrono::{DateTime, TimeDelta, Utc};
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
 use tickr::job::State;
+use tickr::verify::{Check, verify};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::clock::{Clock, faketime};
-use crate::support::{Runner, TestApp, answer, eventually, http};
+use crate::support::{Runner, TestApp, answer, eventually, halted, http};
 
 /// Jobs of every sort that has to do with time, now and over the next four seconds. A runner believes of their
 /// `execute_at` that it lies hours ahead or behind.
@@ -194,4 +196,87 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     }
     drop(runners);
     tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it() {
+    let Some(library) = faketime().await else {
+        if cfg!(target_os = "linux") {
+            panic!("sh internal/services/install.sh --faketime fails");
+        }
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let clock = Clock { file: dir.path().join("clock") };
+    clock.turn(0).unwrap();
+    let environment = clock.environment(&library);
+    let turned = |options: tickr::services::Options| {
+        environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
+    };
+    // One that beats every twenty seconds, with work; and one with a short lease, which sees the step.
+    let long = Duration::from_secs(60);
+    let tickr = TestApp::start_alone_as(turned, |_| {}, |config| (config.workers, config.lease) = (20, long)).await;
+    let idle = |lease: Duration| {
+        move |config: &mut tickr::config::Config| (config.lease, config.queues) = (lease, vec!["elsewhere".into()])
+    };
+    let short = tickr.another_with(idle(Duration::from_secs(2)), Registry::new()).await;
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}});
+    let held = tickr.enqueue_many((0..16).map(|_| sleep.clone())).await;
+    let retry = json!({"base_ms": 600_000, "factor": 1.0, "cap_ms": 600_000});
+    let retried = tickr.enqueue(json!({"kind": "fail", "payload": {"times": 1}, "retry": retry})).await;
+    let open = "SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1";
+    tickr.until_count(open, 16).await;
+    tickr.until_attempts(retried, 1).await;
+    let holder = tickr.app.runner().to_string();
+    let beat_age_ms = async || -> i64 {
+        let sql =
+            "SELECT TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) DIV 1000 FROM runners WHERE id = ?";
+        sqlx::query_scalar(sql).bind(&holder).fetch_one(&mut tickr.mysql().await).await.unwrap()
+    };
+    // Far from its next beat.
+    eventually("it has just beaten", || async { (beat_age_ms().await < 4_000).then_some(()) }).await;
+    let moved = async |seconds: i64| {
+        clock.turn(seconds).unwrap();
+        eventually("the clock of mysql has moved", || async {
+            let now: DateTime<Utc> =
+                sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut tickr.mysql().await).await.unwrap();
+            ((now - Utc::now()).num_seconds() - seconds).abs().lt(&3).then_some(())
+        })
+        .await;
+    };
+    // By two leases: every lease is over, and every beat long ago. Then a runner starts that has seen nothing of it.
+    moved(120).await;
+    assert!(beat_age_ms().await > 100_000, "it has beaten before the others could look");
+    let late = tickr.another_with(idle(long), Registry::new()).await;
+    eventually("the holder beats again", || async { (beat_age_ms().await < 30_000).then_some(()) }).await;
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
+    assert_eq!(tickr.count(open).await, 16, "and each attempt is the first");
+
+    // Set back by an hour. What runs again then begins before it ended, by the times alone.
+    moved(-3_600).await;
+    eventually("the step back is noted", || async {
+        (tickr.count("SELECT COUNT(*) FROM clock_steps WHERE step_us < -3600000000").await > 0).then_some(())
+    })
+    .await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{retried}/run-now"), json!({})).await.status, 200);
+    tickr.until(retried, State::Completed).await;
+    let before = "SELECT COUNT(*) FROM attempts a JOIN attempts b ON b.job_id = a.job_id AND b.number = a.number + 1 \
+                  WHERE b.started_at < a.finished_at";
+    assert_eq!(tickr.count(before).await, 1);
+    for id in held {
+        tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    }
+    tickr.until_idle().await;
+    tickr.assert_sound().await;
+    // Without the note it cannot be told from two attempts at once, and the finding says so.
+    tickr.sql("DELETE FROM clock_steps").await;
+    let settings = halted::settings(&tickr.config, Duration::ZERO, false);
+    let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
+    let overlap = report.finding(Check::Overlap);
+    assert_eq!(overlap.faults, 1, "{report:#?}");
+    assert!(overlap.samples[0].what.contains("set back"), "{overlap:#?}");
+    for app in [short, late] {
+        app.stop(CancellationToken::new()).await;
+    }
+    tickr.stop_broken("the note of a step of the clock was taken away").await;
 }

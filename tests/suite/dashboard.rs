@@ -13,7 +13,7 @@ use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::State;
 
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
-use crate::support::{Answer, TestApp, answer, eventually, http};
+use crate::support::{TestApp, answer, call, eventually, http, make_key};
 
 /// A kind with everything that a payload can have.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -79,23 +79,8 @@ async fn begin() -> Option<(TestApp, Arc<Browser>)> {
     Some((TestApp::start_with(queues, kinds()).await, browser))
 }
 
-async fn call(tickr: &TestApp, key: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
-    let mut request = http().request(method, tickr.url(path));
-    if !key.is_empty() {
-        request = request.bearer_auth(key);
-    }
-    answer(match body {
-        Some(body) => request.json(&body),
-        None => request,
-    })
-    .await
-}
-
-/// Make a key; whoever made the first one needs it from then on.
-async fn make_key(tickr: &TestApp, by: &str, name: &str, scope: &str) -> String {
-    let made = call(tickr, by, Method::PUT, &format!("/v1/keys/{name}"), Some(json!({"scope": scope}))).await;
-    assert_eq!(made.status, 201, "{:#}", made.body);
-    made.body["token"].as_str().unwrap().to_owned()
+async fn make(tickr: &TestApp, by: &str, name: &str, scope: &str) -> String {
+    make_key(&tickr.url(""), by, name, json!({"scope": scope})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -632,7 +617,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     let operation = post("/v1/operations", operation).await["id"].as_str().unwrap().to_owned();
     // Last, because the first key closes the API to everybody else.
     let key = act(Method::PUT, "/v1/keys/ops", json!({"scope": "admin"})).await["token"].as_str().unwrap().to_owned();
-    let groups = call(&tickr, &key, Method::GET, "/v1/dead/groups?kind=letter", None).await.body;
+    let groups = call(&tickr.url(""), Method::GET, "/v1/dead/groups?kind=letter", &key, None).await.body;
     let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
 
     let page = browser.page(&tickr.url("")).await;
@@ -694,7 +679,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     page.assert_calm();
     drop(page);
     let cancel = format!("/v1/jobs/{travels}/cancel");
-    call(&tickr, &key, Method::POST, &cancel, None).await;
+    call(&tickr.url(""), Method::POST, &cancel, &key, None).await;
     tickr.stop().await;
 }
 
@@ -732,16 +717,17 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
     for (name, cron) in [("morning-round", "0 7 * * 1-5"), ("weekly-report", "30 2 * * 1")] {
         let schedule =
             json!({"cron": cron, "zone": "Europe/Warsaw", "kind": "letter", "payload": {"to": "the editor"}});
-        assert_eq!(call(tickr, "", Method::PUT, &format!("/v1/schedules/{name}"), Some(schedule)).await.status, 201);
+        let path = format!("/v1/schedules/{name}");
+        assert_eq!(call(&tickr.url(""), Method::PUT, &path, "", Some(schedule)).await.status, 201);
         assert!(tickr.post(&format!("/v1/schedules/{name}/trigger"), json!({})).await.status < 300);
     }
     let operation =
         json!({"action": "replay", "filter": {"kind": "letter"}, "rate": 1, "reason": "the addresses were mended"});
     let operation = tickr.post("/v1/operations", operation).await.body["id"].as_str().unwrap().to_owned();
     let group = tickr.get("/v1/dead/groups").await.body["data"][0]["fingerprint"].as_str().unwrap().to_owned();
-    let key = make_key(tickr, "", "ops", "admin").await;
-    make_key(tickr, &key, "shop", "enqueue").await;
-    make_key(tickr, &key, "board", "read").await;
+    let key = make(tickr, "", "ops", "admin").await;
+    make(tickr, &key, "shop", "enqueue").await;
+    make(tickr, &key, "board", "read").await;
     let screens = [
         ("overview", "/"),
         ("jobs", "/jobs"),

@@ -441,3 +441,68 @@ async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
     tickr.stop().await;
     receiver.abort();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_were_replayed() {
+    let tickr = start().await;
+    let old = fails(&tickr, "user 7 not found").await;
+    let first = tickr.job(old).await["dead_letter"]["failed_at"].clone();
+    let replay = async |id: JobId, body: Value| {
+        let made = tickr.post(&format!("/v1/jobs/{id}/replay"), body).await;
+        assert_eq!(made.status, 201, "{:#}", made.body);
+        let made: JobId = made.body["id"].as_str().unwrap().parse().unwrap();
+        tickr.until(made, State::Failed).await;
+        made
+    };
+    let groups = async || tickr.get("/v1/dead/groups").await.body["data"].as_array().unwrap().clone();
+    // In vain, then again, also as a retry of the replay.
+    let again = replay(old, json!({})).await;
+    assert_eq!((groups().await.len(), &groups().await[0]["first_seen"]), (1, &first));
+    let third = replay(again, json!({})).await;
+    assert_eq!(tickr.post(&format!("/v1/jobs/{third}/retry"), json!({})).await.status, 200);
+    tickr.until_attempts(third, 2).await;
+    tickr.until(third, State::Failed).await;
+    let group = groups().await.remove(0);
+    assert_eq!((&group["first_seen"], &group["open"]), (&first, &json!(1)));
+    assert_eq!(group["last_seen"], tickr.job(third).await["dead_letter"]["failed_at"]);
+    let fingerprint = group["fingerprint"].as_str().unwrap();
+    assert_eq!(tickr.get(&format!("/v1/dead/groups/{fingerprint}")).await.body["first_seen"], first);
+
+    // With another cause it is a new incident.
+    let other = replay(third, json!({"payload": {"error": "the disk is full"}})).await;
+    let failed_at = tickr.job(other).await["dead_letter"]["failed_at"].clone();
+    assert_eq!((groups().await.len(), &groups().await[0]["first_seen"]), (1, &failed_at));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_other() {
+    let tickr = start().await;
+    let ids = [fails(&tickr, "a").await, fails(&tickr, "b").await, fails(&tickr, "c").await];
+    let options = async |text: &str| {
+        tickr.sql(format!("UPDATE jobs SET options = {text} WHERE id = UNHEX('{}')", ids[1].uuid().simple())).await;
+    };
+    // As a newer version may have written it.
+    options(r#"'{"retry":{"curve":"cubic"}}'"#).await;
+    let refused = tickr.post(&format!("/v1/jobs/{}/replay", ids[1]), json!({})).await;
+    assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
+    let detail = refused.body["detail"].as_str().unwrap();
+    assert!(detail.contains(&ids[1].to_string()) && detail.contains("options"), "{detail}");
+    assert_eq!(dead(&tickr, "").await.len(), 3, "nothing was replayed");
+
+    let all = json!({"action": "replay", "filter": {"ids": ids}});
+    let started = tickr.post("/v1/operations", all).await;
+    assert_eq!(started.status, 202, "{:#}", started.body);
+    let path = format!("/v1/operations/{}", started.body["id"].as_str().unwrap());
+    let over = eventually("the operation is over", || async {
+        let operation = tickr.get(&path).await.body;
+        (operation["state"] != "running").then_some(operation)
+    })
+    .await;
+    assert_eq!((&over["state"], &over["done"], &over["failed"]), (&json!("done"), &json!(2), &json!(1)), "{over:#}");
+    assert!(over["last_error"].as_str().unwrap().contains(&ids[1].to_string()), "{over:#}");
+    tickr.until_idle().await;
+    assert!(dead(&tickr, "").await.contains(&ids[1]));
+    options("NULL").await;
+    tickr.stop().await;
+}

@@ -408,3 +408,35 @@ async fn a_busy_runner_leaves_what_it_cannot_start_to_another() {
     other.stop(CancellationToken::new()).await;
     tickr.stop().await;
 }
+
+/// Says a word, as its result.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Talk {
+    word: String,
+}
+
+impl Kind for Talk {
+    const NAME: &'static str = "talk";
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_whose_result_mysql_refuses_is_not_lost_and_not_repeated() {
+    let mut kinds = Registry::new();
+    kinds.register(|talk: Talk, _: Context| async move { Output::json(&json!({"said": talk.word})) });
+    let tickr = TestApp::start_with(|config| config.workers = 8, kinds).await;
+    // As a server would that is not set up for it.
+    tickr.sql("ALTER TABLE attempts ADD CONSTRAINT no_long_word CHECK (result IS NULL OR LENGTH(result) < 40)").await;
+    let talk = |word: &str| json!({"kind": "talk", "payload": {"word": word}});
+    let ids =
+        tickr.enqueue_many((0..10).map(|n| talk(if n == 3 { "much longer than the others say" } else { "yes" }))).await;
+    for (n, id) in ids.iter().enumerate() {
+        let job = tickr.until(*id, if n == 3 { State::Failed } else { State::Completed }).await;
+        assert_eq!(job["attempts"].as_array().unwrap().len(), 1, "{job:#}");
+        if n == 3 {
+            let said = job["last_error"].as_str().unwrap();
+            assert!(said.contains("ended as succeeded") && said.contains("refuses to store"), "{said}");
+            assert_eq!(job["attempts"][0]["verdict"], "rejected");
+        }
+    }
+    tickr.stop().await;
+}

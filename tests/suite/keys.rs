@@ -8,25 +8,10 @@ use tickr::app::{App, StartError};
 use tickr::handlers::Registry;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, TestApp, answer, eventually, http};
-
-/// A call with this key, or without one.
-async fn call(url: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
-    let mut request = http().request(method, format!("{url}{path}"));
-    if !key.is_empty() {
-        request = request.bearer_auth(key);
-    }
-    answer(match body {
-        Some(body) => request.json(&body),
-        None => request,
-    })
-    .await
-}
+use crate::support::{TestApp, call, eventually, make_key};
 
 async fn make(url: &str, by: &str, name: &str, scope: &str) -> String {
-    let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(json!({"scope": scope}))).await;
-    assert_eq!(made.status, 201, "{:#}", made.body);
-    made.body["token"].as_str().unwrap().to_owned()
+    make_key(url, by, name, json!({"scope": scope})).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

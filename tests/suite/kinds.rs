@@ -15,14 +15,14 @@ use chrono::Utc;
 use hmac::{Hmac, Mac};
 use serde_json::{Value, json};
 use sha2::Sha256;
-use tickr::config::{Config, Flags, ReportQuery, Smtp, SmtpTls, Statement};
+use tickr::config::{CallbackSecret, Config, Flags, ReportQuery, Smtp, SmtpTls, Statement};
 use tickr::handlers::Registry;
 use tickr::job::State;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::support::TestApp;
 use crate::support::smtp_sink::{SinkOptions, SmtpSink};
+use crate::support::{TestApp, eventually};
 
 /// A call as it arrived.
 #[derive(Clone)]
@@ -148,6 +148,44 @@ async fn a_callback_arrives_signed_and_its_answer_is_kept() {
     let mut forged = call.clone();
     forged.body = Bytes::from_static(b"{}");
     assert!(!verify(&forged, SECRET));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_receiver_gets_signatures_by_its_own_secrets_alone() {
+    let [own, old, below] = [(); 3].map(|()| CallbackSecret::generate());
+    let hosts = format!("127.0.0.1={own},127.0.0.1={old},*.localhost={below}");
+    let flags = Flags::default().with("callback_secret", SECRET).with("callback_host_secrets", hosts);
+    let secrets = Config::load(&flags, std::iter::empty(), None).unwrap().config;
+    let set = |config: &mut Config| {
+        config.callback_secret = secrets.callback_secret;
+        config.callback_host_secrets = secrets.callback_host_secrets;
+    };
+    let tickr = TestApp::start_with(set, Registry::new()).await;
+    let receiver = Receiver::start(&[]).await;
+    let port = receiver.addr.port();
+    // One receiver with several names: the name in the URL says whose it is.
+    let all = [SECRET, &own, &old, &below];
+    for (host, signing) in [("127.0.0.1", vec![1, 2]), ("localhost", vec![0]), ("shop.localhost", vec![3])] {
+        let url = format!("http://{host}:{port}/{host}");
+        let id = tickr.enqueue(json!({"kind": "http", "payload": {"url": url, "body": {}}, "max_attempts": 1})).await;
+        let job = eventually("the job has ended", || async {
+            let job = tickr.job(id).await;
+            (!job["finished_at"].is_null()).then_some(job)
+        })
+        .await;
+        // Not every resolver knows the names below localhost.
+        if host == "shop.localhost" && job["state"] == "failed" {
+            println!("{}", job["last_error"]);
+            continue;
+        }
+        assert_eq!(job["state"], "completed", "{job:#}");
+        let call = receiver.calls().pop().unwrap();
+        assert_eq!(call.path, format!("/{host}"));
+        let verified: Vec<usize> = (0..all.len()).filter(|place| verify(&call, all[*place])).collect();
+        assert_eq!(verified, signing, "{host}");
+        assert_eq!(call.header("webhook-signature").split(' ').count(), signing.len());
+    }
     tickr.stop().await;
 }
 

@@ -17,6 +17,7 @@ const CANARIES: &[&str] = &[
     "canary-smtp-password",
     // base64 of a secret, as it is configured
     "Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ",
+    "Y2FuYXJ5LW9mLWEtc2luZ2xlLWhvc3QtMTIzNA",
     "canary-otlp-header",
     "canary-payload",
     "canary-result",
@@ -58,6 +59,7 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         .env("TICKR_API_TOKENS", "canary-api-token-of-this-test")
         .env("TICKR_SMTP_PASSWORD", "canary-smtp-password")
         .env("TICKR_CALLBACK_SECRET", "whsec_Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ==")
+        .env("TICKR_CALLBACK_HOST_SECRETS", "127.0.0.1=whsec_Y2FuYXJ5LW9mLWEtc2luZ2xlLWhvc3QtMTIzNA==")
         .env("TICKR_CALLBACK_ALLOW_PRIVATE", "1")
         .env("TICKR_OTLP_ENDPOINT", "http://127.0.0.1:1")
         .env("TICKR_OTLP_HEADERS", "x-key=canary-otlp-header")

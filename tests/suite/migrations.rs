@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Executor as _, MySqlConnection};
 use tickr::store::{MigrateSettings, Store, StoreSettings};
 use tokio::process::Command;
 
-use crate::support::program::{Program, command, outcome, tickr};
+use crate::support::program::{Program, command, on_servers, outcome, tickr};
 use crate::support::{answer, connect, database, drop_database, eventually, http, servers};
 
 /// The last migration of the binaries that left the migrating to their driver.
@@ -82,12 +82,7 @@ impl Empty {
     /// `tickr …` on this database.
     fn tickr(&self, args: &[&str]) -> Command {
         let mut command = command(&tickr(), self.dir.path(), args);
-        command
-            .env("TICKR_MYSQL_URL", &self.url)
-            .env("TICKR_REDIS_URL", servers().redis_url())
-            .env("TICKR_REDIS_PREFIX", &self.name)
-            .env("TICKR_LOG_FORMAT", "json")
-            .env("TICKR_TEST_KINDS", "1");
+        on_servers(&mut command, &self.url, &servers().redis_url(), &self.name);
         command
     }
 
@@ -134,23 +129,6 @@ async fn undisturbed() -> Vec<String> {
     shape
 }
 
-async fn serves_a_job(program: &mut Program) {
-    let addr = program.says("\"addr\":\"").await;
-    let url = format!("http://{}", addr.split('"').next().unwrap());
-    let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&json!({"kind": "noop"}))).await;
-    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
-    let job = format!("{url}/v1/jobs/{}", accepted.body["id"].as_str().unwrap());
-    eventually("the job completes", async || {
-        (answer(http().get(&job)).await.body["state"] == "completed").then_some(())
-    })
-    .await;
-}
-
-async fn ends_well(mut program: Program) {
-    program.signal("TERM").await;
-    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn four_first_starts_at_once_on_an_empty_database_all_start() {
     let wanted = undisturbed().await;
@@ -167,10 +145,10 @@ async fn four_first_starts_at_once_on_an_empty_database_all_start() {
     let between = Empty::new().await;
     let mut runners: Vec<Program> = (0..4).map(|_| between.serve()).collect();
     for runner in &mut runners {
-        serves_a_job(runner).await;
+        runner.runs_a_job().await;
     }
     assert_eq!(between.shape().await, wanted);
-    futures_util::future::join_all(runners.into_iter().map(ends_well)).await;
+    futures_util::future::join_all(runners.into_iter().map(Program::ends_well)).await;
     between.drop().await;
 }
 
@@ -443,7 +421,7 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     first.ends().await;
     until_it_says(1, &format!("connection {id} ")).await;
     reader.execute("COMMIT").await.unwrap();
-    serves_a_job(&mut second).await;
+    second.runs_a_job().await;
     let ready = answer(http().get(format!("http://{}/readyz", addresses[1]))).await;
     assert_eq!((ready.status, &ready.body["status"]), (200, &json!("ready")));
     // With nothing missing, a start waits for nothing and asks for no right beyond those of every day.
@@ -452,9 +430,9 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
         .sql(format!("CREATE USER '{user}'@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON {user}.* TO '{user}'@'%'"))
         .await;
     let mut third = Program::spawn(database.tickr_as(user, &["serve", "--http-addr", "127.0.0.1:0"]));
-    serves_a_job(&mut third).await;
-    ends_well(third).await;
-    ends_well(second).await;
+    third.runs_a_job().await;
+    third.ends_well().await;
+    second.ends_well().await;
     database.sql(format!("DROP USER '{user}'@'%'")).await;
     database.drop().await;
 }

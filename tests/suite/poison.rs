@@ -15,7 +15,7 @@ use tickr::store::{MOST_LOSSES, SUSPECT_FROM};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Runner, TestApp, eventually};
+use crate::support::{Runner, TestApp, eventually, make_suspects};
 
 /// A tickr that takes jobs, reaps and runs none of them.
 async fn bystander() -> TestApp {
@@ -38,18 +38,7 @@ async fn suspects(tickr: &TestApp, jobs: impl IntoIterator<Item = Value>) -> Vec
         job
     };
     let ids = tickr.enqueue_many(jobs.into_iter().map(later)).await;
-    let mut mysql = tickr.mysql().await;
-    for id in &ids {
-        let sql = "UPDATE owed SET losses = ?, attempt = ?, state = 'retrying' WHERE id = ?";
-        let query = sqlx::query(sql).bind(SUSPECT_FROM).bind(SUSPECT_FROM).bind(id.uuid());
-        query.execute(&mut mysql).await.unwrap();
-        for number in 1..=SUSPECT_FROM {
-            let sql = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
-                       error) VALUES (?, ?, ?, 'gone/1-abcdef', UTC_TIMESTAMP(3), SYSDATE(6), SYSDATE(6), 'lost', 'gone')";
-            let query = sqlx::query(sql).bind(id.uuid()).bind(number).bind(number);
-            query.execute(&mut mysql).await.unwrap();
-        }
-    }
+    make_suspects(&mut tickr.mysql().await, &ids).await;
     for id in &ids {
         tickr.app.broker().run_now(*id, &Actor::tickr()).await.unwrap();
     }
@@ -553,6 +542,44 @@ async fn a_suspect_of_a_paused_queue_or_of_one_at_its_limit_is_not_started() {
     tickr.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspect_keeps_the_permit_of_its_queue_while_its_runner_stands_still() {
+    let tickr = bystander().await;
+    set_limit(&tickr, "narrow").await;
+    let narrow = |ms: u64| {
+        let mut job = sleeping(ms);
+        job["queue"] = json!("narrow");
+        job
+    };
+    let env = [("TICKR_QUEUES", "narrow"), ("TICKR_LEASE", "2s")];
+    let mut holder = Runner::start(&tickr, &env);
+    // Longer than its runner may stand still before others take its permits: a lease and four seconds.
+    let long = suspect(&tickr, narrow(11_000)).await;
+    child_of(&tickr, long).await;
+    let mut other = Runner::start(&tickr, &env);
+    let second = tickr.enqueue(narrow(10)).await;
+    holder.signal("STOP");
+    tickr.until(long, State::Completed).await;
+    // Then the permit is free, though its runner still stands.
+    tickr.until(second, State::Completed).await;
+    assert_eq!(since(&tickr, long).await, ["succeeded"]);
+    let between = "SELECT TIMESTAMPDIFF(MICROSECOND, MAX(a.finished_at), MAX(b.started_at)) FROM attempts a, attempts b \
+                   WHERE a.job_id = ? AND b.job_id = ?";
+    let between_us: i64 = sqlx::query_scalar(between)
+        .bind(long.uuid())
+        .bind(second.uuid())
+        .fetch_one(&mut tickr.mysql().await)
+        .await
+        .unwrap();
+    assert!(between_us > 0, "the other runner started its job {} ms before the suspect had ended", -between_us / 1_000);
+    holder.signal("CONT");
+    for runner in [&mut holder, &mut other] {
+        runner.signal("TERM");
+        assert_eq!(runner.exit_code().await, Some(0));
+    }
+    tickr.stop().await;
+}
+
 async fn set_limit(tickr: &TestApp, queue: &str) {
     let url = tickr.url(&format!("/v1/queues/{queue}"));
     let set = reqwest::Client::new().patch(url).json(&json!({"concurrency": 1})).send().await.unwrap();
@@ -620,6 +647,12 @@ async fn a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish() {
     }
     let unburned = "SELECT COUNT(*) FROM owed WHERE attempt - spared = 2 AND state = 'waiting'";
     assert_eq!(tickr.count(unburned).await, 2);
+    // They heard the word: the one that listens gave its job back at once, the stubborn one was given two seconds. A process
+    // that hears nothing is killed, both at the same time.
+    let apart = "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(finished_at), MAX(finished_at)) DIV 1000 FROM attempts \
+                 WHERE verdict = 'interrupted'";
+    let apart = tickr.count(apart).await;
+    assert!(apart > 500, "given back {apart} ms apart");
     tickr.assert_sound().await;
     tickr.stop().await;
 }

@@ -1,5 +1,6 @@
 //! Queues: pause, priorities and limits, changed while everything runs.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use reqwest::Method;
@@ -11,18 +12,14 @@ use tickr::app::App;
 use tickr::broker::{Draft, Settings};
 use tickr::config::ServerUrl;
 use tickr::handlers::{Context, Kind, Registry};
-use tickr::job::{JobId, State};
+use tickr::job::{JobId, RunnerId, State};
+use tickr::store::{Claim, PermitGrant, PermitRequest};
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, DEADLINE, Runner, TestApp, answer, eventually, http};
+use crate::support::{self, Answer, DEADLINE, Runner, TestApp, answer, eventually, http};
 
 async fn call(tickr: &TestApp, method: Method, path: &str, body: Option<Value>) -> Answer {
-    let request = http().request(method, tickr.url(path));
-    answer(match body {
-        Some(body) => request.json(&body),
-        None => request,
-    })
-    .await
+    support::call(&tickr.url(""), method, path, "", body).await
 }
 
 async fn set(tickr: &TestApp, queue: &str, change: Value) {
@@ -232,7 +229,7 @@ async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
     tickr.stop().await;
 }
 
-/// Most jobs of a queue that ran at the same moment, but for attempts that were lost: nobody could stop those in time.
+/// Most jobs of a queue that ran at the same moment, but for attempts that were lost: no runner could stop those in time.
 async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
     let sql = format!(
         "SELECT CAST(COALESCE(MAX(n), 0) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b JOIN jobs k ON k.id = b.job_id \
@@ -245,29 +242,57 @@ async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
 const OF_ONE: [(&str, &str); 3] = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
 
 /// Two runners that serve a queue with a limit of one, and a job of it that runs.
-async fn holder_and_heir(tickr: &TestApp) -> [Runner; 2] {
+async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2] {
     set(tickr, "one", json!({"concurrency": 1})).await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
-    let holder = Runner::start(tickr, &OF_ONE);
+    let first = Runner::start(tickr, environment);
     tickr.enqueue_many((0..35).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
-    let heir = Runner::start(tickr, &OF_ONE);
-    heir.base().await;
+    let second = Runner::start(tickr, environment);
+    second.base().await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
-    [holder, heir]
+    [first, second]
+}
+
+/// Stop the one of two processes that has the permit, while a job runs in it. That one comes first.
+async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
+    let [first, second] = &runners;
+    let runs = "SELECT CAST(r.pid AS SIGNED) FROM owed o JOIN runners r ON r.id = o.runner WHERE o.state = 'executing'";
+    let running =
+        async || -> Option<i64> { sqlx::query_scalar(runs).fetch_optional(&mut tickr.mysql().await).await.unwrap() };
+    let first_has_it = eventually("a runner is stopped over a job", || async {
+        let pid = running().await?;
+        let is_first = pid == i64::from(first.pid());
+        let holder = if is_first { first } else { second };
+        holder.signal("STOP");
+        // What it had said already has been heard by then.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        // Stopped within a transaction it would hold the locks of the queue for as long as it sleeps.
+        let locks = "SET innodb_lock_wait_timeout = 1; SELECT name FROM queues WHERE name = 'one' FOR UPDATE";
+        let free = sqlx::raw_sql(locks).fetch_all(&mut tickr.mysql().await).await.is_ok();
+        if free && running().await == Some(pid) {
+            return Some(is_first);
+        }
+        holder.signal("CONT");
+        None
+    })
+    .await;
+    let [first, second] = runners;
+    if first_has_it { [first, second] } else { [second, first] }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_limit_holds_after_its_holder_slept() {
     let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
     let tickr = TestApp::start_with(short, Registry::new()).await;
-    let [holder, heir] = holder_and_heir(&tickr).await;
-    holder.signal("STOP");
-    // Longer than its lease and the five seconds after which another may have its place.
+    let [holder, heir] = stop_the_holder(&tickr, two_of_one(&tickr, &OF_ONE).await).await;
+    // Longer than its lease and the four seconds after which another may have its place.
     let by_heir =
         format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
     let by_heir: &'static str = Box::leak(by_heir.into_boxed_str());
-    eventually("the heir has taken its place", || async { (tickr.count(by_heir).await >= 2).then_some(()) }).await;
+    let before = tickr.count(by_heir).await;
+    eventually("the heir has taken its place", || async { (tickr.count(by_heir).await >= before + 2).then_some(()) })
+        .await;
     holder.signal("CONT");
     tickr.until_idle().await;
     assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
@@ -277,13 +302,51 @@ async fn a_limit_holds_after_its_holder_slept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_permit_that_waited_for_work_is_not_good_after_its_holder_slept() {
+    let tickr = TestApp::start().await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let holder = Runner::start(&tickr, &OF_ONE);
+    tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'one' AND permits = 1", 1).await;
+    holder.signal("STOP");
+    let heir = Runner::start(&tickr, &OF_ONE);
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
+    tickr.enqueue_many((0..20).map(|_| sleep.clone())).await;
+    tickr.until_count("SELECT COUNT(*) >= 2 FROM attempts", 1).await;
+    // From its first beat on it looks for work. Nothing ends here, so it has no reason to ask about its permit before.
+    holder.signal("CONT");
+    tickr.until_idle().await;
+    assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
+    drop((holder, heir));
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limited_queue_goes_on_for_longer_than_a_lease() {
+    let tickr = TestApp::start().await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let alone = Runner::start(&tickr, &OF_ONE);
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
+    tickr.enqueue_many((0..20).map(|_| sleep.clone())).await;
+    tickr.until_idle().await;
+    assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
+    drop(alone);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_limit_holds_after_mysql_stood_still() {
-    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
+    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(4);
     let tickr = TestApp::start_alone(|_| {}, short).await;
-    let [holder, heir] = holder_and_heir(&tickr).await;
+    let of_four_seconds = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "4s"), ("TICKR_WORKERS", "4")];
+    let runners = two_of_one(&tickr, &of_four_seconds).await;
+    // Longer than a lease and the four seconds after which another may have its place. The heir is back first, and may not
+    // hold the silence of the holder against it, because MySQL answered no beat.
+    let [holder, heir] = stop_the_holder(&tickr, runners).await;
     tickr.services().mysql().pause().unwrap();
-    tokio::time::sleep(Duration::from_secs(8)).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
     tickr.services().mysql().resume().unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    holder.signal("CONT");
     tickr.until_idle().await;
     assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
     drop((holder, heir));
@@ -292,10 +355,14 @@ async fn a_limit_holds_after_mysql_stood_still() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn permits_that_are_gone_are_asked_for_anew() {
-    let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
-    let tickr = TestApp::start_with(short, Registry::new()).await;
-    let [holder, heir] = holder_and_heir(&tickr).await;
-    // Another runner has them, for all that anybody here knows.
+    let tickr = TestApp::start().await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    // As no other runner wants a permit, it has no other reason to ask.
+    let alone = Runner::start(&tickr, &OF_ONE);
+    let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
+    tickr.enqueue_many((0..50).map(|_| sleep.clone())).await;
+    tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
+    // Another runner has them, as far as the tables tell.
     tickr
         .sql(
             "DELETE FROM queue_permits; INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -312,7 +379,90 @@ async fn permits_that_are_gone_are_asked_for_anew() {
     })
     .await;
     assert!(tickr.count("SELECT COUNT(*) FROM owed").await > 0);
-    drop((holder, heir));
+    drop(alone);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_is_not_free_while_an_attempt_under_it_is_open() {
+    let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let ids = tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop", "queue": "one"}))).await;
+    let store = tickr.app.broker().store();
+    // A runner claimed a job after its last beat, and fell silent.
+    let (silent, child, other) = (RunnerId::of_process("a"), RunnerId::of_process("b"), RunnerId::of_process("c"));
+    let kinds = || vec!["noop".parse().unwrap()];
+    let claimed = store.claimant(silent.clone(), kinds(), Duration::from_secs(60)).claim(ids[0]).await.unwrap();
+    assert!(matches!(claimed, Claim::Won(_)), "{claimed:?}");
+    let runner = |id: &RunnerId, parent: &str, ago: u32| {
+        format!(
+            "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at, parent) VALUES \
+             ('{id}', '0', '[]', '[]', 1, 60000, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6) - INTERVAL {ago} SECOND, {parent});"
+        )
+    };
+    let held =
+        format!("INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES ('one', '{silent}', 1, FALSE)");
+    tickr.sql(runner(&silent, "NULL", 70) + &held).await;
+    let ask = || async {
+        let asked = PermitRequest { used: 0, wanted: 1, yielding: false };
+        store.take_permits(&"one".parse().unwrap(), &other, asked, Arc::new(|_, _| true)).await.unwrap()
+    };
+    assert_eq!(ask().await, PermitGrant::Permits(0), "its attempt is open");
+    // It ended, and the silent runner's suspect runs in a process of its own, that beats.
+    let suspect = store.claimant(child.clone(), kinds(), Duration::from_secs(60)).claim(ids[1]).await.unwrap();
+    assert!(matches!(suspect, Claim::Won(_)), "{suspect:?}");
+    let ended = format!("DELETE FROM owed WHERE runner = '{silent}';");
+    tickr.sql(ended + &runner(&child, &format!("'{silent}'"), 1)).await;
+    assert_eq!(ask().await, PermitGrant::Permits(0), "the attempt of its suspect is open");
+    tickr.sql(format!("DELETE FROM runners WHERE id = '{silent}'")).await;
+    assert_eq!(ask().await, PermitGrant::Permits(0), "also when the runner is not listed any more");
+    tickr.sql(format!("DELETE FROM owed WHERE runner = '{child}'")).await;
+    assert_eq!(ask().await, PermitGrant::Permits(1), "nothing is open");
+    tickr.stop_broken("the test wrote claims of runners that do not exist").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit() {
+    let tickr = TestApp::start_with(|config| config.queues = queues(&["one"]), Registry::new()).await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let first = tickr.enqueue(json!({"kind": "noop", "queue": "one"})).await;
+    tickr.until(first, State::Completed).await;
+    pause(&tickr, "one").await;
+    heard(&tickr.app, |settings| settings.queues.get("one").is_some_and(|set| set.pause.is_some())).await;
+    let mut redis = tickr.redis().await;
+    let list = tickr.key("ready:one");
+    for _ in 0..40 {
+        let ids: Vec<String> = (0..1_000).map(|_| JobId::new().to_string()).collect();
+        let _: usize = redis::AsyncCommands::rpush(&mut redis, &list, ids).await.unwrap();
+    }
+    let id = tickr.enqueue(json!({"kind": "noop", "queue": "one"})).await;
+    let asked = Instant::now();
+    resume(&tickr, "one").await;
+    tickr.until(id, State::Completed).await;
+    // A claim for each of them takes a millisecond at the very best.
+    let took = asked.elapsed();
+    assert!(took < Duration::from_secs(10), "behind 40,000 ids of ended jobs it was done after {took:?}");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job() {
+    let tickr = TestApp::start_with(|config| config.queues = queues(&["elsewhere"]), Registry::new()).await;
+    set(&tickr, "one", json!({"concurrency": 1})).await;
+    let runners: Vec<Runner> = (0..3).map(|_| Runner::start(&tickr, &[("TICKR_QUEUES", "one")])).collect();
+    for runner in &runners {
+        runner.base().await;
+    }
+    tickr.enqueue_many((0..240).map(|_| json!({"kind": "sleep", "payload": {"ms": 50}, "queue": "one"}))).await;
+    tickr.until_idle().await;
+    let mut mysql = tickr.mysql().await;
+    let by: Vec<String> =
+        sqlx::query_scalar("SELECT runner FROM attempts ORDER BY started_at").fetch_all(&mut mysql).await.unwrap();
+    let handed_over = by.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    println!("240 jobs by three runners, handed over {handed_over} times");
+    // In some fifteen seconds. While it is handed over nothing runs, for up to a second.
+    assert!(handed_over <= 4, "handed over {handed_over} times");
+    drop(runners);
     tickr.stop().await;
 }
 

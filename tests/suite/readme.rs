@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use serde_json::json;
 use sqlx::{AssertSqlSafe, Executor as _};
 use tokio::process::Command;
 
-use crate::support::program::{Program, command, outcome, tickr};
-use crate::support::{answer, connect, drop_database, eventually, http, servers, unique_name};
+use crate::support::program::{Program, command, on_servers, outcome, tickr};
+use crate::support::{answer, connect, drop_database, http, servers, unique_name};
 
 fn document(name: &str) -> String {
     std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
@@ -26,27 +25,6 @@ async fn as_root(sql: String) {
     conn.execute(sqlx::raw_sql(AssertSqlSafe(sql.clone()))).await.unwrap_or_else(|e| panic!("{sql}: {e}"));
 }
 
-async fn url_of(program: &mut Program) -> String {
-    let addr = program.says("\"addr\":\"").await;
-    format!("http://{}", addr.split('"').next().unwrap())
-}
-
-async fn runs_a_job(program: &mut Program) {
-    let url = url_of(program).await;
-    let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&json!({"kind": "noop"}))).await;
-    assert_eq!(accepted.status, 201, "{:#}", accepted.body);
-    let job = format!("{url}/v1/jobs/{}", accepted.body["id"].as_str().unwrap());
-    eventually("the job completes", async || {
-        (answer(http().get(&job)).await.body["state"] == "completed").then_some(())
-    })
-    .await;
-}
-
-async fn ends_well(mut program: Program) {
-    program.signal("TERM").await;
-    assert_eq!(program.ends().await.code(), Some(0), "{}", program.said());
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_accounts_of_the_readme_can_migrate_serve_and_verify_and_need_no_more() {
     let name = unique_name();
@@ -56,26 +34,22 @@ async fn the_accounts_of_the_readme_can_migrate_serve_and_verify_and_need_no_mor
     let (_, place) = servers().mysql_url(&name).split_once('@').map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     let run = |args: &[&str]| -> Command {
         let mut command = command(&tickr(), dir.path(), args);
-        command
-            .env("TICKR_MYSQL_URL", format!("mysql://{name}:a-long-password@{place}"))
-            .env("TICKR_REDIS_URL", servers().redis_url())
-            .env("TICKR_REDIS_PREFIX", &name)
-            .env("TICKR_LOG_FORMAT", "json")
-            .env("TICKR_TEST_KINDS", "1");
+        let mysql = format!("mysql://{name}:a-long-password@{place}");
+        on_servers(&mut command, &mysql, &servers().redis_url(), &name);
         command
     };
     let (code, said, log) = outcome(run(&["migrate"])).await;
     assert_eq!((code, said.as_str()), (0, "the tables are up to date\n"), "{log}");
     let mut program = Program::spawn(run(&["serve", "--http-addr", "127.0.0.1:0"]));
-    runs_a_job(&mut program).await;
+    program.runs_a_job().await;
     let (code, said, log) = outcome(run(&["verify"])).await;
     assert_eq!(code, 0, "{said}{log}");
-    ends_well(program).await;
+    program.ends_well().await;
     // Those of `serve` alone, as the README says.
     as_root(format!("REVOKE CREATE, ALTER ON {name}.* FROM '{name}'@'%'")).await;
     let mut program = Program::spawn(run(&["serve", "--http-addr", "127.0.0.1:0"]));
-    runs_a_job(&mut program).await;
-    ends_well(program).await;
+    program.runs_a_job().await;
+    program.ends_well().await;
     as_root(format!("DROP USER '{name}'@'%'")).await;
     drop_database(&servers().mysql_url(&name), &name).await;
 }
@@ -101,11 +75,11 @@ async fn the_configuration_of_the_readme_starts_and_a_wrong_payload_in_it_is_nam
     let toml = block("toml");
     std::fs::write(dir.path().join("tickr.toml"), &toml).unwrap();
     let mut program = Program::spawn(run());
-    let url = url_of(&mut program).await;
+    let url = program.url().await;
     let schedule = answer(http().get(format!("{url}/v1/schedules/orders"))).await;
     assert_eq!(schedule.status, 200, "{:#}", schedule.body);
     assert!(!program.said().contains("\"WARN\",\"target\":\"tickr::app::run\""), "{}", program.said());
-    ends_well(program).await;
+    program.ends_well().await;
 
     let wrong = toml.replace("\"query\": \"orders_by_day\"", "\"report\": \"canary\"");
     assert_ne!(wrong, toml);

@@ -13,25 +13,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, DEADLINE, TestApp, answer, contract, eventually, http};
+use crate::support::{Answer, DEADLINE, TestApp, answer, call, contract, eventually, http, make_key};
 
 /// What a job holds that is its producer's business.
 const CANARY: &str = "Bearer CANARY-SHOP-SECRET";
 /// How soon a revoked key is refused everywhere, for requests under way too.
 const REVOKED: Duration = Duration::from_secs(2);
-
-/// A call with this key, or without one.
-async fn call(url: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
-    let mut request = http().request(method, format!("{url}{path}"));
-    if !key.is_empty() {
-        request = request.bearer_auth(key);
-    }
-    answer(match body {
-        Some(body) => request.json(&body),
-        None => request,
-    })
-    .await
-}
 
 async fn post(url: &str, path: &str, key: &str, body: Value) -> Answer {
     call(url, Method::POST, path, key, Some(body)).await
@@ -39,12 +26,6 @@ async fn post(url: &str, path: &str, key: &str, body: Value) -> Answer {
 
 async fn get(url: &str, path: &str, key: &str) -> Answer {
     call(url, Method::GET, path, key, None).await
-}
-
-async fn make(url: &str, by: &str, name: &str, key: Value) -> String {
-    let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(key)).await;
-    assert_eq!(made.status, 201, "{:#}", made.body);
-    made.body["token"].as_str().unwrap().to_owned()
 }
 
 /// Wait until this runner lets the key in, or does not any more.
@@ -77,11 +58,11 @@ fn id_of(answer: &Answer) -> String {
 async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
-    let shop2 = make(&url, &admin, "shop-2", json!({"scope": "enqueue", "producer": "shop"})).await;
-    let mallory = make(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
-    let board = make(&url, &admin, "board", json!({"scope": "read"})).await;
+    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let shop2 = make_key(&url, &admin, "shop-2", json!({"scope": "enqueue", "producer": "shop"})).await;
+    let mallory = make_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let board = make_key(&url, &admin, "board", json!({"scope": "read"})).await;
     let job = |payload: Value, on_conflict: &str| json!({"kind": "noop", "payload": payload, "unique_key": "order-1001", "on_conflict": on_conflict, "delay_ms": 3_600_000});
     let first = post(&url, "/v1/jobs", &shop, job(json!({"authorization": CANARY}), "return")).await;
     assert_eq!(first.status, 201);
@@ -179,9 +160,9 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
 async fn a_job_keeps_its_producer_through_retries_and_replays_and_has_none_of_older_binaries() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
-    let mallory = make(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
+    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue"})).await;
+    let mallory = make_key(&url, &admin, "mallory", json!({"scope": "enqueue"})).await;
     let fails = json!({"kind": "fail", "payload": {"permanent": true}, "unique_key": "u", "max_attempts": 1});
     let job = post(&url, "/v1/jobs", &shop, fails).await;
     let path = format!("/v1/jobs/{}", id_of(&job));
@@ -273,15 +254,15 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     tokio::time::sleep(Duration::from_millis(300)).await;
 
     // What was opened without a key ends when the first key is made.
-    let admin = make(&urls[0], "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_key(&urls[0], "", "ops", json!({"scope": "admin"})).await;
     let made = Instant::now();
     for stream in [anonymous, elsewhere] {
         let ended = tokio::time::timeout(DEADLINE, stream).await.expect("the stream ends").unwrap();
         assert!(ended.saturating_duration_since(made) < REVOKED, "{:?}", ended.saturating_duration_since(made));
     }
 
-    let shop = make(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
-    let board = make(&urls[0], &admin, "board", json!({"scope": "read"})).await;
+    let shop = make_key(&urls[0], &admin, "shop", json!({"scope": "enqueue"})).await;
+    let board = make_key(&urls[0], &admin, "board", json!({"scope": "read"})).await;
     let later = json!({"kind": "noop", "delay_ms": 3_600_000});
     let id = id_of(&post(&urls[0], "/v1/jobs", &shop, later).await);
     for url in &urls {
@@ -353,7 +334,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
 async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators() {
     let tickr = TestApp::start_with(|config: &mut Config| config.http_streams = 8, Registry::new()).await;
     let url = tickr.url("");
-    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let id = id_of(&post(&url, "/v1/jobs", &admin, json!({"kind": "noop", "delay_ms": 3_600_000})).await);
     let events = format!("{url}/v1/jobs/{id}/events");
     let open = async |key: &str| {
@@ -363,7 +344,7 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
     let mut keys = Vec::new();
     for n in 0..5 {
         keys.push(
-            make(&url, &admin, &format!("key-{n}"), json!({"scope": if n % 2 == 0 { "enqueue" } else { "read" }}))
+            make_key(&url, &admin, &format!("key-{n}"), json!({"scope": if n % 2 == 0 { "enqueue" } else { "read" }}))
                 .await,
         );
     }
@@ -464,7 +445,7 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
     let probe = "GET /livez HTTP/1.1\r\nHost: tickr.svc\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n";
     assert_eq!(raw(&tickr, probe).await.0, 200);
     // With a key the way in does not matter.
-    let admin = make(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
     let keyed = "Host: jobs.example\r\nX-Forwarded-For: 192.0.2.1\r\nSec-Fetch-Site: cross-site\r\n";
     assert_eq!(ask(&format!("{keyed}Authorization: Bearer {admin}\r\n")).await.0, 200);
     tickr.stop().await;
@@ -474,8 +455,8 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
 async fn a_key_for_some_kinds_enqueues_no_others() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
-    let shop = make(&url, &admin, "shop", json!({"scope": "enqueue", "kinds": ["noop", "http", "noop"]})).await;
+    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
+    let shop = make_key(&url, &admin, "shop", json!({"scope": "enqueue", "kinds": ["noop", "http", "noop"]})).await;
     let (noop, email) = (json!({"kind": "noop"}), json!({"kind": "email", "payload": {"to": "a@example.com"}}));
     assert_eq!(post(&url, "/v1/jobs", &shop, noop.clone()).await.status, 201);
     let refused = post(&url, "/v1/jobs", &shop, email.clone()).await;
@@ -614,7 +595,7 @@ async fn what_a_command_prints_steers_no_terminal() {
 async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
     let tickr = TestApp::start().await;
     let url = tickr.url("");
-    let admin = make(&url, "", "ops", json!({"scope": "admin"})).await;
+    let admin = make_key(&url, "", "ops", json!({"scope": "admin"})).await;
     let mut took = Vec::new();
     for n in 0..10 {
         let began = Instant::now();

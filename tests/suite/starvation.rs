@@ -5,24 +5,16 @@ use std::time::{Duration, Instant};
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::Executor;
 use tickr::handlers::Registry;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::program::{command, outcome, tickr as program};
-use crate::support::{Answer, Runner, TestApp, answer, eventually, http};
+use crate::support::{Answer, Runner, TestApp, answer, call, eventually, http};
 
 /// A token of the configuration, good for everything.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
-
-async fn call(base: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
-    let request = http().request(method, format!("{base}{path}")).bearer_auth(key);
-    answer(match body {
-        Some(body) => request.json(&body),
-        None => request,
-    })
-    .await
-}
 
 /// It must be answered so, and in time.
 async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Output = Answer>) -> Answer {
@@ -209,6 +201,65 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     tickr.sql("RENAME TABLE api_keys_away TO api_keys").await;
     eventually("the key holds again", || async {
         (call(&base, Method::GET, "/v1/whoami", &key, None).await.status == 200).then_some(())
+    })
+    .await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went() {
+    let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
+    let mut mysql = tickr.mysql().await;
+    for setting in ["SET GLOBAL log_output = 'TABLE'", "SET GLOBAL general_log = 1"] {
+        mysql.execute(setting).await.unwrap();
+    }
+    let (over, url, began) = (CancellationToken::new(), tickr.url("/readyz"), Instant::now());
+    let mut probes = JoinSet::new();
+    for _ in 0..16 {
+        let (over, url) = (over.clone(), url.clone());
+        probes.spawn(async move {
+            // The answers that said ready, and when the last of them was asked for.
+            let (client, mut ready, mut last) = (http(), 0_u32, Instant::now());
+            while !over.is_cancelled() {
+                let asked = Instant::now();
+                if client.get(&url).send().await.unwrap().status() == 200 {
+                    (ready, last) = (ready + 1, asked);
+                }
+            }
+            (ready, last)
+        });
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    mysql.execute("SET GLOBAL general_log = 0").await.unwrap();
+    let took = began.elapsed();
+    let looks = "SELECT COUNT(*) FROM mysql.general_log WHERE argument LIKE '%UPDATE runners SET busy = 0 WHERE id = %' \
+                 AND command_type IN ('Query', 'Execute') AND argument NOT LIKE 'SELECT%'";
+    let looks = tickr.count(looks).await;
+
+    tickr.services().mysql().kill9().unwrap();
+    let out = Instant::now();
+    eventually("probes hear that mysql is out", || async {
+        (http().get(&url).send().await.ok()?.status() == 503).then_some(())
+    })
+    .await;
+    let heard = out.elapsed();
+    // Longer than a look stands, so that a late "ready" would be seen.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    over.cancel();
+    let (mut ready, mut last) = (0, began);
+    while let Some(probe) = probes.join_next().await {
+        let (answers, at) = probe.unwrap();
+        (ready, last) = (ready + answers, last.max(at));
+    }
+    println!("{ready} probes, {looks} looks in {took:?}; heard of the outage after {heard:?}");
+    assert!(ready > 300, "{ready}");
+    let most = 2 * i64::try_from(took.as_secs()).unwrap() + 3;
+    assert!((2..=most).contains(&looks), "{looks} looks in {took:?}");
+    let late = last.saturating_duration_since(out);
+    assert!(late < Duration::from_millis(700), "told ready {late:?} after mysql was killed");
+    tickr.services().mysql().start_again().unwrap();
+    eventually("probes hear that mysql is back", || async {
+        (http().get(&url).send().await.ok()?.status() == 200).then_some(())
     })
     .await;
     tickr.stop().await;

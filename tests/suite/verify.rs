@@ -408,7 +408,7 @@ async fn carry_out(tickr: &TestApp, body: Value) {
         .await;
 }
 
-/// A batch or a tick that lost jobs after they had ended is whole as far as anybody promised; one that lost them in
+/// A batch or a tick that lost jobs after they had ended is whole as far as tickr promises; one that lost them in
 /// another way is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
@@ -552,6 +552,8 @@ async fn a_check_holds_nothing_between_two_pages_and_believes_no_difference_betw
         3 => {
             tickr.post("/v1/queues/default/pause", json!({})).await;
             assert_eq!(tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await.status, 200);
+            // The retries of an operation say when its transaction began, and are seen when it ends.
+            tickr.sql("UPDATE audit SET at = at - INTERVAL 20 SECOND WHERE action = 'job.retry'").await;
         }
         _ => {}
     };
@@ -573,8 +575,7 @@ async fn what_the_index_lacks_shows_in_the_gauge_of_drift() {
     let mut serve = run(&rest, &["serve"]);
     serve.env("TICKR_HTTP_ADDR", "127.0.0.1:0").env("TICKR_TEST_KINDS", "1").env("TICKR_LOG_FORMAT", "json");
     let mut runner = Program::spawn(serve);
-    let said = runner.says("\"addr\":\"").await;
-    let url = format!("http://{}/metrics", said.split('"').next().unwrap());
+    let url = runner.url().await + "/metrics";
     let drift = || async {
         let page = http().get(&url).send().await.unwrap().text().await.unwrap();
         let line = page.lines().find(|line| line.starts_with("tickr_index_drift "))?.to_owned();

@@ -78,7 +78,7 @@ function Side({ stats, dead }) {
   return html`<nav class=${cls('side', open && 'open')} aria-label="Screens" id="menu">
     <a class="brand" href="/"><img src="/ui/icon.svg" alt="" />tickr</a>
     ${items.map(({ item: [name, to, icon] }) => html`<a key=${to} class="item" href=${to} aria-current=${to === current ? 'page' : undefined}>
-      <${Icon} of=${icon} />${name}${pips[to] > 0 && html`<span class=${cls('pip', to === '/failures' && 'bad')}>${brief(pips[to], to === '/failures' && dead.capped)}</span>`}</a>`)}
+      <${Icon} of=${icon} />${name}${pips[to] > 0 && html`<span class=${cls('pip', to === '/failures' && 'bad')}>${brief(pips[to], to === '/failures' ? dead.capped : !stats.exact)}</span>`}</a>`)}
     <div class="foot">
       <${ThemeChoice} />
       <button type="button" class="quiet small" onClick=${help}>Keyboard <kbd>?</kbd></button>

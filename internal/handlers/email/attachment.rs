@@ -1,8 +1,5 @@
 //! What travels with a mail: small files inside the payload, or finished reports from the reports folder.
 
-use std::io::{self, Read as _};
-use std::path::Path;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use lettre::message::header::ContentType;
@@ -10,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Problem;
-use crate::handlers::report;
+use crate::handlers::report::{FindError, FinishedReports};
 
 /// Attachments of one mail.
 pub(super) const MAX_COUNT: usize = 10;
@@ -80,7 +77,11 @@ impl Attachment {
     }
 
     /// Its content, from the payload or the reports folder. `budget` is what reports of this mail may still take.
-    pub(super) async fn load(&self, reports: Option<&Path>, budget: &mut u64) -> Result<Enclosure, LoadError> {
+    pub(super) async fn load(
+        &self,
+        reports: Option<&FinishedReports>,
+        budget: &mut u64,
+    ) -> Result<Enclosure, LoadError> {
         let (name, content) = match (&self.content_base64, &self.report) {
             (Some(content), _) => ("attachment", STANDARD.decode(content).map_err(|_| LoadError::NotBase64)?),
             (None, Some(report)) => (report.as_str(), read_report(reports, report, budget).await?),
@@ -112,29 +113,23 @@ pub(super) enum LoadError {
     MediaType,
     #[error("attach report {0}: no reports folder is configured here")]
     NoReportsDir(String),
-    #[error("attach report {0}: there is no such file in the reports folder")]
+    #[error("attach report {0}: there is no such report")]
     NoSuchReport(String),
     #[error("attach report {0}: the reports of one mail must not exceed {limit} bytes", limit = MAX_REPORT_BYTES)]
     TooLarge(String),
-    #[error("read report {0}")]
-    Read(String, #[source] io::Error),
+    #[error("attach report {0}")]
+    Read(String, #[source] FindError),
 }
 
-async fn read_report(reports: Option<&Path>, name: &str, budget: &mut u64) -> Result<Vec<u8>, LoadError> {
-    let dir = reports.ok_or_else(|| LoadError::NoReportsDir(name.to_owned()))?.to_owned();
-    let (asked, most) = (name.to_owned(), *budget);
-    // Only what is a report is attached, by the rule that downloads follow: the folder may hold other files.
-    let read = move || -> io::Result<Vec<u8>> {
-        let mut content = Vec::new();
-        report::open(&dir, &asked)?.file.take(most + 1).read_to_end(&mut content)?;
-        Ok(content)
-    };
-    let read = tokio::task::spawn_blocking(read).await.unwrap_or_else(|e| Err(e.into()));
-    let content = read.map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => LoadError::NoSuchReport(name.to_owned()),
-        _ => LoadError::Read(name.to_owned(), e),
+/// Only what is a report is attached, by the rule that downloads follow: the folder may hold other files.
+async fn read_report(reports: Option<&FinishedReports>, name: &str, budget: &mut u64) -> Result<Vec<u8>, LoadError> {
+    let reports = reports.ok_or_else(|| LoadError::NoReportsDir(name.to_owned()))?;
+    let content = reports.read(name, *budget).await.map_err(|error| match error {
+        FindError::NoSuchReport => LoadError::NoSuchReport(name.to_owned()),
+        error => LoadError::Read(name.to_owned(), error),
     })?;
-    *budget = budget.checked_sub(content.len() as u64).ok_or_else(|| LoadError::TooLarge(name.to_owned()))?;
+    let content = content.ok_or_else(|| LoadError::TooLarge(name.to_owned()))?;
+    *budget -= content.len() as u64;
     Ok(content)
 }
 
@@ -207,25 +202,29 @@ mod tests {
     #[tokio::test]
     async fn only_finished_files_of_bearable_size_are_attached() {
         let dir = tempfile::tempdir().unwrap();
+        let report = |stem: &str, extension: &str| format!("{stem}-0190b0a3-0000-7000-8000-000000000001.{extension}");
         let write = |name: &str, size: u64| std::fs::write(dir.path().join(name), vec![b'x'; size.try_into().unwrap()]);
-        write("full.pdf", MAX_REPORT_BYTES).unwrap();
-        write("over.csv", MAX_REPORT_BYTES + 1).unwrap();
-        write("one.csv", 1).unwrap();
-        std::fs::create_dir(dir.path().join("folder")).unwrap();
-        std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
-        let load = async |name: &str, budget: &mut u64| Attachment::report(name).load(Some(dir.path()), budget).await;
+        let [full, over, one] = [report("full", "pdf"), report("over", "csv"), report("one", "csv")];
+        write(&full, MAX_REPORT_BYTES).unwrap();
+        write(&over, MAX_REPORT_BYTES + 1).unwrap();
+        write(&one, 1).unwrap();
+        let reports = FinishedReports::in_folder(dir.path());
+        let load = async |name: &str, budget: &mut u64| Attachment::report(name).load(Some(&reports), budget).await;
 
         let mut budget = MAX_REPORT_BYTES;
-        let full = load("full.pdf", &mut budget).await.unwrap();
-        assert_eq!((full.filename.as_str(), full.content.len() as u64, budget), ("full.pdf", MAX_REPORT_BYTES, 0));
-        assert!(matches!(load("one.csv", &mut budget).await, Err(LoadError::TooLarge(_))));
-        assert!(matches!(load("over.csv", &mut MAX_REPORT_BYTES.clone()).await, Err(LoadError::TooLarge(_))));
+        let loaded = load(&full, &mut budget).await.unwrap();
+        assert_eq!((&loaded.filename, loaded.content.len() as u64, budget), (&full, MAX_REPORT_BYTES, 0));
+        assert!(matches!(load(&one, &mut budget).await, Err(LoadError::TooLarge(_))));
+        assert!(matches!(load(&over, &mut MAX_REPORT_BYTES.clone()).await, Err(LoadError::TooLarge(_))));
         // Not what a report leaves there: other files, hidden ones, folders, links to elsewhere.
-        write("notes.txt", 1).unwrap();
-        write(".hidden.csv", 1).unwrap();
-        std::fs::create_dir(dir.path().join("folder.csv")).unwrap();
-        std::os::unix::fs::symlink(dir.path().join("notes.txt"), dir.path().join("link.csv")).unwrap();
-        for missing in ["gone.csv", "folder", "folder.csv", "link", "link.csv", "notes.txt", "notes", ".hidden.csv"] {
+        let (hidden, folder, link) = (format!(".{one}"), report("folder", "csv"), report("link", "csv"));
+        for other in ["notes.txt", "notes.csv", &hidden] {
+            write(other, 1).unwrap();
+        }
+        std::fs::create_dir(dir.path().join(&folder)).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("notes.txt"), dir.path().join(&link)).unwrap();
+        let gone = report("gone", "csv");
+        for missing in [&gone, &folder, &link, "notes.txt", "notes.csv", "notes", &hidden] {
             assert!(matches!(load(missing, &mut 100).await, Err(LoadError::NoSuchReport(_))), "{missing}");
         }
         assert!(matches!(Attachment::report("x").load(None, &mut 100).await, Err(LoadError::NoReportsDir(_))));

@@ -37,6 +37,7 @@ use self::message::Mail;
 use self::outbox::Outbox;
 use self::smtp::SmtpPool;
 pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
+use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 
 /// The settings that say which addresses mails may name.
@@ -90,8 +91,8 @@ pub struct EmailSettings {
     pub from: Option<String>,
     /// Where mails go.
     pub delivery: Delivery,
-    /// Where finished reports lie, for mails that attach one.
-    pub reports_dir: Option<PathBuf>,
+    /// Finished reports, for mails that attach one.
+    pub reports: Option<FinishedReports>,
 }
 
 /// Where mails go.
@@ -121,7 +122,7 @@ pub enum EmailSetupError {
 pub struct EmailHandler {
     from: Option<Mailbox>,
     route: Route,
-    reports_dir: Option<PathBuf>,
+    reports: Option<FinishedReports>,
     senders: AllowedAddresses,
     recipients: AllowedAddresses,
 }
@@ -157,7 +158,7 @@ impl EmailHandler {
             Delivery::Outbox(dir) => Route::Outbox(Outbox::new(dir)),
         };
         let (senders, recipients) = Default::default();
-        Ok(Self { from, route, reports_dir: settings.reports_dir, senders, recipients })
+        Ok(Self { from, route, reports: settings.reports, senders, recipients })
     }
 
     /// Let mails name only these addresses as sender and as recipients. Answers may go to either.
@@ -180,8 +181,9 @@ impl EmailHandler {
         let mut budget = attachment::MAX_REPORT_BYTES;
         let mut enclosures = Vec::with_capacity(email.attachments.len());
         for attachment in &email.attachments {
-            let loaded = attachment.load(self.reports_dir.as_deref(), &mut budget).await;
+            let loaded = attachment.load(self.reports.as_ref(), &mut budget).await;
             enclosures.push(loaded.map_err(|error| match error {
+                // Another attempt may find MySQL back, or run on the runner that has the report.
                 LoadError::Read(..) => Failure::from(error),
                 LoadError::NotBase64
                 | LoadError::Empty
@@ -213,7 +215,7 @@ impl Handler for EmailHandler {
     type Payload = Email;
 
     fn check(&self, email: &Email) -> Vec<Problem> {
-        let mut problems = check::problems(email, self.from.is_some(), self.reports_dir.is_some());
+        let mut problems = check::problems(email, self.from.is_some(), self.reports.is_some());
         problems.extend(check::not_allowed(email, &self.senders, &self.recipients));
         problems
     }

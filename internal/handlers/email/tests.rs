@@ -24,7 +24,7 @@ fn settings(sink: &SmtpSink, tls: SmtpTls) -> SmtpSettings {
 
 fn handler(smtp: SmtpSettings) -> EmailHandler {
     let from = Some("tickr <jobs@example.org>".to_owned());
-    EmailHandler::new(EmailSettings { from, delivery: Delivery::Smtp(smtp), reports_dir: None }).unwrap()
+    EmailHandler::new(EmailSettings { from, delivery: Delivery::Smtp(smtp), reports: None }).unwrap()
 }
 
 async fn plain() -> (SmtpSink, EmailHandler) {
@@ -76,8 +76,8 @@ fn unbase64(part: &str) -> Vec<u8> {
 async fn a_mail_with_everything_arrives_as_it_was_meant() {
     let (sink, mut handler) = plain().await;
     let reports = tempfile::tempdir().unwrap();
-    std::fs::write(reports.path().join("sales-1.csv"), "a,b\r\n1,2\r\n").unwrap();
-    handler.reports_dir = Some(reports.path().to_owned());
+    std::fs::write(reports.path().join("sales-0190b0a3-0000-7000-8000-000000000001.csv"), "a,b\r\n1,2\r\n").unwrap();
+    handler.reports = Some(FinishedReports::in_folder(reports.path()));
     let email: Email = serde_json::from_value(json!({
         "to": ["Ann Müller <ann@example.com>", "bob@example.com"],
         "cc": "jane@example.com",
@@ -88,7 +88,7 @@ async fn a_mail_with_everything_arrives_as_it_was_meant() {
         "html": "<p>Hällo</p>",
         "attachments": [
             {"filename": "bild ä.bin", "content_base64": STANDARD.encode([0_u8, 13, 10, 46, 13, 10, 255])},
-            {"report": "sales-1.csv"},
+            {"report": "sales-0190b0a3-0000-7000-8000-000000000001.csv"},
         ],
     }))
     .unwrap();
@@ -117,7 +117,10 @@ async fn a_mail_with_everything_arrives_as_it_was_meant() {
     assert_eq!(unbase64(mixed[1]), [0, 13, 10, 46, 13, 10, 255]);
     assert!(mixed[1].contains("application/octet-stream") && mixed[1].contains("filename"));
     assert_eq!(unbase64(mixed[2]), b"a,b\r\n1,2\r\n");
-    assert!(mixed[2].contains("text/csv; charset=utf-8") && mixed[2].contains("filename=\"sales-1.csv\""));
+    assert!(
+        mixed[2].contains("text/csv; charset=utf-8")
+            && mixed[2].contains("\"sales-0190b0a3-0000-7000-8000-000000000001.csv\"")
+    );
 }
 
 #[tokio::test]
@@ -311,7 +314,7 @@ async fn the_outbox_keeps_one_file_for_each_job() {
     let settings = EmailSettings {
         from: Some("jobs@example.org".to_owned()),
         delivery: Delivery::Outbox(dir.path().join("outbox")),
-        reports_dir: Some(dir.path().to_owned()),
+        reports: Some(FinishedReports::in_folder(dir.path())),
     };
     let handler = EmailHandler::new(settings).unwrap();
     let ctx = Context::detached("email");
@@ -323,14 +326,17 @@ async fn the_outbox_keeps_one_file_for_each_job() {
     assert!(source.contains(first["message_id"].as_str().unwrap()) && source.contains("\r\n\r\nhello"));
     assert_eq!(std::fs::read_dir(dir.path().join("outbox")).unwrap().count(), 1);
 
-    let missing = Email { attachments: vec![Attachment::report("gone.csv")], ..mail_to("ann@example.com") };
-    assert!(rejected(handler.run(missing, ctx).await).contains("no such file in the reports folder"));
+    let missing = Email {
+        attachments: vec![Attachment::report("gone-0190b0a3-0000-7000-8000-000000000001.csv")],
+        ..mail_to("ann@example.com")
+    };
+    assert!(rejected(handler.run(missing, ctx).await).contains("there is no such report"));
 }
 
 #[test]
 fn settings_that_cannot_work_are_refused_at_the_start() {
     let outbox = || Delivery::Outbox("x".into());
-    let from = |from: &str| EmailSettings { from: Some(from.to_owned()), delivery: outbox(), reports_dir: None };
+    let from = |from: &str| EmailSettings { from: Some(from.to_owned()), delivery: outbox(), reports: None };
     assert!(matches!(EmailHandler::new(from("nobody")).err(), Some(EmailSetupError::From(_))));
     for tls in [SmtpTls::Tls, SmtpTls::Starttls] {
         let smtp = SmtpSettings {
@@ -342,7 +348,7 @@ fn settings_that_cannot_work_are_refused_at_the_start() {
             timeout: Duration::from_secs(1),
             ca_pem: Some(b"-----BEGIN CERTIFICATE-----\n!!!\n-----END CERTIFICATE-----\n".to_vec()),
         };
-        let settings = EmailSettings { from: None, delivery: Delivery::Smtp(smtp), reports_dir: None };
+        let settings = EmailSettings { from: None, delivery: Delivery::Smtp(smtp), reports: None };
         assert!(matches!(EmailHandler::new(settings).err(), Some(EmailSetupError::Smtp(SmtpSetupError::Authorities))));
     }
 }
@@ -350,7 +356,7 @@ fn settings_that_cannot_work_are_refused_at_the_start() {
 #[test]
 fn the_schema_describes_the_payload() {
     let mut registry = super::super::Registry::new();
-    let settings = EmailSettings { from: None, delivery: Delivery::Outbox("x".into()), reports_dir: None };
+    let settings = EmailSettings { from: None, delivery: Delivery::Outbox("x".into()), reports: None };
     registry.register_handler(EmailHandler::new(settings).unwrap());
     let kind = registry.get("email").unwrap();
     let pointers = |payload: Value| {

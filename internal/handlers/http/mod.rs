@@ -11,6 +11,7 @@ mod check;
 mod exchange;
 mod guard;
 mod response;
+mod secrets;
 mod signature;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use tokio::time::{Instant, timeout};
 pub use self::exchange::of_success as exchange_of_success;
 use self::guard::{Guard, Lookup, Refused, Rule, SystemLookup};
 use self::response::Reply;
+pub use self::secrets::CallbackSecrets;
 pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use crate::config::Allowed;
@@ -115,8 +117,8 @@ impl Kind for HttpCallback {
 /// What the operator decides about callbacks.
 #[derive(Clone, Debug)]
 pub struct CallbackSettings {
-    /// The secrets that sign: one, two while receivers change over, none for unsigned callbacks.
-    pub secrets: Vec<SigningSecret>,
+    /// The secrets that sign.
+    pub secrets: CallbackSecrets,
     /// May callbacks reach loopback, private and other special addresses? Cloud metadata they may not.
     pub allow_private: bool,
     /// Hosts and networks beside the public internet that callbacks may reach.
@@ -127,7 +129,7 @@ pub struct CallbackSettings {
 
 impl Default for CallbackSettings {
     fn default() -> Self {
-        Self { secrets: Vec::new(), allow_private: false, allow: Vec::new(), idle: 64 }
+        Self { secrets: CallbackSecrets::default(), allow_private: false, allow: Vec::new(), idle: 64 }
     }
 }
 
@@ -174,7 +176,7 @@ const SECRET_CHARS: usize = 8;
 /// Makes callbacks.
 pub struct HttpHandler {
     client: Client,
-    secrets: Vec<SigningSecret>,
+    secrets: CallbackSecrets,
     rule: Rule,
 }
 
@@ -190,7 +192,7 @@ impl HttpHandler {
     }
 
     fn with_guard(
-        secrets: Vec<SigningSecret>,
+        secrets: CallbackSecrets,
         rule: Rule,
         idle: usize,
         lookup: Arc<dyn Lookup>,
@@ -220,7 +222,7 @@ impl HttpHandler {
     }
 
     /// The headers of a callback: the caller's, then ours, which the caller's cannot override.
-    fn headers(&self, callback: &HttpCallback, ctx: &Context) -> Result<HeaderMap, Failure> {
+    fn headers(&self, callback: &HttpCallback, url: &Url, ctx: &Context) -> Result<HeaderMap, Failure> {
         let mut headers = HeaderMap::new();
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("tickr/", env!("CARGO_PKG_VERSION"))));
         if callback.body.is_some() {
@@ -243,7 +245,7 @@ impl HttpHandler {
             }
         }
         let now = Utc::now().timestamp();
-        if let Some(signature) = signature::header(&self.secrets, &id, now, callback.body_bytes()) {
+        if let Some(signature) = signature::header(self.secrets.of(url), &id, now, callback.body_bytes()) {
             headers.insert("webhook-id", header_value(&id)?);
             headers.insert("webhook-timestamp", now.into());
             headers.insert("webhook-signature", header_value(&signature)?);
@@ -255,7 +257,7 @@ impl HttpHandler {
         let target = format!("{} {}", reqwest::Method::from(callback.method), exchange::endpoint(&url));
         let own_limit = callback.timeout_ms.map_or(TOTAL_TIMEOUT, Duration::from_millis);
         let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
-        let headers = self.headers(callback, ctx)?;
+        let headers = self.headers(callback, &url, ctx)?;
         let secrets = secrets_of(callback, &headers);
         // Known before it is answered: who stops an attempt that waits, sees for whom it waits.
         let mut exchange = exchange::request(callback.method, &url);

@@ -71,6 +71,7 @@ async fn answer(State(log): State<Log>, method: Verb, uri: Uri, headers: Headers
 }
 
 fn handler(secrets: Vec<SigningSecret>) -> HttpHandler {
+    let secrets = CallbackSecrets::usual(secrets);
     HttpHandler::new(CallbackSettings { secrets, allow_private: true, ..CallbackSettings::default() }).unwrap()
 }
 
@@ -294,7 +295,8 @@ fn outside_is_two(address: IpAddr) -> Result<(), &'static str> {
 /// A handler whose names are answered for by `lookup`.
 fn guarded(judge: fn(IpAddr) -> Result<(), &'static str>, lookup: impl Lookup) -> HttpHandler {
     let rule = Rule { judge, ..Rule::new(false, Vec::new()) };
-    HttpHandler::with_guard(Vec::new(), rule, 8, Arc::new(lookup), rustls::RootCertStore::empty()).unwrap()
+    HttpHandler::with_guard(CallbackSecrets::default(), rule, 8, Arc::new(lookup), rustls::RootCertStore::empty())
+        .unwrap()
 }
 
 /// Counts connections, answers 204 and closes.
@@ -409,7 +411,7 @@ async fn a_receiver_that_offers_http_2_is_called_over_one_connection() {
     let answers = HashMap::from([("hooks.example", vec![vec!["127.0.0.2".parse().unwrap()]])]);
     let lookup = Rebinding { answers, asked: AtomicUsize::new(0) };
     let rule = Rule { judge: outside_is_two, ..Rule::new(false, Vec::new()) };
-    let handler = HttpHandler::with_guard(Vec::new(), rule, 8, Arc::new(lookup), roots).unwrap();
+    let handler = HttpHandler::with_guard(CallbackSecrets::default(), rule, 8, Arc::new(lookup), roots).unwrap();
     let payload = json!({"url": format!("https://hooks.example:{port}/in"), "body": {"n": 1}});
     // Only its first answer says what a receiver speaks.
     call(&handler, payload.clone()).await.unwrap();

@@ -25,6 +25,29 @@ pub(super) fn name(stem: &str, job: JobId, format: Format) -> String {
     format!("{stem}-{job}.{}", format.extension())
 }
 
+/// What the name of a report says. Everything with another name is no report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReportName {
+    /// The job that made it.
+    pub(super) job: JobId,
+    pub(super) format: Format,
+}
+
+impl ReportName {
+    /// Read a name as [`name`] writes it.
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        /// The hyphenated form of an id.
+        const ID: usize = 36;
+        let (rest, extension) = name.rsplit_once('.').filter(|_| is_plain(name))?;
+        let format = Format::of_extension(extension)?;
+        // Plain names are ASCII, so they can be cut anywhere.
+        let (stem, id) = rest.split_at(rest.len().checked_sub(ID)?);
+        let job: JobId = id.parse().ok().filter(|job: &JobId| job.to_string() == id)?;
+        stem.strip_suffix('-').filter(|stem| !stem.is_empty())?;
+        Some(Self { job, format })
+    }
+}
+
 impl PartFile {
     /// Begin `name` in `dir`, which is made if it is missing.
     ///
@@ -45,6 +68,16 @@ impl PartFile {
     /// The folder, for the scratch files of a writer.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The name that it gets.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Open it for reading from its beginning.
+    pub(super) fn read(&self) -> io::Result<File> {
+        File::open(self.dir.join(&self.part))
     }
 
     /// Wait until the content is on the disk.
@@ -99,15 +132,14 @@ pub struct ReportFile {
 
 /// Open the report called `name` in `dir`, for a download or an attachment. Blocks for as long as the disk does.
 ///
-/// Every name that is not one of ours is simply not found: one with separators, hidden, without a report's extension,
-/// or leading out of the folder by a symbolic link.
+/// Every name that is not one of ours is simply not found: one with separators, hidden, without a job's id or a report's
+/// extension, or leading out of the folder by a symbolic link.
 ///
 /// # Errors
 /// [`io::ErrorKind::NotFound`], or what the disk says.
-pub fn open(dir: &Path, name: &str) -> io::Result<ReportFile> {
+pub(super) fn open(dir: &Path, name: &str) -> io::Result<ReportFile> {
     let not_found = || io::Error::new(io::ErrorKind::NotFound, "no such report");
-    let format = name.rsplit_once('.').and_then(|(_, extension)| Format::of_extension(extension));
-    let format = format.filter(|_| is_plain(name)).ok_or_else(not_found)?;
+    let ReportName { format, .. } = ReportName::parse(name).ok_or_else(not_found)?;
 
     let path = dir.join(name);
     // Without following a link; then make sure that what was opened is what was looked at.
@@ -141,7 +173,7 @@ pub(super) fn is_plain(name: &str) -> bool {
 ///
 /// # Errors
 /// When the folder cannot be read. A file that cannot be removed is skipped.
-pub fn sweep(dir: &Path, keep: Duration, keep_parts: Duration, limit: usize) -> io::Result<usize> {
+pub(super) fn sweep(dir: &Path, keep: Duration, keep_parts: Duration, limit: usize) -> io::Result<usize> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -151,10 +183,10 @@ pub fn sweep(dir: &Path, keep: Duration, keep_parts: Duration, limit: usize) -> 
         let name = entry.file_name();
         let name = name.to_str()?;
         let keep = match name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".part")) {
-            Some(_) => keep_parts,
-            None if is_plain(name) && Format::of_extension(name.rsplit_once('.')?.1).is_some() => keep,
-            None => return None,
+            Some(part) => part.rsplit_once('.').and_then(|(name, _)| ReportName::parse(name)).map(|_| keep_parts)?,
+            None => ReportName::parse(name).map(|_| keep)?,
         };
+        // Of the entry itself: a link is no file.
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         let age = metadata.modified().ok()?.elapsed().ok()?;
         (age >= keep).then(|| entry.path())
@@ -169,8 +201,10 @@ mod tests {
 
     use super::*;
 
+    const NAME: &str = "jobs-0190b0a3-0000-7000-8000-000000000001.csv";
+
     fn part(dir: &Path) -> PartFile {
-        let mut part = PartFile::create(dir, "jobs-1.csv", AttemptToken::new()).unwrap();
+        let mut part = PartFile::create(dir, NAME, AttemptToken::new()).unwrap();
         part.write_all(b"a,b\r\n").unwrap();
         part
     }
@@ -195,11 +229,11 @@ mod tests {
         assert_eq!(finished.bytes(), 5);
         finished.sync().unwrap();
         finished.publish().unwrap();
-        assert_eq!(names(&dir), ["jobs-1.csv"]);
-        let mode = fs::metadata(dir.join("jobs-1.csv")).unwrap().permissions().mode();
+        assert_eq!(names(&dir), [NAME]);
+        let mode = fs::metadata(dir.join(NAME)).unwrap().permissions().mode();
         assert_eq!(mode & 0o137, 0, "{mode:o}");
         part(&dir).publish().unwrap();
-        assert_eq!(names(&dir), ["jobs-1.csv"], "a repetition replaces");
+        assert_eq!(names(&dir), [NAME], "a repetition replaces");
     }
 
     #[test]
@@ -207,30 +241,34 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("reports");
         part(&dir).publish().unwrap();
-        fs::write(root.path().join("secret.csv"), "s").unwrap();
-        fs::write(dir.join(".hidden.csv"), "s").unwrap();
+        let [secret, folder, link] = ["secret", "folder", "link"].map(|stem| NAME.replace("jobs", stem));
+        fs::write(root.path().join(&secret), "s").unwrap();
+        fs::write(dir.join(format!(".{NAME}")), "s").unwrap();
         fs::write(dir.join("notes.txt"), "s").unwrap();
-        fs::create_dir(dir.join("folder.csv")).unwrap();
-        symlink(root.path().join("secret.csv"), dir.join("link.csv")).unwrap();
+        fs::write(dir.join("notes.csv"), "s").unwrap();
+        fs::create_dir(dir.join(&folder)).unwrap();
+        symlink(root.path().join(&secret), dir.join(&link)).unwrap();
 
-        let report = open(&dir, "jobs-1.csv").unwrap();
+        let report = open(&dir, NAME).unwrap();
         assert_eq!((report.size_bytes, report.content_type), (5, "text/csv; charset=utf-8"));
         for name in [
             "",
             ".",
             "..",
-            "../secret.csv",
-            "..%2fsecret.csv",
+            &format!("../{secret}"),
+            &format!("..%2f{secret}"),
             "/etc/passwd",
-            "a/../jobs-1.csv",
-            ".hidden.csv",
+            &format!("a/../{NAME}"),
+            &format!(".{NAME}"),
             "notes.txt",
-            "folder.csv",
-            "link.csv",
-            "jobs-1.csv\0",
-            "jobs-1.CSV",
+            "notes.csv",
+            &folder,
+            &link,
+            &format!("{NAME}\0"),
+            &NAME.replace("csv", "CSV"),
+            &NAME.replace("0190b0a3", "0190B0A3"),
             "csv",
-            "gone.csv",
+            &NAME.replace("jobs", "gone"),
         ] {
             let error = open(&dir, name).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::NotFound, "{name:?}");
@@ -238,17 +276,44 @@ mod tests {
     }
 
     #[test]
+    fn the_name_of_a_report_names_its_job() {
+        let job = JobId::new();
+        for stem in ["a", "a-b", "x.y_z-1"] {
+            for format in Format::ALL {
+                assert_eq!(ReportName::parse(&name(stem, job, format)), Some(ReportName { job, format }));
+            }
+        }
+        let id = job.to_string();
+        for other in [
+            format!("{id}.csv"),
+            format!("-{id}.csv"),
+            format!("a{id}.csv"),
+            format!("a-{}.csv", id.to_uppercase()),
+            format!("a-{}.csv", job.uuid().simple()),
+            format!("a-{id}.txt"),
+            format!("a-{id}"),
+            format!("é-{id}.csv"),
+            "a.csv".to_owned(),
+        ] {
+            assert_eq!(ReportName::parse(&other), None, "{other}");
+        }
+    }
+
+    #[test]
     fn the_sweep_removes_what_is_old_and_ours() {
         let root = tempfile::tempdir().unwrap();
         part(root.path()).publish().unwrap();
-        fs::write(root.path().join(".jobs-2.csv.0.part"), "p").unwrap();
-        fs::write(root.path().join("notes.txt"), "n").unwrap();
+        fs::write(root.path().join(format!(".{NAME}.0.part")), "p").unwrap();
+        let foreign = [".vimrc.part", "2026-01.csv", "jobs-1.csv", "notes.txt"];
+        for name in foreign {
+            fs::write(root.path().join(name), "n").unwrap();
+        }
         let hour = Duration::from_secs(3_600);
         assert_eq!(sweep(root.path(), hour, hour, 10).unwrap(), 0);
         assert_eq!(sweep(root.path(), hour, Duration::ZERO, 10).unwrap(), 1);
         assert_eq!(sweep(root.path(), Duration::ZERO, hour, 0).unwrap(), 0);
         assert_eq!(sweep(root.path(), Duration::ZERO, hour, 10).unwrap(), 1);
-        assert_eq!(names(root.path()), ["notes.txt"]);
+        assert_eq!(names(root.path()), foreign);
         assert_eq!(sweep(&root.path().join("none"), hour, hour, 10).unwrap(), 0);
     }
 }

@@ -7,11 +7,12 @@
 //! - [`Report`]: the payload; [`Reports`]: the handler, made from [`ReportSettings`] and a
 //!   [`RowSource`]
 //! - [`ReportQuery`]: what the configuration says about a query and its parameters
-//! - [`open`], [`sweep`]: finished files, for the download route, for attachments and for the janitor
+//! - [`FinishedReports`]: finished files here and in MySQL, for the download route, for attachments and for the janitor
 //! - one writer for each [`Format`]: what becomes of NULL, decimals, times and bytes is said at its top
 
 mod csv;
 mod file;
+mod finished;
 mod html;
 mod json;
 mod pdf;
@@ -33,11 +34,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use file::{ReportFile, open, sweep};
+pub use file::ReportFile;
+pub use finished::{FindError, FinishedReports, Found, ShareError, SharedReport, SharedReports, Sharing};
 
 use super::email::{AllowedAddresses, RECIPIENTS};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use crate::config::ReportQuery;
+use crate::job::RunnerId;
 use crate::table::{Cell, RowSource, Select, SourceError};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
@@ -184,6 +187,7 @@ pub struct ReportSettings {
 pub struct Reports {
     settings: ReportSettings,
     source: Arc<dyn RowSource>,
+    finished: FinishedReports,
     /// Who may get a report by mail.
     recipients: AllowedAddresses,
 }
@@ -207,6 +211,9 @@ struct Written {
     /// Cells of an xlsx or pdf that were too long and end in `…`.
     #[serde(skip_serializing_if = "is_zero")]
     cut_cells: u64,
+    /// The runner that alone can serve it, because MySQL has no copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    only_on: Option<RunnerId>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde asks for")]
@@ -239,7 +246,15 @@ impl Reports {
     /// Reports of these queries, their rows from `source`.
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
-        Self { settings, source, recipients: AllowedAddresses::default() }
+        let finished = FinishedReports::in_folder(&settings.dir);
+        Self { settings, source, finished, recipients: AllowedAddresses::default() }
+    }
+
+    /// Keep finished reports there, and not in the folder of the settings alone.
+    #[must_use]
+    pub fn keeping(mut self, finished: FinishedReports) -> Self {
+        self.finished = finished;
+        self
     }
 
     /// Let reports be mailed to these addresses alone. The kind of the mail checks it again; here the client that
@@ -276,7 +291,7 @@ impl Reports {
         let heading =
             Heading { title: title.to_owned(), query: report.query.clone(), made_at: Utc::now().trunc_subsecs(0) };
         let limits = Limits { max_rows: self.settings.max_rows, max_bytes: self.settings.max_bytes };
-        let (dir, name, format, token) = (self.settings.dir.clone(), name.to_owned(), report.format, ctx.token());
+        let (dir, name, format, token) = (self.finished.dir().to_owned(), name.to_owned(), report.format, ctx.token());
         let progress = {
             let ctx = ctx.clone();
             // How many rows will come is not known, so there is no percentage of them.
@@ -348,15 +363,12 @@ impl Handler for Reports {
 
         let Poured { file, rows, cut_cells } = self.write(&report, &name, select, title, &ctx).await?;
         let bytes = file.bytes();
-        tokio::task::spawn_blocking(move || file.publish())
-            .await
-            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?
-            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?;
+        let only_on = self.finished.keep(file, &ctx).await?;
         ctx.progress(100.0, format!("{rows} rows, {bytes} bytes"));
 
         let url = format!("/v1/reports/{name}");
-        let written =
-            Written { file: name.clone(), format: report.format, rows, bytes, query: report.query, url, cut_cells };
+        let (file, format, query) = (name, report.format, report.query);
+        let written = Written { file, format, rows, bytes, query, url, cut_cells, only_on };
         let output = Output::json(&written)?;
         match report.email {
             Some(email) => output.then(&email.about(&written, title)),
@@ -557,7 +569,7 @@ mod tests {
             let report = payload(json!({"query": "orders", "format": format}));
             reports(dir.path(), memory(10)).run(report, ctx.clone()).await.unwrap();
             let name = file::name("orders", ctx.job_id(), format);
-            assert_eq!(open(dir.path(), &name).unwrap().content_type, format.content_type());
+            assert_eq!(file::open(dir.path(), &name).unwrap().content_type, format.content_type());
         }
     }
 
@@ -661,6 +673,7 @@ mod tests {
             query: "orders".into(),
             url: "/v1/reports/f.csv".into(),
             cut_cells: 0,
+            only_on: None,
         };
         let mail = email.clone().about(&written, "=?x?=");
         assert_eq!((mail.subject.as_str(), mail.text.as_str(), mail.attachments.len()), ("= ?x?=", "Hello.", 1));

@@ -2,6 +2,7 @@
 
 mod app;
 pub(crate) mod browser;
+mod calls;
 #[path = "../../chaos/clock.rs"]
 pub(crate) mod clock;
 pub(crate) mod contract;
@@ -16,8 +17,11 @@ mod servers;
 #[expect(dead_code, reason = "the unit tests of the email kind use the rest")]
 pub(crate) mod smtp_sink;
 mod sse;
+mod suspects;
+mod translator;
 
 pub(crate) use app::{Answer, TestApp, answer, draft};
+pub(crate) use calls::{call, make_key};
 pub(crate) use gate::gated;
 pub(crate) use owed::Owed;
 pub(crate) use proxy::Proxy;
@@ -25,6 +29,8 @@ pub(crate) use relay::{Condition, Relay};
 pub(crate) use runner::Runner;
 pub(crate) use servers::{connect, database, drop_database, servers, unique_name};
 pub(crate) use sse::{EventStream, Told};
+pub(crate) use suspects::make_suspects;
+pub(crate) use translator::Translator;
 
 use std::future::Future;
 use std::time::Duration;

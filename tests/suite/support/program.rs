@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
 
-use super::{DEADLINE, eventually};
+use super::{DEADLINE, answer, eventually, http};
 
 /// The `tickr` command of this build.
 pub(crate) fn tickr() -> PathBuf {
@@ -25,6 +26,14 @@ pub(crate) async fn example(name: &str) -> PathBuf {
     };
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     build.args(["build", "--quiet", "--profile", profile, "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    // What cargo tells a test of its package would be news to build scripts: they and all that needs them, TLS and with it
+    // tickr, would be built anew, and once more by the next cargo that starts without it.
+    for (variable, _) in std::env::vars_os() {
+        let text = variable.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"].iter().any(|of| text.starts_with(of)) {
+            build.env_remove(&variable);
+        }
+    }
     assert!(build.status().await.unwrap().success());
     folder.join("examples").join(name)
 }
@@ -40,6 +49,16 @@ pub(crate) fn command(program: &Path, dir: &Path, args: &[impl AsRef<OsStr>]) ->
     }
     command.args(args).current_dir(dir).stdin(Stdio::null()).kill_on_drop(true);
     command
+}
+
+/// Settings of a command that works on these servers and logs for machines. Only the prefix is its own in Redis.
+pub(crate) fn on_servers(command: &mut Command, mysql: &str, redis: &str, prefix: &str) {
+    command
+        .env("TICKR_MYSQL_URL", mysql)
+        .env("TICKR_REDIS_URL", redis)
+        .env("TICKR_REDIS_PREFIX", prefix)
+        .env("TICKR_LOG_FORMAT", "json")
+        .env("TICKR_TEST_KINDS", "1");
 }
 
 /// What a command that ended said: exit code, standard output, standard error.
@@ -85,6 +104,30 @@ impl Program {
             ended = child.try_wait().unwrap().is_some();
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
+    }
+
+    /// Where the API of a runner that logs for machines listens, once it does.
+    pub(crate) async fn url(&mut self) -> String {
+        let addr = self.says("\"addr\":\"").await;
+        format!("http://{}", addr.split('"').next().unwrap())
+    }
+
+    /// It takes a job and runs it.
+    pub(crate) async fn runs_a_job(&mut self) {
+        let url = self.url().await;
+        let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&json!({"kind": "noop"}))).await;
+        assert_eq!(accepted.status, 201, "{:#}", accepted.body);
+        let job = format!("{url}/v1/jobs/{}", accepted.body["id"].as_str().unwrap());
+        eventually("the job completes", async || {
+            (answer(http().get(&job)).await.body["state"] == "completed").then_some(())
+        })
+        .await;
+    }
+
+    /// A stop that was asked for.
+    pub(crate) async fn ends_well(mut self) {
+        self.signal("TERM").await;
+        assert_eq!(self.ends().await.code(), Some(0), "{}", self.said());
     }
 
     pub(crate) async fn signal(&self, name: &str) {

@@ -49,28 +49,35 @@ enum Fate {
     DoneAndRefused(u16),
 }
 
-enum Upstream {
+pub(super) enum Upstream {
     Socket(PathBuf),
     Tcp(String),
 }
 
-impl Proxy {
-    /// Between a client and the server of `mysql`, a URL as [`database`](super::database) gives it.
-    pub(crate) async fn start(mysql: &str) -> Self {
+impl Upstream {
+    /// The server of `mysql`, a URL as [`database`](super::database) gives it, and the URL of the same behind another port.
+    pub(super) fn of(mysql: &str, port: u16) -> (Self, String) {
         let rest = mysql.strip_prefix("mysql://").unwrap();
         let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, database) = before.split_once('/').unwrap();
         let (login, host) = authority.rsplit_once('@').unwrap();
         let upstream = match query.split('&').find_map(|pair| pair.strip_prefix("socket=")) {
-            Some(path) => Upstream::Socket(path.replace("%2F", "/").into()),
-            None if host.contains(':') => Upstream::Tcp(host.to_owned()),
-            None => Upstream::Tcp(format!("{host}:3306")),
+            Some(path) => Self::Socket(path.replace("%2F", "/").into()),
+            None if host.contains(':') => Self::Tcp(host.to_owned()),
+            None => Self::Tcp(format!("{host}:3306")),
         };
+        (upstream, format!("mysql://{login}@127.0.0.1:{port}/{database}?ssl-mode=disabled"))
+    }
+}
+
+impl Proxy {
+    /// Between a client and the server of `mysql`, a URL as [`database`](super::database) gives it.
+    pub(crate) async fn start(mysql: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let (upstream, url) = Upstream::of(mysql, listener.local_addr().unwrap().port());
         let shared = Arc::<Shared>::default();
         let task = tokio::spawn(serve(listener, upstream, Arc::clone(&shared)));
-        Self { url: format!("mysql://{login}@127.0.0.1:{port}/{database}?ssl-mode=disabled"), shared, task }
+        Self { url, shared, task }
     }
 
     /// The server, through the proxy.

@@ -43,7 +43,7 @@ export default function Index() {
     ${!index.missing && html`<${Trouble} error=${index.error} retry=${index.reload} />`}
     <${Panel} title="Lights">${ready.data || ready.error ? html`<${Lights} ready=${ready} health=${it?.health ?? stats.data?.index?.health} index=${it} />` : html`<${Skeleton} />`}</${Panel}>
     ${it && html`<div class="grid"><${Sides} it=${it} /><${Facts} it=${it} /></div>`}
-    ${index.missing && stats.data && html`<${Panel} title="What MySQL owes"><div class="figures">${['waiting', 'retrying', 'executing'].map((state) => html`<a class="figure" key=${state} href=${`/jobs?q=state%3A${state}`}><div class="name">${state}</div><div class="value">${count(stats.data.states[state] ?? 0)}</div></a>`)}</div>
+    ${index.missing && stats.data && html`<${Panel} title="What MySQL owes"><div class="figures">${['waiting', 'retrying', 'executing'].map((state) => html`<a class="figure" key=${state} href=${`/jobs?q=state%3A${state}`}><div class="name">${state}</div><div class="value">${count(stats.data.states[state] ?? 0, !stats.data.exact)}</div></a>`)}</div>
       <p class="soft">This server does not tell what Redis holds. The command line does: <code>tickr verify</code> compares, <code>tickr rebuild</code> feeds Redis again.</p></${Panel}>`}
     <${Verify} />`;
 }

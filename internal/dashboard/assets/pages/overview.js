@@ -8,6 +8,8 @@ import { Chart } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
+/** Of these the server counts a hundred thousand. */
+const unfinished = ['waiting', 'executing', 'retrying'];
 
 export default function Overview() {
   const stats = useQuery('/v1/stats', { on: true, every: 5000, pace: 2000 });
@@ -17,6 +19,7 @@ export default function Overview() {
   const { states: by, lateness, rates } = stats.data;
   const all = minute.data && lastMinute(minute.data.points);
   const none = states.every((word) => !by[word]);
+  const atLeast = (word) => !stats.data.exact && unfinished.includes(word);
   return html`<${Head} title="Overview" />
     <div class="figures">
       <${Figure} name="In" value=${`${rate(all ? all.accepted : rates.accepted_per_second)}/s`} note=${all ? 'accepted, last minute' : 'accepted by this runner, last minute'} to="/jobs" />
@@ -29,8 +32,8 @@ export default function Overview() {
       <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' -d '{"kind": "…", "payload": {…}}'</pre></div></${Empty}></section>`}
     <${HistoryCharts} first="5m" />
     <div class="grid">
-      <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint">at least</span>`}><table><tbody>
-        ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${count(by[word] ?? 0)}>${brief(by[word] ?? 0)}${word === 'failed' && stats.data.open_failures > 0 && html` <a class="bad" href="/failures">${brief(stats.data.open_failures)} open</a>`}</td></tr>`)}</tbody></table></${Panel}>
+      <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint" title="There are more unfinished jobs than the server counts">+ means at least</span>`}><table><tbody>
+        ${states.map((word) => html`<tr key=${word}><td><a href=${`/jobs?q=state:${word}`}><${Badge} is=${word} /></a></td><td class="right num bold" title=${`${atLeast(word) ? 'at least ' : ''}${count(by[word] ?? 0)}`}>${brief(by[word] ?? 0, atLeast(word))}${word === 'failed' && stats.data.open_failures > 0 && html` <a class="bad" href="/failures">${brief(stats.data.open_failures)} open</a>`}</td></tr>`)}</tbody></table></${Panel}>
       <${Problems} queues=${queues} />
     </div>
     <div class="grid"><${Ahead} /><${Newest} /></div>`;
@@ -55,7 +58,7 @@ function Problems({ queues }) {
     ${rows.length === 0 && queues.data && html`<${Empty} title="No queue yet">A queue comes with its first job.</${Empty}>`}
     ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr></thead><tbody>
     ${rows.map((queue) => html`<tr key=${queue.name} data-row><td data-label="Queue"><a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a></td>
-      <td data-label="Standing">${standing(queue)}</td><td data-label="Waiting" class="right num">${brief(waiting(queue))}</td><td data-label="Running" class="right num">${brief(queue.states.executing ?? 0)}</td></tr>`)}</tbody></table>`}</${Panel}>`;
+      <td data-label="Standing">${standing(queue)}</td><td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>${brief(waiting(queue), !queue.exact)}</td><td data-label="Running" class="right num">${brief(queue.states.executing ?? 0, !queue.exact)}</td></tr>`)}</tbody></table>`}</${Panel}>`;
 }
 
 function standing(queue) {

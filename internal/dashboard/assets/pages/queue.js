@@ -28,10 +28,10 @@ export default function Queue({ params: [name] }) {
     <${Trouble} error=${queue.error} retry=${queue.reload} />
     <${Why} queue=${it} />
     <div class="figures">
-      <${Figure} name="Waiting" value=${it.states.waiting} note="also those due later" to=${to('state:waiting')} />
+      <${Figure} name="Waiting" value=${it.states.waiting} capped=${!it.exact} note=${it.exact ? 'also those due later' : 'at least; not all are counted'} to=${to('state:waiting')} />
       <${Figure} name="Overdue" value=${behind.data?.count ?? null} capped=${behind.data?.capped} bad=${behind.data?.count > 0} note=${it.oldest_due_ms > 0 ? `oldest for ${span(it.oldest_due_ms)}` : 'due for more than 10 s'} to=${to(`state:waiting due:${BEHIND}`)} />
-      <${Figure} name="Running" value=${it.states.executing} note=${it.concurrency === null ? 'no limit' : `${count(it.permits)} of ${count(it.concurrency)} permits taken`} to=${to('state:executing')} />
-      <${Figure} name="Retrying" value=${it.states.retrying} note="failed, and will be tried again" to=${to('state:retrying')} />
+      <${Figure} name="Running" value=${it.states.executing} capped=${!it.exact} note=${it.concurrency === null ? 'no limit' : `${count(it.permits)} of ${count(it.concurrency)} permits taken`} to=${to('state:executing')} />
+      <${Figure} name="Retrying" value=${it.states.retrying} capped=${!it.exact} note="failed, and will be tried again" to=${to('state:retrying')} />
       <${Figure} name="Failed" value=${it.open_failures ?? it.states.failed} bad=${it.open_failures > 0} note=${it.open_failures === undefined ? 'for good, ever' : `open; ${count(it.states.failed ?? 0)} ever`} to=${to(it.open_failures > 0 ? 'dead:open' : 'state:failed')} />
       <${Figure} name="Completed" value=${it.states.completed} note="ever" to=${to('state:completed')} />
     </div>

@@ -35,7 +35,7 @@ export default function Queues() {
   const bad = rows.filter((row) => row.trouble > 0).length;
   const shown = rows.slice(0, most);
   const act = async (what, queue) => (await what(queue)) && queues.reload();
-  return html`<${Head} title="Queues" sub=${queues.data && all.length > 0 && `${plural(all.length, 'queue')}, ${bad ? `${bad} with a problem` : 'all well'}${queues.data.exact ? '' : '. There are so many jobs that counts are a floor'}`}>
+  return html`<${Head} title="Queues" sub=${queues.data && all.length > 0 && `${plural(all.length, 'queue')}, ${bad ? `${bad} with a problem` : 'all well'}${queues.data.exact ? '' : '. There are so many jobs that not all are counted: + means at least'}`}>
       ${all.length > 10 && html`<label><span class="hidden-visually">Find a queue</span><input type="search" placeholder="Find a queue" value=${word} onInput=${(e) => setWord(e.target.value)} /></label>`}</${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
@@ -47,8 +47,8 @@ export default function Queues() {
           <td data-label="Standing"><div><${Standing} queue=${queue} behind=${behind[queue.name]} />
             ${queue.paused && html`<div class="faint wrap">${queue.paused.reason && html`<span class="clip thin" title=${queue.paused.reason}>${queue.paused.reason}</span>`}<span class="clip thin" title=${queue.paused.by}><${Time} at=${queue.paused.at} /> by ${queue.paused.by}</span></div>`}
             ${queue.oldest_due_ms > 0 && html`<div class="faint">oldest due ${span(queue.oldest_due_ms)}</div>`}</div></td>
-          <td data-label="Waiting" class="right num"><div><a href=${jobs(queue, 'waiting')}>${brief(queue.states.waiting ?? 0)}</a>${queue.states.retrying > 0 && html`<div><a class="warn" href=${jobs(queue, 'retrying')}>${brief(queue.states.retrying)} retrying</a></div>`}</div></td>
-          <td data-label="Running" class="right num"><div><a href=${jobs(queue, 'executing')}>${brief(queue.states.executing ?? 0)}</a>${queue.concurrency !== null && html`<div class="faint" title=${`${count(queue.permits)} of ${count(queue.concurrency)} permits are taken, all runners together`}>of ${brief(queue.concurrency)}</div>`}</div></td>
+          <td data-label="Waiting" class="right num"><div><a href=${jobs(queue, 'waiting')}>${brief(queue.states.waiting ?? 0, !queue.exact)}</a>${queue.states.retrying > 0 && html`<div><a class="warn" href=${jobs(queue, 'retrying')}>${brief(queue.states.retrying, !queue.exact)} retrying</a></div>`}</div></td>
+          <td data-label="Running" class="right num"><div><a href=${jobs(queue, 'executing')}>${brief(queue.states.executing ?? 0, !queue.exact)}</a>${queue.concurrency !== null && html`<div class="faint" title=${`${count(queue.permits)} of ${count(queue.concurrency)} permits are taken, all runners together`}>of ${brief(queue.concurrency)}</div>`}</div></td>
           <td data-label="Completed" class="right num roomy"><div>${brief(queue.states.completed ?? 0)}${queue.open_failures > 0 && html`<div><a class="bad" href=${`/jobs?q=queue:${queue.name} dead:open`}>${brief(queue.open_failures)} open failures</a></div>`}${queue.states.failed > 0 && html`<div><a class="faint" href=${jobs(queue, 'failed')}>${brief(queue.states.failed)} failed in all</a></div>`}</div></td>
           <td data-label="Runners" class="right num"><a href="/runners">${queue.runners}</a></td>
           ${histories && html`<${Recent} points=${histories.get(queue.name)} name=${queue.name} />`}

@@ -9,6 +9,8 @@ import { ask } from './dialog.js';
 export const BEHIND = '<-10s';
 
 export const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
+/** How many jobs wait, in words. */
+const waiters = (queue) => `${plural(waiting(queue), 'job')}${queue.exact ? '' : ' or more'}`;
 export const full = (queue) => queue.concurrency !== null && queue.permits >= queue.concurrency && waiting(queue) > 0;
 const alone = (queue) => queue.runners === 0 && waiting(queue) > 0;
 
@@ -31,7 +33,7 @@ export function pause(queue) {
   return ask({
     title: queue.paused ? `Why is ${queue.name} paused?` : `Pause the queue ${queue.name}?`, action: queue.paused ? 'Keep it paused' : 'Pause', danger: !queue.paused,
     values: { reason: queue.paused?.reason ?? '' },
-    body: ({ values, set }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${plural(waiting(queue), 'job')} will wait.`}</p>
+    body: ({ values, set }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`}</p>
       <${Field} label="Reason" id="pause-reason" hint="For whoever wonders why nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
     submit: async ({ reason }) => {
       const body = reason.trim() ? { reason } : {};
@@ -45,7 +47,7 @@ export function pause(queue) {
 export function resume(queue) {
   return ask({
     title: `Resume the queue ${queue.name}?`, action: 'Resume',
-    body: () => html`<p>Its jobs start again as slots become free: ${plural(waiting(queue), 'job')} ${waiting(queue) === 1 ? 'waits' : 'wait'}.</p>
+    body: () => html`<p>Its jobs start again as slots become free: ${waiters(queue)} ${waiting(queue) === 1 ? 'waits' : 'wait'}.</p>
       ${queue.paused?.reason && html`<p class="wrap soft">It was paused because: ${queue.paused.reason}</p>`}${queue.runners === 0 && html`<p class="warn">No living runner serves it, so nothing will start until one does.</p>`}`,
     submit: async () => {
       await post(`/v1/queues/${seg(queue.name)}/resume`);

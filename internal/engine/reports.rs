@@ -1,0 +1,87 @@
+//! The janitor's part about reports: it removes what is older than reports are kept, and what belonged to deleted jobs. Both
+//! from MySQL and from the folder of this runner, which no other runner looks after.
+
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use super::janitor::Pages;
+use crate::handlers::report::FinishedReports;
+use crate::store::{RemovedPlace, StoreError};
+
+/// Rounds are no closer to each other than this, however often the janitor comes by.
+const REST: Duration = Duration::from_secs(25);
+
+/// The finished reports of a runner, and how long they are kept.
+#[derive(Clone, Debug)]
+pub struct ReportKeeping {
+    /// The reports.
+    pub finished: FinishedReports,
+    /// How long they are kept.
+    pub keep: Duration,
+}
+
+/// What is known between two rounds.
+#[derive(Default)]
+pub(super) struct OldReports {
+    removed: Option<RemovedPlace>,
+    last: Option<Instant>,
+}
+
+impl OldReports {
+    /// A few pages of everything. Also before the first pause of a runner, so that one that is restarted often does it too.
+    pub(super) async fn round(&mut self, shared: &Shared) {
+        let Some(reports) = &shared.settings.reports else { return };
+        if self.last.is_some_and(|last| last.elapsed() < REST) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
+        if let Err(error) = self.of_deleted_jobs(shared, reports, Pages::begin(shared, eldest)).await {
+            tracing::warn!(%error, "cannot remove the reports of deleted jobs");
+        }
+        if let Err(error) = in_mysql(shared, reports, Pages::begin(shared, eldest)).await {
+            tracing::warn!(%error, "cannot remove old reports from mysql");
+        }
+        if let Err(error) = in_folder(reports, Pages::begin(shared, eldest)).await {
+            tracing::warn!(%error, "cannot remove old reports from the folder of this runner");
+        }
+    }
+
+    /// Reports whose jobs operators deleted since the last round: their files in this folder, and their content.
+    async fn of_deleted_jobs(
+        &mut self,
+        shared: &Shared,
+        reports: &ReportKeeping,
+        mut pages: Pages<'_>,
+    ) -> Result<(), StoreError> {
+        let mut overlap = true;
+        loop {
+            let (removed, place) = shared.store.removed_reports(self.removed, overlap).await?;
+            for report in removed.iter().filter(|report| report.has_parts) {
+                while shared.store.empty_removed_report(report.job).await? {
+                    if !pages.go_on().await {
+                        return Ok(());
+                    }
+                }
+            }
+            reports.finished.remove(removed.into_iter().map(|report| report.name).collect()).await;
+            if place.is_none() {
+                return Ok(());
+            }
+            (self.removed, overlap) = (place, false);
+            if !pages.go_on().await {
+                return Ok(());
+            }
+        }
+    }
+}
+
+async fn in_mysql(shared: &Shared, reports: &ReportKeeping, mut pages: Pages<'_>) -> Result<(), StoreError> {
+    while shared.store.forget_reports(reports.keep).await? && pages.go_on().await {}
+    Ok(())
+}
+
+async fn in_folder(reports: &ReportKeeping, mut pages: Pages<'_>) -> std::io::Result<()> {
+    while reports.finished.sweep(reports.keep).await? && pages.go_on().await {}
+    Ok(())
+}

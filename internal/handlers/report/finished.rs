@@ -1,0 +1,426 @@
+//! Finished reports: in the folder of the runner that made them, and up to a size in MySQL as well, so that every runner can
+//! serve them and mail them.
+//!
+//! A report is kept in this order: its content in MySQL, the row that makes it visible there, its name in the folder. Only
+//! the holder of the job's token can write that row, so an attempt that has lost its job replaces nothing in either place.
+//!
+//! MySQL decides what a name stands for. The folder serves what this runner made, what is too large for MySQL, and
+//! everything while MySQL does not answer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, Stream, TryStreamExt as _};
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::Semaphore;
+
+use super::file::{self, PartFile, ReportFile, ReportName};
+use crate::handlers::{Context, Failure};
+use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId};
+
+/// Reports of one runner that are copied to MySQL at the same time. Each holds a part in memory.
+const COPIES_AT_ONCE: usize = 2;
+/// How long a look for a report may take before the folder is asked alone.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Pauses between two tries to copy a report while MySQL is out.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Files removed in one page of a sweep.
+const SWEPT_AT_ONCE: usize = 200;
+/// Unfinished files are removed after so long without a change: their runner was killed.
+const UNFINISHED: Duration = Duration::from_secs(86_400);
+
+/// Where reports are kept for every runner.
+pub trait SharedReports: Send + Sync + 'static {
+    /// How large a part may be.
+    fn part_bytes(&self) -> usize;
+
+    /// Remove what earlier attempts of the job left unfinished. False when the token does not hold the job.
+    fn begin(&self, job: JobId, token: AttemptToken) -> BoxFuture<'_, Result<bool, ShareError>>;
+
+    /// Write a part. Written again it replaces itself.
+    fn put_part(
+        &self,
+        job: JobId,
+        token: AttemptToken,
+        number: u32,
+        content: Vec<u8>,
+    ) -> BoxFuture<'_, Result<(), ShareError>>;
+
+    /// Make a report visible whose parts are written. False when the token does not hold the job, or a part is missing.
+    fn publish<'a>(&'a self, record: &'a ReportRecord) -> BoxFuture<'a, Result<bool, ShareError>>;
+
+    /// What is known of the report of a job.
+    fn find(&self, job: JobId) -> BoxFuture<'_, Result<Option<ReportRecord>, ShareError>>;
+
+    /// A part; none when it is not there any more.
+    fn part(&self, job: JobId, token: AttemptToken, number: u32) -> BoxFuture<'_, Result<Option<Vec<u8>>, ShareError>>;
+}
+
+/// Why reports cannot be shared.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The same call may succeed later.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The same call fails until an operator mends something.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Whose reports these are, and which of them are shared.
+#[derive(Clone, Debug)]
+pub struct Sharing {
+    /// The runner, or the one that started this process for a suspect: the folder is the same.
+    pub runner: RunnerId,
+    /// Its host.
+    pub host: String,
+    /// Reports up to this size are shared; 0 shares none.
+    pub up_to_bytes: u64,
+}
+
+/// The finished reports that this runner can serve. Cheap to clone.
+#[derive(Clone)]
+pub struct FinishedReports {
+    dir: PathBuf,
+    shared: Option<Arc<Shared>>,
+}
+
+struct Shared {
+    reports: Arc<dyn SharedReports>,
+    sharing: Sharing,
+    turns: Semaphore,
+}
+
+impl std::fmt::Debug for FinishedReports {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FinishedReports").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// A finished report.
+#[derive(Debug)]
+pub enum Found {
+    /// In the folder of this runner.
+    Here(ReportFile),
+    /// In MySQL.
+    Shared(SharedReport),
+}
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// No runner has a report of this name.
+    #[error("there is no report of that name")]
+    NoSuchReport,
+    /// Another runner has it, and MySQL does not.
+    #[error(
+        "the report is in the folder of runner {runner} on host {host} alone, and only that host serves it: MySQL keeps \
+         reports up to share_up_to of [reports], and this one has {bytes} bytes"
+    )]
+    Elsewhere {
+        /// The runner that made it.
+        runner: RunnerId,
+        /// The host of that runner.
+        host: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// MySQL does not answer, and the folder of this runner does not have it.
+    #[error("look for the report in mysql: {0}")]
+    Unavailable(String),
+    /// The disk.
+    #[error("read the report")]
+    Disk(#[from] io::Error),
+}
+
+/// A report whose content is in MySQL.
+#[derive(Clone)]
+pub struct SharedReport {
+    reports: Arc<dyn SharedReports>,
+    record: ReportRecord,
+    content_type: &'static str,
+}
+
+impl std::fmt::Debug for SharedReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedReport").field("record", &self.record).finish_non_exhaustive()
+    }
+}
+
+impl FinishedReports {
+    /// Those of a folder, without MySQL.
+    #[must_use]
+    pub fn in_folder(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into(), shared: None }
+    }
+
+    /// Share them through `reports`.
+    #[must_use]
+    pub fn shared_through(mut self, reports: Arc<dyn SharedReports>, sharing: Sharing) -> Self {
+        self.shared = Some(Arc::new(Shared { reports, sharing, turns: Semaphore::new(COPIES_AT_ONCE) }));
+        self
+    }
+
+    /// Keep a finished file: share it if it is small enough, then give it its name. Tells the runner that alone has the report, if
+    /// one does.
+    ///
+    /// While MySQL is out this tries again for as long as the attempt may take. After that the attempt fails like any other, and the
+    /// next one makes the report anew. What MySQL refuses is kept in the folder alone.
+    pub(super) async fn keep(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
+        let mut only_on = None;
+        if let Some(shared) = &self.shared {
+            let is_shared = tokio::select! {
+                is_shared = shared.share(&file, ctx) => is_shared?,
+                () = ctx.stopped() => return Err(Failure::retry("stopped before the report was kept")),
+            };
+            only_on = (!is_shared).then(|| shared.sharing.runner.clone());
+        }
+        tokio::task::spawn_blocking(move || file.publish())
+            .await
+            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?
+            .map_err(|error| Failure::retry(format!("publish the report: {error}")))?;
+        Ok(only_on)
+    }
+
+    /// Find a report.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub async fn find(&self, name: &str) -> Result<Found, FindError> {
+        let wanted = ReportName::parse(name).ok_or(FindError::NoSuchReport)?;
+        let here = self.here(name).await;
+        let Some(shared) = &self.shared else { return here?.map(Found::Here).ok_or(FindError::NoSuchReport) };
+        let asked = tokio::time::timeout(PATIENCE, shared.reports.find(wanted.job)).await;
+        let record = match asked.unwrap_or_else(|_| Err(ShareError::Unavailable("no answer in time".into()))) {
+            Ok(record) => record.filter(|record| record.name == name),
+            Err(error) => return here?.map(Found::Here).ok_or(FindError::Unavailable(error.to_string())),
+        };
+        // Made by a version that told MySQL nothing of its reports.
+        let Some(record) = record else { return here?.map(Found::Here).ok_or(FindError::NoSuchReport) };
+        if record.removed {
+            return Err(FindError::NoSuchReport);
+        }
+        // A file of another attempt may lie here under the same name: that of a runner that lost the job before its end.
+        let is_mine = record.runner == shared.sharing.runner;
+        let here =
+            here.map(|file| file.filter(|file| file.size_bytes == record.bytes && (is_mine || record.parts == 0)));
+        match here {
+            Ok(Some(file)) => Ok(Found::Here(file)),
+            _ if record.parts > 0 => {
+                let content_type = wanted.format.content_type();
+                Ok(Found::Shared(SharedReport { reports: Arc::clone(&shared.reports), record, content_type }))
+            }
+            Err(error) => Err(error.into()),
+            Ok(None) if is_mine => Err(FindError::NoSuchReport),
+            Ok(None) => {
+                let ReportRecord { runner, host, bytes, .. } = record;
+                Err(FindError::Elsewhere { runner, host, bytes })
+            }
+        }
+    }
+
+    /// The content of a report, if it has no more than `most` bytes.
+    ///
+    /// # Errors
+    /// [`FindError`].
+    pub async fn read(&self, name: &str, most: u64) -> Result<Option<Vec<u8>>, FindError> {
+        match self.find(name).await? {
+            Found::Here(report) => {
+                let mut content = Vec::new();
+                tokio::fs::File::from_std(report.file).take(most + 1).read_to_end(&mut content).await?;
+                Ok(Some(content).filter(|content| content.len() as u64 <= most))
+            }
+            Found::Shared(report) if report.size_bytes() > most => Ok(None),
+            Found::Shared(report) => {
+                let mut content = Vec::new();
+                let mut parts = std::pin::pin!(report.content());
+                while let Some(part) = parts.try_next().await? {
+                    content.extend_from_slice(&part);
+                }
+                Ok(Some(content))
+            }
+        }
+    }
+
+    /// Remove a page of reports of this folder that are older than `keep`. True when there may be more. Only files with the
+    /// name of a report are removed.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub async fn sweep(&self, keep: Duration) -> io::Result<bool> {
+        let dir = self.dir.clone();
+        let sweep = move || file::sweep(&dir, keep, keep.min(UNFINISHED), SWEPT_AT_ONCE);
+        Ok(blocking(sweep).await? == SWEPT_AT_ONCE)
+    }
+
+    /// Remove reports of this folder by their names. Those that are not there are no error.
+    pub async fn remove(&self, names: Vec<String>) {
+        let dir = self.dir.clone();
+        let remove = move || {
+            for name in names.iter().filter(|name| ReportName::parse(name).is_some()) {
+                // What cannot be removed now, the sweep removes at its age.
+                let _ = std::fs::remove_file(dir.join(name));
+            }
+            Ok(())
+        };
+        let _ = blocking(remove).await;
+    }
+
+    async fn here(&self, name: &str) -> io::Result<Option<ReportFile>> {
+        let (dir, name): (PathBuf, String) = (self.dir.clone(), name.to_owned());
+        match blocking(move || file::open(&dir, &name)).await {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The folder.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.into()))
+}
+
+/// Why a report was not shared.
+enum NotShared {
+    Error(ShareError),
+    /// Another attempt holds the job, or has removed what this one wrote.
+    Lost,
+    Disk(io::Error),
+}
+
+impl From<ShareError> for NotShared {
+    fn from(error: ShareError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Shared {
+    /// Share a file, or at least say which runner has it. True when MySQL has the content.
+    async fn share(&self, file: &PartFile, ctx: &Context) -> Result<bool, Failure> {
+        let Ok(_turn) = self.turns.acquire().await else { return Err(Failure::retry("stopped")) };
+        let fits = file.bytes() <= self.sharing.up_to_bytes && self.sharing.up_to_bytes > 0;
+        let (mut pause, mut refused) = (FIRST_PAUSE, 0);
+        loop {
+            // Refused twice, because the second try uses parts of the size that the server takes now.
+            let with_content = fits && refused < 2;
+            match self.share_once(file, ctx, with_content).await {
+                Ok(()) => return Ok(with_content),
+                Err(NotShared::Lost) => {
+                    return Err(Failure::retry("keep the report: another attempt holds the job by now"));
+                }
+                Err(NotShared::Disk(error)) => return Err(Failure::retry(format!("keep the report: {error}"))),
+                Err(NotShared::Error(ShareError::Unavailable(cause))) => {
+                    tracing::warn!(cause, "cannot keep a report in mysql yet");
+                    tokio::time::sleep(pause).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                Err(NotShared::Error(ShareError::Refused(cause))) => {
+                    tracing::error!(cause, "mysql refuses a report, which may stay in the folder of this runner alone");
+                    refused += 1;
+                    if refused > if fits { 2 } else { 0 } {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn share_once(&self, file: &PartFile, ctx: &Context, with_content: bool) -> Result<(), NotShared> {
+        let (job, token) = (ctx.job_id(), ctx.token());
+        if with_content && !self.reports.begin(job, token).await? {
+            return Err(NotShared::Lost);
+        }
+        let (parts, digest) = match with_content {
+            true => self.copy(file, job, token).await.map(|(parts, digest)| (parts, Some(digest)))?,
+            false => (0, None),
+        };
+        let record = ReportRecord {
+            job,
+            name: file.name().to_owned(),
+            bytes: file.bytes(),
+            parts,
+            digest,
+            token,
+            runner: self.sharing.runner.clone(),
+            host: self.sharing.host.clone(),
+            removed: false,
+        };
+        if !self.reports.publish(&record).await? {
+            return Err(NotShared::Lost);
+        }
+        // What an earlier attempt had finished is replaced now. What stays behind, the janitor removes.
+        let _ = self.reports.begin(job, token).await;
+        Ok(())
+    }
+
+    /// Write the content; how many parts it has, and its digest.
+    async fn copy(&self, file: &PartFile, job: JobId, token: AttemptToken) -> Result<(u32, [u8; 32]), NotShared> {
+        let mut content = tokio::fs::File::from_std(file.read().map_err(NotShared::Disk)?);
+        let (mut digest, mut parts, mut copied) = (Sha256::new(), 0, 0);
+        // An empty report has a part as well: a report without parts is not in MySQL.
+        while parts == 0 || copied < file.bytes() {
+            let mut part = Vec::new();
+            let most = self.reports.part_bytes() as u64;
+            (&mut content).take(most).read_to_end(&mut part).await.map_err(NotShared::Disk)?;
+            if part.is_empty() && copied < file.bytes() {
+                return Err(NotShared::Disk(io::ErrorKind::UnexpectedEof.into()));
+            }
+            digest.update(&part);
+            copied += part.len() as u64;
+            self.reports.put_part(job, token, parts, part).await?;
+            parts += 1;
+        }
+        Ok((parts, digest.finalize().into()))
+    }
+}
+
+impl SharedReport {
+    /// The name of its file.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.record.name
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.record.bytes
+    }
+
+    /// The media type that belongs to its extension.
+    #[must_use]
+    pub fn content_type(&self) -> &'static str {
+        self.content_type
+    }
+
+    /// Its content, part by part: one is in memory at a time. It ends with an error, and short of its size, when the report is
+    /// replaced or removed meanwhile, and when the content is not what was written.
+    pub fn content(self) -> impl Stream<Item = io::Result<Vec<u8>>> + Send + 'static {
+        let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        stream::try_unfold((self, 0_u32, Sha256::new()), move |(report, number, mut digest)| async move {
+            let ReportRecord { job, token, parts, digest: expected, .. } = report.record;
+            if number == parts {
+                return Ok(None);
+            }
+            let part = report.reports.part(job, token, number).await.map_err(io::Error::other)?;
+            let part = part.ok_or_else(|| broken("the report was replaced or removed while it was read"))?;
+            digest.update(&part);
+            // Before the last part goes out, so that no reader takes a wrong content for the whole.
+            if number + 1 == parts && expected != Some(digest.clone().finalize().into()) {
+                tracing::error!(name = report.record.name, "a report in mysql is not what was written");
+                return Err(broken("the report is damaged"));
+            }
+            Ok(Some((part, (report, number + 1, digest))))
+        })
+    }
+}

@@ -1,0 +1,449 @@
+//! Finished reports are served and mailed by every runner, and they end.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Executor as _, Row as _};
+use tickr::app::App;
+use tickr::config::{Config, ReportQuery, ServerUrl, Statement};
+use tickr::handlers::Registry;
+use tickr::job::{AttemptToken, JobId, ReportRecord, State};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
+
+/// Other bytes each time it is asked, of a bit more than so many KiB.
+fn query(kib: usize) -> ReportQuery {
+    let rows = vec!["SELECT 1 AS n"; kib.div_ceil(64)].join(" UNION ALL ");
+    let sql = format!("SELECT RAND() AS other, REPEAT('x', 65536) AS text FROM ({rows}) many");
+    let statement = Statement::parse(&sql).unwrap();
+    ReportQuery { title: "Rows".into(), description: None, sql, statement, params: Vec::new() }
+}
+
+fn with_queries(config: &mut Config) {
+    for (name, kib) in [("small", 1), ("rows", 1_600), ("large", 8_000)] {
+        config.reports.queries.insert(name.into(), query(kib));
+    }
+}
+
+/// A runner that alone makes the reports, in a folder of its own.
+struct Maker {
+    app: App,
+    dir: PathBuf,
+}
+
+impl Maker {
+    async fn start(tickr: &TestApp, change: impl FnOnce(&mut Config)) -> Self {
+        let dir = tickr.dir.path().join("made");
+        let own = |config: &mut Config| {
+            (config.queues, config.reports_dir) = (vec!["make".into()], dir.clone());
+            // An attempt of a busy machine is not to be interrupted.
+            config.lease = Duration::from_secs(30);
+            change(config);
+        };
+        Self { app: tickr.another_with(own, Registry::new()).await, dir: dir.clone() }
+    }
+
+    /// Make a report; its job.
+    async fn made(&self, tickr: &TestApp, query: &str) -> Value {
+        let id = tickr.enqueue(job(query)).await;
+        tickr.until(id, State::Completed).await
+    }
+
+    async fn get(&self, job: &Value) -> Answer {
+        answer(http().get(format!("http://{}{}", self.app.addr(), url(job)))).await
+    }
+
+    fn file(&self, job: &Value) -> PathBuf {
+        self.dir.join(job["result"]["file"].as_str().unwrap())
+    }
+
+    async fn stop(self) {
+        self.app.stop(CancellationToken::new()).await;
+    }
+}
+
+fn job(query: &str) -> Value {
+    json!({"kind": "report", "queue": "make", "payload": {"query": query}})
+}
+
+fn url(job: &Value) -> &str {
+    job["result"]["url"].as_str().unwrap_or_else(|| panic!("no report: {job:#}"))
+}
+
+/// The headers that say what is served, and the bytes.
+async fn download(tickr: &TestApp, job: &Value) -> (Vec<String>, Vec<u8>) {
+    let response = http().get(tickr.url(url(job))).send().await.unwrap();
+    assert_eq!(response.status(), 200);
+    let names = ["content-type", "content-length", "content-disposition", "x-content-type-options", "cache-control"];
+    let headers = names.map(|name| response.headers()[name].to_str().unwrap().to_owned()).to_vec();
+    (headers, response.bytes().await.unwrap().to_vec())
+}
+
+/// The attachment of the mail that a job wrote into the outbox.
+fn attached(mail: &Value) -> Vec<u8> {
+    let text = fs::read_to_string(mail["result"]["file"].as_str().unwrap()).unwrap().replace("\r\n", "\n");
+    let boundary = text.split_once("boundary=\"").unwrap().1.split_once('"').unwrap().0;
+    let part = text.split(&format!("--{boundary}")).find(|part| part.contains("attachment")).unwrap();
+    STANDARD.decode(part.trim_start().split_once("\n\n").unwrap().1.replace('\n', "")).unwrap()
+}
+
+fn mail(job: &Value) -> Value {
+    let attachments = json!([{"report": job["result"]["file"]}]);
+    json!({"kind": "email", "payload": {"to": "ada@example.com", "subject": "s", "text": "t", "attachments": attachments}})
+}
+
+async fn count(tickr: &TestApp, sql: &str) -> i64 {
+    tickr.mysql().await.fetch_one(AssertSqlSafe(sql.to_owned())).await.unwrap().get(0)
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn hex(job: &Value) -> String {
+    job["id"].as_str().unwrap().replace('-', "")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_runner_serves_and_mails_a_report_also_when_the_one_that_made_it_is_gone() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    let maker = Maker::start(&tickr, |_| {}).await;
+    let report = maker.made(&tickr, "rows").await;
+    assert!(report["result"].get("only_on").is_none(), "{report:#}");
+    let bytes = fs::read(maker.file(&report)).unwrap();
+    assert!(bytes.len() > 1 << 20, "{}", bytes.len());
+    let (headers, there) = download(&tickr, &report).await;
+    assert!(there == bytes);
+    let made = http().get(format!("http://{}{}", maker.app.addr(), url(&report))).send().await.unwrap();
+    let names = ["content-type", "content-length", "content-disposition", "x-content-type-options", "cache-control"];
+    assert_eq!(headers, names.map(|name| made.headers()[name].to_str().unwrap()));
+
+    // What a runner wrote that lost the job before its end has the same name, and is not served.
+    fs::create_dir_all(&tickr.config.reports_dir).unwrap();
+    let stale = tickr.config.reports_dir.join(report["result"]["file"].as_str().unwrap());
+    fs::write(&stale, vec![b'y'; bytes.len()]).unwrap();
+    assert!(download(&tickr, &report).await.1 == bytes);
+    fs::remove_file(stale).unwrap();
+
+    let dir = maker.dir.clone();
+    maker.stop().await;
+    fs::remove_dir_all(dir).unwrap();
+    assert!(download(&tickr, &report).await == (headers, bytes.clone()));
+    let head = http().head(tickr.url(url(&report))).send().await.unwrap();
+    assert_eq!(
+        (head.status().as_u16(), head.headers()["content-length"].to_str().unwrap()),
+        (200, &*bytes.len().to_string())
+    );
+    let id = tickr.enqueue(mail(&report)).await;
+    assert!(attached(&tickr.until(id, State::Completed).await) == bytes);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_that_mysql_does_not_keep_is_served_by_its_runner_and_others_name_it() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    for (up_to, query) in [(64 << 10, "rows"), (0, "small")] {
+        let maker = Maker::start(&tickr, |config| config.reports.share_up_to = up_to).await;
+        let report = maker.made(&tickr, query).await;
+        assert_eq!(report["result"]["only_on"], maker.app.runner().as_str());
+        assert_eq!(maker.get(&report).await.status, 200);
+        let elsewhere = tickr.get(url(&report)).await;
+        assert_eq!((elsewhere.status, elsewhere.code()), (404, "not_found"));
+        let detail = elsewhere.body["detail"].as_str().unwrap();
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        for part in [maker.app.runner().as_str(), host.trim(), "share_up_to of [reports]"] {
+            assert!(detail.contains(part), "{part} is not in {detail}");
+        }
+        assert_eq!(count(&tickr, "SELECT COUNT(*) FROM report_parts").await, 0);
+        // The runner that has it may take the mail next time.
+        let id = tickr.enqueue(mail(&report)).await;
+        let refused = tickr.until(id, State::Retrying).await;
+        let error = refused["last_error"].as_str().unwrap();
+        assert!(error.contains(maker.app.runner().as_str()) && error.contains("share_up_to"), "{error}");
+        assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
+        // A folder that runners share serves it too.
+        fs::create_dir_all(&tickr.config.reports_dir).unwrap();
+        fs::copy(maker.file(&report), tickr.config.reports_dir.join(report["result"]["file"].as_str().unwrap()))
+            .unwrap();
+        assert_eq!(tickr.get(url(&report)).await.status, 200);
+        maker.stop().await;
+    }
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_attempt_replaces_a_report_and_a_half_written_one_is_never_served() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    let maker = Maker::start(&tickr, |_| {}).await;
+    let mut later = job("rows");
+    (later["delay_ms"], later["retry"]) = (json!(3_600_000), json!({"base_ms": 5_000, "factor": 1.0, "cap_ms": 5_000}));
+    let id = tickr.enqueue(later).await;
+    // A folder in its place: the first attempt shares its report and fails behind that.
+    let name = format!("rows-{id}.csv");
+    fs::create_dir_all(maker.dir.join(&name).join("x")).unwrap();
+    assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
+    tickr.until_attempts(id, 1).await;
+    let id_hex = id.uuid().simple();
+    let token = format!("SELECT HEX(token) FROM report_files WHERE id = x'{id_hex}'");
+    let token =
+        async || -> String { tickr.mysql().await.fetch_one(AssertSqlSafe(token.clone())).await.unwrap().get(0) };
+    let first = token().await;
+    // An attempt that was killed between two parts.
+    let remains = AttemptToken::new().uuid().simple();
+    tickr
+        .sql(format!(
+            "INSERT INTO report_parts SELECT job_id, x'{remains}', number, bytes, content, made_at FROM report_parts \
+             WHERE job_id = x'{id_hex}' AND number < 2"
+        ))
+        .await;
+    fs::remove_dir_all(maker.dir.join(&name)).unwrap();
+    let report = tickr.until(id, State::Completed).await;
+    assert!(report["attempts"].as_array().unwrap().len() >= 2, "{report:#}");
+    let second = token().await;
+    assert_ne!(first, second);
+    let sets = "SELECT COUNT(DISTINCT token) FROM report_parts";
+    assert_eq!((count(&tickr, sets).await, count(&tickr, &format!("{sets} WHERE token = x'{second}'")).await), (1, 1));
+    let bytes = fs::read(maker.file(&report)).unwrap();
+    assert!(download(&tickr, &report).await.1 == bytes);
+
+    // Parts that are not what was written end the answer before its end; parts without their row are no report.
+    tickr.sql("UPDATE report_parts SET content = REPEAT('z', bytes) WHERE number = 1").await;
+    let torn = http().get(tickr.url(url(&report))).send().await.unwrap();
+    assert!(torn.bytes().await.is_err());
+    let id = tickr.enqueue(mail(&report)).await;
+    assert!(tickr.until(id, State::Retrying).await["last_error"].as_str().unwrap().contains("the report is damaged"));
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.sql("DELETE FROM report_files").await;
+    assert_eq!(tickr.get(url(&report)).await.status, 404);
+    maker.stop().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one() {
+    let tickr = TestApp::start().await;
+    let store = tickr.app.broker().store();
+    let id = tickr.enqueue_kind("sleep", json!({"ms": 60_000})).await;
+    tickr.until(id, State::Executing).await;
+    let token = tickr.mysql().await.fetch_one("SELECT token FROM owed").await.unwrap().get(0);
+    let (holder, former) = (AttemptToken::from_uuid(token), AttemptToken::new());
+    let record = |token, parts| ReportRecord {
+        job: id,
+        name: format!("rows-{id}.csv"),
+        bytes: u64::from(parts) * 3,
+        parts,
+        digest: Some([7; 32]),
+        token,
+        runner: tickr.app.runner().clone(),
+        host: "h".into(),
+        removed: false,
+    };
+    for token in [holder, former] {
+        for number in 0..2 {
+            store.put_report_part(id, token, number, b"abc".to_vec()).await.unwrap();
+        }
+    }
+    assert!(!store.publish_report(&record(former, 2)).await.unwrap());
+    assert!(!store.clear_report(id, former).await.unwrap());
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM report_parts").await, 4);
+    assert!(!store.publish_report(&record(holder, 3)).await.unwrap(), "a part is missing");
+    assert_eq!(store.report_record(id).await.unwrap(), None);
+    assert!(store.publish_report(&record(holder, 2)).await.unwrap());
+    assert!(store.clear_report(id, holder).await.unwrap());
+    assert_eq!(store.report_record(id).await.unwrap(), Some(record(holder, 2)));
+    assert_eq!(store.report_part(id, holder, 1).await.unwrap().as_deref(), Some(&b"abc"[..]));
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM report_parts").await, 2);
+    tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
+    tickr.until(id, State::Cancelled).await;
+    assert!(!store.publish_report(&record(holder, 2)).await.unwrap(), "the end is the end");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_waits_for_mysql_and_what_mysql_refuses_stays_with_its_runner() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
+    let maker = Maker::start(&tickr, |config| config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap())).await;
+    // Three tries of one call are an outage for it; the report is copied anew.
+    proxy.refuse("INSERT INTO report_parts", 1105, 7);
+    let report = maker.made(&tickr, "rows").await;
+    assert!(proxy.is_through());
+    assert_eq!(report["attempts"].as_array().unwrap().len(), 1, "{report:#}");
+    assert!(download(&tickr, &report).await.1 == fs::read(maker.file(&report)).unwrap());
+
+    tickr.sql("RENAME TABLE report_parts TO elsewhere").await;
+    let alone = maker.made(&tickr, "small").await;
+    assert_eq!(alone["result"]["only_on"], maker.app.runner().as_str());
+    assert_eq!(alone["attempts"].as_array().unwrap().len(), 1);
+    let elsewhere = tickr.get(url(&alone)).await;
+    assert!(elsewhere.body["detail"].as_str().unwrap().contains(maker.app.runner().as_str()), "{:#}", elsewhere.body);
+    // While MySQL cannot be asked, a runner serves what it has.
+    tickr.sql("RENAME TABLE report_files TO elsewhere_too").await;
+    assert_eq!(maker.get(&report).await.status, 200);
+    assert_eq!(tickr.get(url(&report)).await.status, 503);
+    assert_eq!(maker.made(&tickr, "small").await["result"]["only_on"], maker.app.runner().as_str());
+    tickr.sql("RENAME TABLE elsewhere TO report_parts, elsewhere_too TO report_files").await;
+    maker.stop().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay() {
+    let keep = |config: &mut Config| {
+        with_queries(config);
+        config.queues = vec!["make".into()];
+        config.reports.keep = Some(Duration::from_secs(3_600));
+    };
+    let tickr = TestApp::start_with(keep, Registry::new()).await;
+    let made = async || {
+        let id = tickr.enqueue(job("rows")).await;
+        tickr.until(id, State::Completed).await
+    };
+    let (old, young) = (made().await, made().await);
+    let dir = tickr.config.reports_dir.clone();
+    let unfinished = format!(".rows-{}.csv.{}.part", JobId::new(), AttemptToken::new().uuid().simple());
+    let foreign = [".swap.part", "2026-01.csv", "notes.txt", &format!("{}.csv", JobId::new())].map(str::to_owned);
+    let two_hours_ago = SystemTime::now() - Duration::from_secs(7_200);
+    let file = old["result"]["file"].as_str().unwrap().to_owned();
+    for name in foreign.iter().chain([&unfinished, &file]) {
+        let file = File::options().append(true).create(true).open(dir.join(name)).unwrap();
+        file.set_modified(two_hours_ago).unwrap();
+    }
+    // As if its job had been enqueued two hours ago; and the remains of an attempt that was killed.
+    let hex = hex(&old);
+    let (past, aged) = ("NOW(6) - INTERVAL 2 HOUR", "UNHEX(CONCAT('0190b0a30000', SUBSTRING(HEX({}), 13)))");
+    let id = |column: &str| aged.replace("{}", column);
+    tickr
+        .sql(format!(
+            "SET time_zone = '+00:00'; \
+             UPDATE report_files SET id = {}, made_at = {past} WHERE id = x'{hex}'; \
+             UPDATE report_parts SET job_id = {}, made_at = {past} WHERE job_id = x'{hex}'; \
+             INSERT INTO report_parts SELECT job_id, REVERSE(token), number, bytes, content, made_at FROM report_parts \
+             WHERE made_at < NOW(6) - INTERVAL 1 HOUR",
+            id("id"),
+            id("job_id")
+        ))
+        .await;
+    assert!(tickr.count("SELECT COUNT(*) FROM report_parts").await > 8);
+    // A runner looks at its start, and then every minute.
+    let tickr = tickr.restart().await;
+    let mut left: Vec<String> = foreign.to_vec();
+    left.push(young["result"]["file"].as_str().unwrap().to_owned());
+    left.sort();
+    eventually("old reports are gone", || async {
+        let rows = count(&tickr, "SELECT COUNT(*) FROM report_files").await;
+        let sets = count(&tickr, "SELECT COUNT(DISTINCT token) FROM report_parts").await;
+        ((rows, sets) == (1, 1) && names(&dir) == left).then_some(())
+    })
+    .await;
+    assert_eq!(tickr.get(url(&old)).await.status, 404);
+    fs::remove_file(dir.join(young["result"]["file"].as_str().unwrap())).unwrap();
+    assert_eq!(tickr.get(url(&young)).await.status, 200, "the copy of the young one is whole");
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_report_goes_with_its_job_when_an_operator_deletes_it() {
+    let make = |config: &mut Config| {
+        with_queries(config);
+        config.queues = vec!["make".into(), "default".into()];
+    };
+    let tickr = TestApp::start_with(make, Registry::new()).await;
+    let made = async || {
+        let id = tickr.enqueue(job("rows")).await;
+        tickr.until(id, State::Completed).await
+    };
+    let (deleted, kept) = (made().await, made().await);
+    let other = tickr.another_with(|config| config.reports_dir = tickr.dir.path().join("other"), Registry::new()).await;
+    let there = |job: &Value| http().get(format!("http://{}{}", other.addr(), url(job)));
+    assert_eq!(answer(there(&deleted)).await.status, 200);
+    let operation = json!({"action": "delete", "filter": {"ids": [deleted["id"]]}});
+    let started = tickr.post("/v1/operations", operation).await;
+    assert!(started.status < 300, "{:#}", started.body);
+    eventually("the job is deleted", || async {
+        (tickr.get(&format!("/v1/jobs/{}", deleted["id"].as_str().unwrap())).await.status == 404).then_some(())
+    })
+    .await;
+    // At once, and by the runner that has the file as well.
+    assert_eq!((tickr.get(url(&deleted)).await.status, answer(there(&deleted)).await.status), (404, 404));
+    assert_eq!((tickr.get(url(&kept)).await.status, answer(there(&kept)).await.status), (200, 200));
+    other.stop(CancellationToken::new()).await;
+    let tickr = tickr.restart().await;
+    let (parts, dir) =
+        (format!("SELECT COUNT(*) FROM report_parts WHERE job_id = x'{}'", hex(&deleted)), &tickr.config.reports_dir);
+    eventually("its content is gone", || async {
+        (count(&tickr, &parts).await == 0 && names(dir) == [kept["result"]["file"].as_str().unwrap()]).then_some(())
+    })
+    .await;
+    assert_eq!(tickr.get(url(&deleted)).await.status, 404);
+    assert_eq!(tickr.get(url(&kept)).await.status, 200);
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn parts_fit_a_server_that_takes_small_packets() {
+    let small = |config: &mut Config| {
+        with_queries(config);
+        config.body_limit_bytes = 64 << 10;
+    };
+    let tickr = TestApp::start_on_servers_with(&["--max-allowed-packet=524288"], |_| {}, small).await;
+    let maker = Maker::start(&tickr, |_| {}).await;
+    let report = maker.made(&tickr, "rows").await;
+    assert!(report["result"].get("only_on").is_none(), "{report:#}");
+    assert!(count(&tickr, "SELECT CAST(MAX(bytes) AS SIGNED) FROM report_parts").await <= 128 << 10);
+    assert!(download(&tickr, &report).await.1 == fs::read(maker.file(&report)).unwrap());
+    maker.stop().await;
+    tickr.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() {
+    let tickr = TestApp::start_with(with_queries, Registry::new()).await;
+    let maker = Maker::start(&tickr, |_| {}).await;
+    let report = maker.made(&tickr, "large").await;
+    // Clients that read nothing, each with a small buffer: the server cannot send them all of it.
+    let mut idle = Vec::new();
+    for _ in 0..16 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4_096).unwrap();
+        let mut stream = socket.connect(tickr.app.addr()).await.unwrap();
+        let request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n", url(&report));
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(&head, b"HTTP/1.1 200");
+        idle.push(stream);
+    }
+    let refused = tickr.get(url(&report)).await;
+    assert_eq!((refused.status, refused.code()), (429, "overloaded"));
+    assert_eq!(maker.get(&report).await.status, 200, "its own file is not among them");
+    idle.clear();
+    eventually("there is room again", || async { (tickr.get(url(&report)).await.status == 200).then_some(()) }).await;
+
+    let key = async |by: &str, name: &str, scope: &str| {
+        let request =
+            http().request(Method::PUT, tickr.url(&format!("/v1/keys/{name}"))).json(&json!({"scope": scope}));
+        let made = answer(if by.is_empty() { request } else { request.bearer_auth(by) }).await;
+        made.body["token"].as_str().unwrap_or_else(|| panic!("{:#}", made.body)).to_owned()
+    };
+    let admin = key("", "ops", "admin").await;
+    for (scope, status) in [("read", 200), ("enqueue", 403), ("admin", 200)] {
+        let key = key(&admin, &format!("of-{scope}"), scope).await;
+        let fetched = answer(http().get(tickr.url(url(&report))).bearer_auth(key)).await;
+        assert_eq!(fetched.status, status, "{scope}");
+    }
+    assert_eq!(tickr.get(url(&report)).await.status, 401);
+    maker.stop().await;
+    tickr.stop().await;
+}
