@@ -282,10 +282,10 @@ mutants() {
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
     mutant 'look at permits' internal/engine/permits.rs \
-        'look_up(&shared).await;' '' \
+        'look_up(shared).await;' '' \
         queues::a_limited_queue_goes_on_for_longer_than_a_lease
     mutant 'look at permits, and the end of those that were not looked at' internal/engine/permits.rs \
-        'look_up(&shared).await;' '' \
+        'look_up(shared).await;' '' \
         internal/engine/permits.rs \
         '&& confirmed.since.elapsed() < lease;' '&& confirmed.since.elapsed() < 1_000 * lease;' \
         queues::permits_that_are_gone_are_asked_for_anew
@@ -332,6 +332,9 @@ mutants() {
     mutant 'search for ids of ended jobs' internal/engine/permits.rs \
         'const STALE: u32 = 4;' 'const STALE: u32 = 4_000_000;' \
         queues::ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit
+    mutant 'word to the fetcher of free permits' internal/engine/permits.rs \
+        '() = shared.permits.freed.notified() => nudge(shared).await' '() = std::future::pending::<()>() => nudge(shared).await' \
+        queues::a_limited_queue_goes_on_while_the_row_of_another_one_is_locked
     mutant 'retries that commit late' internal/store/evidence.rs \
         'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them

@@ -227,6 +227,22 @@ fn limit(settings: &Settings, queue: &Name) -> Option<u32> {
 
 /// Keep the permits in line with what operators have set and with what is used, and wake the fetcher when it matters.
 pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
+    tokio::join!(in_line(&shared), tell_fetcher(&shared));
+}
+
+/// Wake the fetcher for permits that are free again. Beside the other loop, which may wait for MySQL, because a permit that
+/// the fetcher has not heard of looks like one without work.
+async fn tell_fetcher(shared: &Shared) {
+    loop {
+        tokio::select! {
+            () = shared.stop_loops.cancelled() => break,
+            () = shared.permits.freed.notified() => nudge(shared).await,
+        }
+    }
+}
+
+/// Ask the store for what this runner lacks, and give back what it does not use.
+async fn in_line(shared: &Shared) {
     let permits = &shared.permits;
     let mut settings = shared.controls.listen();
     let mut turns: Vec<Turn> = permits.queues.iter().map(|_| Turn::new()).collect();
@@ -235,14 +251,14 @@ pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
         let now = settings.borrow_and_update().clone();
         if looked_up.elapsed() >= shared.settings.lease / 3 {
             looked_up = Instant::now();
-            look_up(&shared).await;
+            look_up(shared).await;
         }
         let mut room = false;
         for (held, turn) in permits.queues.iter().zip(&mut turns) {
-            room |= keep(&shared, held, &now, turn).await;
+            room |= keep(shared, held, &now, turn).await;
         }
         if room && permits.fetcher_waits.swap(false, Ordering::AcqRel) {
-            nudge(&shared).await;
+            nudge(shared).await;
         }
         let pause = LOOK_EVERY.mul_f64(0.9 + 0.2 * rand::random::<f64>());
         let changed = async {
@@ -259,8 +275,7 @@ pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
         tokio::select! {
             () = shared.stop_loops.cancelled() => break,
             () = tokio::time::sleep(pause) => {}
-            () = changed => nudge(&shared).await,
-            () = permits.freed.notified() => nudge(&shared).await,
+            () = changed => nudge(shared).await,
             () = permits.hungry.notified() => {}
         }
     }
@@ -320,6 +335,8 @@ struct Turn {
     asked: Instant,
     /// Did this runner hold any permit then?
     had: bool,
+    /// Was one of them in use lately?
+    lately: bool,
     /// When to give up what is beyond the smaller share, should others lack some; and until when it does so.
     yields: Instant,
     gives_way_until: Instant,
@@ -328,7 +345,7 @@ struct Turn {
 impl Turn {
     fn new() -> Self {
         let now = Instant::now();
-        let mut turn = Self { again: now, asked: now, had: false, yields: now, gives_way_until: now };
+        let mut turn = Self { again: now, asked: now, had: false, lately: false, yields: now, gives_way_until: now };
         turn.begin();
         turn
     }
@@ -337,10 +354,13 @@ impl Turn {
         self.yields = Instant::now() + YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
     }
 
-    /// Is it time to give way? For long enough that another runner asks meanwhile.
-    fn yields_now(&mut self) -> bool {
+    /// Is it time to give way? For long enough that another runner asks meanwhile. A runner that holds nothing has nothing to
+    /// give, and would refuse what another one has just given up for it.
+    fn yields_now(&mut self, holds: bool) -> bool {
         let now = Instant::now();
-        if now >= self.yields {
+        if now >= self.yields && !holds {
+            self.begin();
+        } else if now >= self.yields {
             self.gives_way_until = now + GIVES_WAY_FOR;
             self.yields = self.gives_way_until;
             self.yields += YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
@@ -391,8 +411,9 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
         }
         // Nothing starts while the store is asked, or it would not know of it.
         (counts.granted, counts.hungry) = (used, false);
-        let yielding = others_want && turn.yields_now();
+        let yielding = others_want && turn.yields_now(granted > 0);
         (turn.asked, turn.had) = (since, granted > 0);
+        turn.lately = lately || used > 0;
         PermitRequest { used, wanted, yielding }
     };
     let (rhythm, lease) = (Arc::clone(&shared.rhythm), shared.settings.lease);
@@ -418,6 +439,9 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
             if !turn.had && permits > 0 {
                 turn.begin();
                 counts.turned = Some(Instant::now());
+            } else if turn.lately {
+                // No job could start meanwhile.
+                counts.turned = Some(Instant::now());
             }
         }
         Err(error) => {
@@ -435,5 +459,21 @@ async fn nudge(shared: &Shared) {
     shared.broker.wake().fetcher_may_look();
     if let Err(error) = shared.index.nudge(&shared.runner).await {
         tracing::debug!(%error, "cannot wake the fetcher");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runner_without_permits_gives_way_to_nobody() {
+        let mut turn = Turn::new();
+        turn.yields = Instant::now();
+        assert!(!turn.yields_now(false));
+        assert!(turn.yields > Instant::now(), "its time comes again, and is not saved up for the next permit");
+        turn.yields = Instant::now();
+        assert!(turn.yields_now(true));
+        assert!(turn.yields_now(false), "what was given up is not taken back at once");
     }
 }
