@@ -1,7 +1,7 @@
 # The doors into the project; `make` lists them. ARGS is passed on: make run ARGS='--workers 8', make test ARGS=retry
 
 .DEFAULT_GOAL := help
-.PHONY: help deps clocks contract browser run test test-mysql bench chaos mutants check build release clean cargo rustfmt clippy
+.PHONY: help deps clocks contract browser run test test-mysql bench chaos mutants check format build release clean cargo rustfmt clippy pages
 
 INSTALL := internal/services/install.sh
 ARGS ?=
@@ -34,10 +34,14 @@ chaos: deps clocks cargo ## Pull every plug under load: make chaos SEED=42 MINUT
 mutants: deps clocks cargo ## Take out each safeguard in turn and see its test turn red
 	@sh tests/mutations.sh $(ARGS)
 
-check: cargo rustfmt clippy ## Check the formatting, the lints and the documentation
+check: cargo rustfmt clippy pages ## Check the formatting, the lints and the documentation, of Rust and of the dashboard
 	cargo fmt --check
 	cargo clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
+
+format: cargo rustfmt ## Bring Rust and the dashboard's files into their format
+	cargo fmt
+	@biome=$$(sh $(INSTALL) --biome) && cd internal/dashboard && $$biome check --write --colors=off
 
 build: cargo ## Build for development
 	cargo build $(ARGS)
@@ -56,6 +60,11 @@ cargo:
 rustfmt clippy: cargo
 	@cargo $(subst rustfmt,fmt,$@) --version >/dev/null 2>&1 || \
 		{ echo 'cargo $(subst rustfmt,fmt,$@) is missing; install it with: rustup component add $@' >&2; exit 1; }
+
+# The dashboard's files are held to one format as Rust is. Where the program cannot be had, this says so and goes on.
+pages:
+	@if biome=$$(sh $(INSTALL) --biome); then (cd internal/dashboard && $$biome ci --colors=off); \
+	else echo 'the format of the dashboard was not checked' >&2; fi
 
 # Some tests turn the clock of one process. There is no library for that on macOS, where they say so.
 clocks:

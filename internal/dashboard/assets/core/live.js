@@ -1,10 +1,10 @@
 // One stream of what happens in the cluster, for all parts of the page. It is open while somebody listens and the page is
 // seen. Written over fetch: EventSource cannot send a key.
 import { send } from './api.js';
-import { store } from './store.js';
+import { observable } from './observable.js';
 
 /** `off`, `connecting`, `live`, `paused`. */
-export const live = store('off');
+export const live = observable('off');
 
 const listeners = new Set();
 let current = null;
@@ -18,12 +18,15 @@ function refresh() {
   clearTimeout(timer);
   if (!wanted()) {
     // A screen that replaces another comes back in a moment; the stream need not be opened anew for it.
-    timer = setTimeout(() => {
-      if (wanted()) return;
-      current?.abort();
-      current = null;
-      live.set(document.hidden && listeners.size > 0 ? 'paused' : 'off');
-    }, document.hidden ? 0 : 500);
+    timer = setTimeout(
+      () => {
+        if (wanted()) return;
+        current?.abort();
+        current = null;
+        live.set(document.hidden && listeners.size > 0 ? 'paused' : 'off');
+      },
+      document.hidden ? 0 : 500,
+    );
   } else if (!current) {
     run();
   }
@@ -42,7 +45,8 @@ function tell(event) {
 }
 
 async function run() {
-  const mine = (current = new AbortController());
+  const mine = new AbortController();
+  current = mine;
   live.set('connecting');
   try {
     const headers = { accept: 'text/event-stream' };
@@ -58,7 +62,9 @@ async function run() {
       if (event.type === 'reset') lastId = null;
       tell(event);
     });
-  } catch { /* it is opened again below */ }
+  } catch {
+    /* it is opened again below */
+  }
   if (current !== mine) return;
   current = null;
   failures += 1;

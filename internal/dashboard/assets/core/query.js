@@ -1,6 +1,7 @@
 // What a screen shows of the server, and when it asks again.
-import { useState, useEffect, useRef, useCallback } from './dom.js';
+
 import { call, skew } from './api.js';
+import { useCallback, useEffect, useRef, useState } from './dom.js';
 import { listen } from './live.js';
 
 /**
@@ -26,20 +27,23 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     own.flying = true;
     own.dirty = false;
     own.last = Date.now();
-    (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal })).then(
-      (data) => {
-        // Only the clock of the database says what time it is.
-        if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());
-        setState({ path, data, error: null, at: Date.now() });
-      },
-      (error) => {
-        if (!abort.signal.aborted) setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
-      },
-    ).finally(() => {
-      if (abort.signal.aborted) return;
-      own.flying = false;
-      if (own.dirty) soon();
-    });
+    (read ? read(path, abort.signal) : call('GET', path, { signal: abort.signal }))
+      .then(
+        (data) => {
+          // Only the clock of the database says what time it is.
+          if (data && typeof data.at === 'string') skew.set(Date.parse(data.at) - Date.now());
+          setState({ path, data, error: null, at: Date.now() });
+        },
+        (error) => {
+          if (!abort.signal.aborted)
+            setState((old) => ({ ...(old.path === path ? old : { data: null }), path, error, at: Date.now() }));
+        },
+      )
+      .finally(() => {
+        if (abort.signal.aborted) return;
+        own.flying = false;
+        if (own.dirty) soon();
+      });
     return () => {
       abort.abort();
       own.flying = false;
@@ -64,8 +68,12 @@ export function useQuery(path, { on = null, every = 0, pace = 1000, read = null 
     if (!path || !hears) return undefined;
     return listen((event) => {
       const cares = care.current;
-      const meant = event.type === 'awake' || event.type === 'gap' || event.type === 'reset' || cares === true
-        || (Array.isArray(cares) ? cares.includes(event.type) : typeof cares === 'function' && cares(event));
+      const meant =
+        event.type === 'awake' ||
+        event.type === 'gap' ||
+        event.type === 'reset' ||
+        cares === true ||
+        (Array.isArray(cares) ? cares.includes(event.type) : typeof cares === 'function' && cares(event));
       // The first `awake` comes with the first reading.
       if (meant && !(event.type === 'awake' && Date.now() - busy.current.last < 1000)) soon();
     });

@@ -1,8 +1,8 @@
 // Where we are: the address of the browser is the only memory of it.
-import { store, useStore } from './store.js';
+import { observable, useObservable } from './observable.js';
 
 const read = () => ({ path: location.pathname, query: new URLSearchParams(location.search) });
-export const place = store(read());
+export const place = observable(read());
 
 addEventListener('popstate', () => place.set(read()));
 
@@ -15,7 +15,7 @@ export function go(to, { replace = false } = {}) {
   if (moved) scrollTo(0, 0);
 }
 
-export const usePlace = () => useStore(place);
+export const usePlace = () => useObservable(place);
 
 /** Words of the query, and how to change some of them: `null` takes one away. */
 export function useWords() {

@@ -2,4 +2,6 @@
 try {
   const chosen = localStorage.getItem('tickr.theme');
   if (chosen === 'dark' || chosen === 'light') document.documentElement.dataset.theme = chosen;
-} catch { /* a browser that keeps nothing follows the system */ }
+} catch {
+  /* a browser that keeps nothing follows the system */
+}

@@ -1,9 +1,10 @@
 // What operators did: who, when, to what.
-import { html, useEffect, useState } from '../core/dom.js';
+
 import { seg, url } from '../core/api.js';
+import { html, useEffect, useState } from '../core/dom.js';
+import { plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { plural } from '../core/format.js';
 import { Empty, Head, JobLink, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Json } from '../ui/json.js';
 import { Pages } from '../ui/letters.js';
@@ -48,8 +49,14 @@ export default function Audit() {
       <button type="submit">Find</button>${target && html`<button type="button" class="quiet" onClick=${() => change({ target: null, cursor: null }, { replace: false })}>All</button>`}</form>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Actions found">
-    ${!page.data ? !page.error && html`<${Skeleton} />` : rows.length === 0 ? html`<${None} target=${target} />` : html`<table class="cards dense"><thead><tr><th>When</th><th>Who</th><th>Did</th><th>To</th><th>Particulars</th></tr></thead><tbody>
-      ${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody></table>`}
+    ${
+      !page.data
+        ? !page.error && html`<${Skeleton} />`
+        : rows.length === 0
+          ? html`<${None} target=${target} />`
+          : html`<table class="cards dense"><thead><tr><th>When</th><th>Who</th><th>Did</th><th>To</th><th>Particulars</th></tr></thead><tbody>
+      ${rows.map((row) => html`<${Row} key=${row.key} row=${row} />`)}</tbody></table>`
+    }
     <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} /></section>`;
 }
 
@@ -66,11 +73,14 @@ function Row({ row: { acts, operation } }) {
 function Target({ act }) {
   if (nounOf(act) === 'job') return html`<${JobLink} id=${act.target} />`;
   const place = places[nounOf(act)]?.(act.target);
-  return place ? html`<a class="mono lines" href=${place} title=${act.target}>${act.target}</a>` : html`<span class="mono lines" title=${act.target}>${act.target}</span>`;
+  return place
+    ? html`<a class="mono lines" href=${place} title=${act.target}>${act.target}</a>`
+    : html`<span class="mono lines" title=${act.target}>${act.target}</span>`;
 }
 
 function Detail({ detail, operation }) {
-  if (operation) return html`<span>by the operation <a class="mono" href=${`/operations/${seg(operation)}`} title=${operation}>…${String(operation).slice(-8)}</a></span>`;
+  if (operation)
+    return html`<span>by the operation <a class="mono" href=${`/operations/${seg(operation)}`} title=${operation}>…${String(operation).slice(-8)}</a></span>`;
   if (!detail || Object.keys(detail).length === 0) return html`<span class="faint">–</span>`;
   const { reason, replayed_as: made, ...rest } = detail;
   const more = Object.keys(rest).length > 0 || String(reason ?? '').length > 100;
@@ -80,12 +90,15 @@ function Detail({ detail, operation }) {
 
 /** The beginning of the particulars, for a glance. */
 const said = (detail) => {
-  const text = Object.entries(detail).map(([name, value]) => (value === null || typeof value === 'object' ? name : `${name}: ${value}`)).join(', ');
+  const text = Object.entries(detail)
+    .map(([name, value]) => (value === null || typeof value === 'object' ? name : `${name}: ${value}`))
+    .join(', ');
   return text.length > 60 ? `${text.slice(0, 60)}…` : text;
 };
 
 function None({ target }) {
-  if (target) return html`<${Empty} title="Nothing was done to it">The whole id or name is needed, as it is written there. <a href="/audit">Show all</a></${Empty}>`;
+  if (target)
+    return html`<${Empty} title="Nothing was done to it">The whole id or name is needed, as it is written there. <a href="/audit">Show all</a></${Empty}>`;
   return html`<${Empty} title="Nobody has done anything yet">Whatever changes a job, a queue, a schedule, a key or a runner by hand is written down here with who asked. To say for whom a program asks:
     <div><pre>curl -X POST ${location.origin}/v1/queues/default/pause -H 'Tickr-Actor: nora' \\
   -H 'Content-Type: application/json' -d '{"reason": "the mail server is down"}'</pre></div></${Empty}>`;

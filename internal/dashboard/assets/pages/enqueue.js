@@ -1,22 +1,65 @@
 // A job from a form, enqueued at most once however often the button is pressed.
+
+import { me, Problem, seg, send } from '../core/api.js';
 import { html, useEffect, useMemo, useRef, useState } from '../core/dom.js';
-import { Problem, me, seg, send } from '../core/api.js';
-import { useStore } from '../core/store.js';
+import { span, utc } from '../core/format.js';
+import { useObservable } from '../core/observable.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { span, utc } from '../core/format.js';
-import { Badge, Copy, Empty, Field, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
-import { Said, SchemaForm, blank, elsewhere, masked, parse } from '../ui/schema-form.js';
+import {
+  Badge,
+  Copy,
+  Empty,
+  Field,
+  Head,
+  JobLink,
+  Panel,
+  Segment,
+  Skeleton,
+  Time,
+  Trouble,
+  useMay,
+} from '../ui/base.js';
+import { blank, elsewhere, masked, parse, Said, SchemaForm } from '../ui/schema-form.js';
 
-const UNITS = [[1000, 'seconds'], [60000, 'minutes'], [3600000, 'hours'], [86400000, 'days']];
-const NONE = { queue: '', mode: 'now', delay: '10', unit: '60000', at: '', priority: '', attempts: '', limit: '', tags: '', unique: '', conflict: '', retry: null };
+const UNITS = [
+  [1000, 'seconds'],
+  [60000, 'minutes'],
+  [3600000, 'hours'],
+  [86400000, 'days'],
+];
+const NONE = {
+  queue: '',
+  mode: 'now',
+  delay: '10',
+  unit: '60000',
+  at: '',
+  priority: '',
+  attempts: '',
+  limit: '',
+  tags: '',
+  unique: '',
+  conflict: '',
+  retry: null,
+};
 // Characters that make a line look like another than it is.
 const UNSEEN = /[\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const unseen = (text) => `\\u${text.charCodeAt(0).toString(16).padStart(4, '0')}`;
 /** Members of the request that have a field of their own. */
-const OWN = ['queue', 'delay_ms', 'execute_at', 'priority', 'max_attempts', 'timeout_ms', 'tags', 'unique_key', 'on_conflict'];
+const OWN = [
+  'queue',
+  'delay_ms',
+  'execute_at',
+  'priority',
+  'max_attempts',
+  'timeout_ms',
+  'tags',
+  'unique_key',
+  'on_conflict',
+];
 
-const draw = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
+const draw = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
 
 async function exactly(path, signal) {
   const response = await send('GET', path, { signal });
@@ -33,8 +76,14 @@ function answerOf(response, text) {
 }
 
 const optionsOf = (job, kind) => ({
-  ...NONE, queue: job.queue, priority: String(job.priority), unique: job.unique_key ?? '', tags: (job.tags ?? []).join(' '), retry: job.retry ?? null,
-  attempts: job.max_attempts === kind?.max_attempts ? '' : String(job.max_attempts), limit: job.timeout_ms ? String(job.timeout_ms / 1000) : '',
+  ...NONE,
+  queue: job.queue,
+  priority: String(job.priority),
+  unique: job.unique_key ?? '',
+  tags: (job.tags ?? []).join(' '),
+  retry: job.retry ?? null,
+  attempts: job.max_attempts === kind?.max_attempts ? '' : String(job.max_attempts),
+  limit: job.timeout_ms ? String(job.timeout_ms / 1000) : '',
 });
 
 function bodyOf(kind, payload, o) {
@@ -63,8 +112,13 @@ export default function Enqueue() {
   const source = useQuery(from ? `/v1/jobs/${seg(from)}` : null, { read: exactly });
   const may = useMay('enqueue');
   const head = html`<${Head} title="Enqueue a job" sub=${source.data ? html`As <${JobLink} id=${source.data.id} />, which stays as it is: change what should be different.` : 'What it does, with what, and when.'} />`;
-  if (!may) return html`${head}<${Empty} title="This key may not enqueue">It needs the scope <code>enqueue</code> or <code>admin</code>.</${Empty}>`;
-  if (kinds.error || source.error) return html`${head}<${Trouble} error=${kinds.error ?? source.error} retry=${() => { kinds.reload(); source.reload(); }} />${source.error && html`<p><a href="/enqueue">Begin with an empty form</a></p>`}`;
+  if (!may)
+    return html`${head}<${Empty} title="This key may not enqueue">It needs the scope <code>enqueue</code> or <code>admin</code>.</${Empty}>`;
+  if (kinds.error || source.error)
+    return html`${head}<${Trouble} error=${kinds.error ?? source.error} retry=${() => {
+      kinds.reload();
+      source.reload();
+    }} />${source.error && html`<p><a href="/enqueue">Begin with an empty form</a></p>`}`;
   if (!kinds.data || (from && !source.data)) return html`${head}<${Skeleton} />`;
   return html`${head}<${Form} key=${from} kinds=${kinds.data.data} source=${source.data} wanted=${query.get('kind')} change=${change} />`;
 }
@@ -72,7 +126,7 @@ export default function Enqueue() {
 function Form({ kinds, source, wanted, change }) {
   const name = wanted ?? source?.kind ?? '';
   const kind = kinds.find((known) => known.kind === name);
-  const who = useStore(me);
+  const who = useObservable(me);
   const queues = useQuery('/v1/queues');
   const [options, setOptions] = useState(() => (source ? optionsOf(source, kind) : NONE));
   // What was filled in for a kind is still there when it is chosen again.
@@ -94,10 +148,17 @@ function Form({ kinds, source, wanted, change }) {
     flying.current = true;
     set({ busy: true, error: null, done: null });
     try {
-      const response = await send('POST', '/v1/jobs', { body: JSON.stringify(body), headers: { 'idempotency-key': key } });
+      const response = await send('POST', '/v1/jobs', {
+        body: JSON.stringify(body),
+        headers: { 'idempotency-key': key },
+      });
       const answer = answerOf(response, await response.text());
       if (!response.ok) throw new Problem(response.status, answer);
-      set({ busy: false, error: null, done: { job: answer, made: response.status === 201, replayed: response.headers.has('idempotency-replayed') } });
+      set({
+        busy: false,
+        error: null,
+        done: { job: answer, made: response.status === 201, replayed: response.headers.has('idempotency-replayed') },
+      });
     } catch (problem) {
       set({ busy: false, error: problem, done: null });
     }
@@ -114,7 +175,10 @@ function Form({ kinds, source, wanted, change }) {
     again();
   };
   const choose = html`<${Panel} title="Kind"><div class="stack tight"><${Field} label="What it does" id="kind" wrong=${name && !kind ? `This server has no kind ${name}.` : error?.errors?.find((e) => e.pointer === '/kind')?.detail}>
-    <select id="kind" required value=${kind ? name : ''} onChange=${(e) => { change({ kind: e.target.value }); again(); }}><option value="">Choose…</option>${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}</select></${Field}>
+    <select id="kind" required value=${kind ? name : ''} onChange=${(e) => {
+      change({ kind: e.target.value });
+      again();
+    }}><option value="">Choose…</option>${kinds.map((known) => html`<option key=${known.kind} value=${known.kind}>${known.kind}</option>`)}</select></${Field}>
     ${kind?.schema.description && html`<p class="soft wrap"><${Said} text=${kind.schema.description} /></p>`}</div></${Panel}>`;
   if (done) return html`<${Done} done=${done} again=${again} afresh=${afresh} />`;
   if (!kind) {
@@ -122,8 +186,12 @@ function Form({ kinds, source, wanted, change }) {
       <dl class="facts">${kinds.map((known) => html`<dt key=${known.kind}><a href=${`/enqueue?kind=${seg(known.kind)}`}>${known.kind}</a></dt><dd>${known.schema.description && html`<${Said} text=${known.schema.description.split('\n')[0]} />`}</dd>`)}</dl></${Panel}>`;
   }
   const errors = error?.errors ?? [];
-  const rest = elsewhere(errors).filter((e) => ![...OWN, 'kind'].some((own) => e.pointer === `/${own}` || e.pointer.startsWith(`/${own}/`)));
-  const lost = error && (error.status === 0 || error.status >= 500 || ['overloaded', 'idempotency_in_progress'].includes(error.code));
+  const rest = elsewhere(errors).filter(
+    (e) => ![...OWN, 'kind'].some((own) => e.pointer === `/${own}` || e.pointer.startsWith(`/${own}/`)),
+  );
+  const lost =
+    error &&
+    (error.status === 0 || error.status >= 500 || ['overloaded', 'idempotency_in_progress'].includes(error.code));
   return html`<form class="stack" ref=${form} onSubmit=${submit}>${choose}
     <div class="grid wide">
       <${Panel} title="Payload"><${SchemaForm} key=${name} schema=${kind.schema} value=${payload} onChange=${(next) => setPayloads(new Map(payloads).set(name, next))} errors=${errors} /></${Panel}>
@@ -138,18 +206,33 @@ function Form({ kinds, source, wanted, change }) {
 }
 
 function Options({ of: o, set, kind, queues, errors }) {
-  const wrong = (...names) => errors.filter((e) => names.some((name) => e.pointer === `/${name}` || e.pointer.startsWith(`/${name}/`))).map((e) => e.detail).join(' · ');
-  const input = (id, name, more) => html`<input id=${id} autocomplete="off" value=${o[name]} aria-invalid=${more.bad ? 'true' : undefined} ...${{ ...more, bad: undefined }} onInput=${(e) => set({ [name]: e.target.value })} />`;
-  const field = (label, name, member, more, hint) => html`<${Field} label=${label} id=${`option-${name}`} hint=${hint} wrong=${wrong(member)}>${input(`option-${name}`, name, { ...more, bad: wrong(member) })}</${Field}>`;
+  const wrong = (...names) =>
+    errors
+      .filter((e) => names.some((name) => e.pointer === `/${name}` || e.pointer.startsWith(`/${name}/`)))
+      .map((e) => e.detail)
+      .join(' · ');
+  const input = (id, name, more) =>
+    html`<input id=${id} autocomplete="off" value=${o[name]} aria-invalid=${more.bad ? 'true' : undefined} ...${{ ...more, bad: undefined }} onInput=${(e) => set({ [name]: e.target.value })} />`;
+  const field = (label, name, member, more, hint) =>
+    html`<${Field} label=${label} id=${`option-${name}`} hint=${hint} wrong=${wrong(member)}>${input(`option-${name}`, name, { ...more, bad: wrong(member) })}</${Field}>`;
   const line = o.queue.trim() || 'default';
   const known = queues?.find((queue) => queue.name === line);
-  const stuck = queues && (!known?.runners ? `No living runner serves ${line}: the job will wait for one.` : known.paused ? `${line} is paused: the job will wait.` : null);
+  const stuck =
+    queues &&
+    (!known?.runners
+      ? `No living runner serves ${line}: the job will wait for one.`
+      : known.paused
+        ? `${line} is paused: the job will wait.`
+        : null);
   return html`<div class="stack">
     ${field('Queue', 'queue', 'queue', { list: 'queues', placeholder: 'default', spellcheck: false }, stuck && html`<span class="warn wrap">${stuck}</span>`)}
     <datalist id="queues">${queues?.map((queue) => html`<option key=${queue.name} value=${queue.name}></option>`)}</datalist>
     <div class="field"><span class="label">When</span><div class="row"><${Segment} label="When" of=${[['now', 'Now'], ['delay', 'After'], ['at', 'At']]} is=${o.mode} on=${(mode) => set({ mode })} />
-      ${o.mode === 'delay' && html`<label class="hidden-visually" for="option-delay">How long</label>${input('option-delay', 'delay', { type: 'number', min: '0', step: 'any', required: true, class: 'short' })}
-        <label><span class="hidden-visually">Unit</span><select value=${o.unit} onChange=${(e) => set({ unit: e.target.value })}>${UNITS.map(([ms, text]) => html`<option key=${ms} value=${String(ms)}>${text}</option>`)}</select></label>`}
+      ${
+        o.mode === 'delay' &&
+        html`<label class="hidden-visually" for="option-delay">How long</label>${input('option-delay', 'delay', { type: 'number', min: '0', step: 'any', required: true, class: 'short' })}
+        <label><span class="hidden-visually">Unit</span><select value=${o.unit} onChange=${(e) => set({ unit: e.target.value })}>${UNITS.map(([ms, text]) => html`<option key=${ms} value=${String(ms)}>${text}</option>`)}</select></label>`
+      }
       ${o.mode === 'at' && html`<label class="hidden-visually" for="option-at">Your local time</label>${input('option-at', 'at', { type: 'datetime-local', step: '1', required: true })}`}</div>
       ${o.mode === 'at' && html`<span class="hint">Your local time${o.at && `: ${utc(Date.parse(o.at))}`}. A past one means now.</span>`}
       ${wrong('delay_ms', 'execute_at') && html`<span class="wrong" role="alert">${wrong('delay_ms', 'execute_at')}</span>`}</div>
@@ -160,8 +243,11 @@ function Options({ of: o, set, kind, queues, errors }) {
     </div>
     ${field('Tags', 'tags', 'tags', { placeholder: 'tenant:42 nightly', spellcheck: false }, 'At most ten, with spaces between them')}
     ${field('Unique key', 'unique', 'unique_key', { maxlength: '255', spellcheck: false }, 'At most one unfinished job of the kind has it')}
-    ${o.unique && html`<${Field} label="If an unfinished job has it" id="option-conflict" wrong=${wrong('on_conflict')}><select id="option-conflict" value=${o.conflict} onChange=${(e) => set({ conflict: e.target.value })}>
-      <option value="">show that job, enqueue nothing</option><option value="reject">refuse</option><option value="replace">cancel that job, unless it runs</option></select></${Field}>`}
+    ${
+      o.unique &&
+      html`<${Field} label="If an unfinished job has it" id="option-conflict" wrong=${wrong('on_conflict')}><select id="option-conflict" value=${o.conflict} onChange=${(e) => set({ conflict: e.target.value })}>
+      <option value="">show that job, enqueue nothing</option><option value="reject">refuse</option><option value="replace">cancel that job, unless it runs</option></select></${Field}>`
+    }
     ${o.retry && html`<div class="note">Backoff as that job's: ${span(o.retry.base_ms)} × ${o.retry.factor ?? 2}${o.retry.cap_ms ? `, at most ${span(o.retry.cap_ms)}` : ''}. <button type="button" class="small" onClick=${() => set({ retry: null })}>Use the kind's</button></div>`}</div>`;
 }
 
@@ -170,7 +256,11 @@ function Curl({ body, schema, token }) {
   const [open, setOpen] = useState(false);
   const hidden = { ...body, payload: masked(body.payload, schema) };
   const secret = JSON.stringify(hidden) !== JSON.stringify(body);
-  const text = `curl -X POST ${location.origin}/v1/jobs \\\n  -H 'Content-Type: application/json' -H "Idempotency-Key: $(uuidgen)" \\\n${token ? '  -H "Authorization: Bearer $TICKR_TOKEN" \\\n' : ''}  -d '${JSON.stringify(open ? body : hidden).replace(UNSEEN, unseen).replaceAll("'", "'\\''")}'`;
+  const text = `curl -X POST ${location.origin}/v1/jobs \\\n  -H 'Content-Type: application/json' -H "Idempotency-Key: $(uuidgen)" \\\n${token ? '  -H "Authorization: Bearer $TICKR_TOKEN" \\\n' : ''}  -d '${JSON.stringify(
+    open ? body : hidden,
+  )
+    .replace(UNSEEN, unseen)
+    .replaceAll("'", "'\\''")}'`;
   return html`<${Panel} title="The same with curl" side=${html`${secret && html`<button type="button" class="quiet small" onClick=${() => setOpen(!open)}>${open ? 'hide sensitive values' : 'show sensitive values'}</button>`}<${Copy} text=${text} label="Copy the curl line" />`}><pre class="tall">${text}</pre></${Panel}>`;
 }
 

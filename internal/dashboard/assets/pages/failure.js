@@ -1,17 +1,18 @@
 // One cause of failures: what it says, since when, how much, and how to be rid of it.
-import { html, cls, useMemo, useRef, useState } from '../core/dom.js';
+
 import { now, post, seg, url } from '../core/api.js';
+import { cls, html, useMemo, useRef, useState } from '../core/dom.js';
+import { brief, count, plural, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { brief, count, plural, utc } from '../core/format.js';
 import { Allowed, Badge, Copy, Empty, Field, Head, JobLink, Panel, Skeleton, Time, Trouble, tell } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { Chart } from '../ui/chart.js';
 import { ask, confirm } from '../ui/dialog.js';
 import { quoted } from '../ui/filter.js';
 import { Json } from '../ui/json.js';
-import { Letters, errorOf, failed, recentOf, standings, useSettled } from '../ui/letters.js';
-import { Watched, isRunning, nameOf, ofGroup, outcome, touches, useOperations } from '../ui/operation.js';
+import { errorOf, failed, Letters, recentOf, standings, useSettled } from '../ui/letters.js';
+import { isRunning, nameOf, ofGroup, outcome, touches, useOperations, Watched } from '../ui/operation.js';
 import { discard, release } from './failures.js';
 
 export default function Failure({ params: [fingerprint] }) {
@@ -27,13 +28,23 @@ export default function Failure({ params: [fingerprint] }) {
   const sample = useRef(null);
   if (newest.data) sample.current = newest.data;
   const kinds = useQuery('/v1/kinds');
-  const retrying = useQuery(group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null, { every: 10000 });
+  const retrying = useQuery(
+    group.data ? url('/v1/jobs/count', { q: `state:retrying kind:${quoted(group.data.kind)}` }) : null,
+    { every: 10000 },
+  );
   if (group.error?.status === 404 || group.error?.status === 422) {
     return html`<${Head} title="Failure" /><${Empty} title="There is no such failure"><span class="mono wrap">${fingerprint}</span><br />Its jobs may have been retried or deleted, or their retention may have ended. <a href="/failures">All failures</a></${Empty}>`;
   }
-  if (!group.data) return group.error ? html`<${Trouble} error=${group.error} retry=${group.reload} />` : html`<${Skeleton} />`;
+  if (!group.data)
+    return group.error ? html`<${Trouble} error=${group.error} retry=${group.reload} />` : html`<${Skeleton} />`;
   const it = group.data;
-  const shown = standings.includes(query.get('standing')) ? query.get('standing') : it.open > 0 || it.replayed + it.discarded === 0 ? 'open' : it.replayed >= it.discarded ? 'replayed' : 'discarded';
+  const shown = standings.includes(query.get('standing'))
+    ? query.get('standing')
+    : it.open > 0 || it.replayed + it.discarded === 0
+      ? 'open'
+      : it.replayed >= it.discarded
+        ? 'replayed'
+        : 'discarded';
   const trial = query.get('trial');
   const reload = () => {
     operations.reload();
@@ -46,13 +57,22 @@ export default function Failure({ params: [fingerprint] }) {
     reload();
   };
   // What was begun here stays in sight when it is over; the rest is history.
-  const watched = (operations.data?.data ?? []).filter((operation) => (isRunning(operation) && touches(operation, it)) || begun.includes(operation.id));
+  const watched = (operations.data?.data ?? []).filter(
+    (operation) => (isRunning(operation) && touches(operation, it)) || begun.includes(operation.id),
+  );
   const past = mine.filter((operation) => !watched.includes(operation));
   return html`<${Head} title=${html`${it.kind} <${Badge} is=${it.open > 0 ? 'failed' : 'done'}>${it.open > 0 ? `${count(it.open, it.capped)} open` : 'none open'}</${Badge}>`}
       sub=${html`<span class="lines bad mono">${errorOf(it)}</span><span class="row"><span class="mono wrap">${it.fingerprint}</span><${Copy} text=${it.fingerprint} label="Copy the fingerprint" /></span>`}>
-      ${it.open > 0 && html`<${Allowed}><button type="button" class="primary" onClick=${() => start(release)}>Release</button>
-        <button type="button" onClick=${() => tryOne(it, (id) => { change({ trial: id }); group.reload(); })}>Try one</button>
-        <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button></${Allowed}>`}
+      ${
+        it.open > 0 &&
+        html`<${Allowed}><button type="button" class="primary" onClick=${() => start(release)}>Release</button>
+        <button type="button" onClick=${() =>
+          tryOne(it, (id) => {
+            change({ trial: id });
+            group.reload();
+          })}>Try one</button>
+        <button type="button" class="danger" onClick=${() => start(discard)}>Discard</button></${Allowed}>`
+      }
       ${sample.current && html`<${Pause} queue=${sample.current.queue} />`}</${Head}>
     ${watched.map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload}>${operation.action === 'replay' && html`<${Relapse} operation=${operation} fingerprint=${it.fingerprint} />`}</${Watched}>`)}
     ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
@@ -73,24 +93,38 @@ export default function Failure({ params: [fingerprint] }) {
       <a href=${url('/jobs', { q: `group:${it.fingerprint} dead:${shown}` })}>In the list of jobs</a></header>
       <nav class="tabs" aria-label="Standing">${standings.map((word) => html`<a key=${word} href=${url(`/failures/${it.fingerprint}`, { standing: word, trial })} aria-current=${word === shown ? 'page' : undefined}>${word}<span class="num">${brief(it[word], it.capped)}</span></a>`)}</nav>
       <${Letters} key=${shown} standing=${shown} fingerprint=${it.fingerprint} cursor=${query.get('cursor') ?? ''} change=${change} busy=${busy} /></section>
-    ${past.length > 0 && html`<${Panel} title="What was done to them"><ul class="plain-list">${past.map((operation) => html`<li key=${operation.id} class="row wrap"><a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a> <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
-      <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span></li>`)}</ul></${Panel}>`}`;
+    ${
+      past.length > 0 &&
+      html`<${Panel} title="What was done to them"><ul class="plain-list">${past.map(
+        (
+          operation,
+        ) => html`<li key=${operation.id} class="row wrap"><a href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a> <${Badge} is=${operation.state} /><span>${outcome(operation)}</span>
+      <span class="soft">by <bdi>${operation.asked_by}</bdi>, <${Time} at=${operation.created_at} /></span></li>`,
+      )}</ul></${Panel}>`
+    }`;
 }
 
-const Figure = ({ name, note, children }) => html`<div class="figure"><div class="name">${name}</div><div class="value">${children}</div><div class="sub">${note}</div></div>`;
+const Figure = ({ name, note, children }) =>
+  html`<div class="figure"><div class="name">${name}</div><div class="value">${children}</div><div class="sub">${note}</div></div>`;
 
 /** Only the listing of groups knows the hours. */
 function Recent({ group }) {
-  const page = useQuery(group.open > 0 ? url('/v1/dead/groups', { kind: group.kind, limit: 200 }) : null, { every: 30000 });
+  const page = useQuery(group.open > 0 ? url('/v1/dead/groups', { kind: group.kind, limit: 200 }) : null, {
+    every: 30000,
+  });
   const hours = recentOf(page.data?.data.find((one) => one.fingerprint === group.fingerprint));
   const x = useMemo(() => hours?.map((_, i) => now() - (hours.length - i - 0.5) * 3600e3), [hours]);
   if (!hours) return null;
-  return html`<${Panel} title="When they failed" side=${html`<span class="soft num">${plural(hours.reduce((sum, n) => sum + n, 0), 'open one')} of the last 24 h, by the hour</span>`}>
+  return html`<${Panel} title="When they failed" side=${html`<span class="soft num">${plural(
+    hours.reduce((sum, n) => sum + n, 0),
+    'open one',
+  )} of the last 24 h, by the hour</span>`}>
     <${Chart} x=${x} series=${[{ name: 'failed', values: hours, colour: 4, bars: true }]} format=${(n) => count(Math.round(n))} label="Failures of the last 24 hours" /></${Panel}>`;
 }
 
 /** The whole error of the newest job, as its last attempt told it. */
-const errorIn = (job, group) => job?.attempts?.findLast((attempt) => attempt.error)?.error ?? job?.last_error ?? group.sample_error;
+const errorIn = (job, group) =>
+  job?.attempts?.findLast((attempt) => attempt.error)?.error ?? job?.last_error ?? group.sample_error;
 
 /** Says when what is being released fails again. */
 function Relapse({ operation, fingerprint }) {
@@ -110,17 +144,27 @@ function Work({ job, schema }) {
 }
 
 /** A single replay, to see whether the cause is gone before the rest follows. */
-const tryOne = (group, done) => confirm('Try one of them?', 'The newest becomes a new job. See how it goes, then release the rest.', 'Try it', async () => {
-  const made = await post(`/v1/jobs/${group.sample}/replay`, {});
-  tell('A new job was made of the newest', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
-  done(made.id);
-  return true;
-});
+const tryOne = (group, done) =>
+  confirm(
+    'Try one of them?',
+    'The newest becomes a new job. See how it goes, then release the rest.',
+    'Try it',
+    async () => {
+      const made = await post(`/v1/jobs/${group.sample}/replay`, {});
+      tell('A new job was made of the newest', 'good', { href: `/jobs/${made.id}`, text: 'Look at it' });
+      done(made.id);
+      return true;
+    },
+  );
 
 function Trial({ id, hide }) {
   const job = useQuery(`/v1/jobs/${seg(id)}`, { on: (event) => event.data?.includes(id), every: 3000, pace: 300 });
   const state = job.data?.state;
-  const said = { completed: 'It completed: the cause seems to be gone.', failed: 'It failed as well. The rest would do the same.', retrying: 'It failed and will be tried again.' }[state];
+  const said = {
+    completed: 'It completed: the cause seems to be gone.',
+    failed: 'It failed as well. The rest would do the same.',
+    retrying: 'It failed and will be tried again.',
+  }[state];
   return html`<div class=${cls('note', state === 'completed' ? 'good' : state === 'failed' || state === 'retrying' ? 'warn' : '')} role="status"><div class="row apart"><span class="row"><b>The one that was tried</b><${JobLink} id=${id} />${state && html`<${Badge} is=${state} />`}</span>
     <button type="button" class="quiet small" aria-label="Hide the trial" onClick=${hide}>✕</button></div>
     ${job.error ? html`<p>${job.error.message}</p>` : html`<p>${said ?? 'It has not ended yet.'}</p>`}${job.data?.last_error && state !== 'completed' && html`<div class="error">${job.data.last_error}</div>`}</div>`;
@@ -131,17 +175,25 @@ function Pause({ queue }) {
   const path = `/v1/queues/${seg(queue)}`;
   const found = useQuery(path, { every: 15000 });
   if (!found.data) return null;
-  if (found.data.paused) return html`<a class="badge paused" href=${`/queues/${seg(queue)}`}>queue ${queue} is paused</a>`;
-  const pause = () => ask({
-    title: `Pause the queue ${queue}?`, action: 'Pause', danger: true, values: { reason: '' },
-    body: ({ values, set }) => html`<p>No job of it starts until somebody resumes it, of whatever kind. What runs goes on.</p>
+  if (found.data.paused)
+    return html`<a class="badge paused" href=${`/queues/${seg(queue)}`}>queue ${queue} is paused</a>`;
+  const pause = () =>
+    ask({
+      title: `Pause the queue ${queue}?`,
+      action: 'Pause',
+      danger: true,
+      values: { reason: '' },
+      body: ({
+        values,
+        set,
+      }) => html`<p>No job of it starts until somebody resumes it, of whatever kind. What runs goes on.</p>
       <${Field} label="Reason" id="pause-reason" hint="For whoever wonders why nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
-    submit: async ({ reason }) => {
-      await post(`${path}/pause`, reason.trim() ? { reason: reason.trim() } : {});
-      tell(`The queue ${queue} is paused`, 'good', { href: `/queues/${seg(queue)}`, text: 'To the queue' });
-      found.reload();
-      return true;
-    },
-  });
+      submit: async ({ reason }) => {
+        await post(`${path}/pause`, reason.trim() ? { reason: reason.trim() } : {});
+        tell(`The queue ${queue} is paused`, 'good', { href: `/queues/${seg(queue)}`, text: 'To the queue' });
+        found.reload();
+        return true;
+      },
+    });
   return html`<${Allowed}><button type="button" onClick=${pause}>Pause the queue</button></${Allowed}>`;
 }

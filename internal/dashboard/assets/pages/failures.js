@@ -1,22 +1,33 @@
 // What fails: dead letters by cause, the cause that struck last first.
-import { html, useMemo } from '../core/dom.js';
+
 import { get, url } from '../core/api.js';
+import { html, useMemo } from '../core/dom.js';
+import { brief, count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { brief, count, plural } from '../core/format.js';
 import { Allowed, Empty, Head, JobLink, Skeleton, Time, Trouble, useMay } from '../ui/base.js';
 import { bulk } from '../ui/bulk.js';
 import { Spark } from '../ui/chart.js';
 import { quoted } from '../ui/filter.js';
-import { Letters, Pages, errorOf, failed, recentOf, standings, useSettled } from '../ui/letters.js';
-import { Watched, isRunning, nameOf, ofGroup, portion, useOperations } from '../ui/operation.js';
+import { errorOf, failed, Letters, Pages, recentOf, standings, useSettled } from '../ui/letters.js';
+import { isRunning, nameOf, ofGroup, portion, useOperations, Watched } from '../ui/operation.js';
 
 const PAGE = 50;
 /** What a release begins with, so that what has just come back is not pushed over again. */
 export const GENTLE = 20;
 
-export const release = (group) => bulk('replay', { fingerprint: group.fingerprint }, { rate: GENTLE, name: 'Release', title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}` });
-export const discard = (group) => bulk('discard', { fingerprint: group.fingerprint }, { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}` });
+export const release = (group) =>
+  bulk(
+    'replay',
+    { fingerprint: group.fingerprint },
+    { rate: GENTLE, name: 'Release', title: `Release ${plural(group.open, 'dead letter')} of ${group.kind}` },
+  );
+export const discard = (group) =>
+  bulk(
+    'discard',
+    { fingerprint: group.fingerprint },
+    { title: `Discard ${plural(group.open, 'dead letter')} of ${group.kind}` },
+  );
 
 export default function Failures() {
   const [query, change] = useWords();
@@ -28,18 +39,31 @@ export default function Failures() {
   const operations = useOperations({ limit: 50 });
   const busy = Boolean(operations.data?.data.some(isRunning));
   const auto = !cursor;
-  const page = useQuery(standing === 'open' ? url('/v1/dead/groups', { kind, limit: PAGE, cursor }) : null, { on: auto && failed, every: auto ? (busy ? 3000 : 15000) : 0, pace: 2000 });
+  const page = useQuery(standing === 'open' ? url('/v1/dead/groups', { kind, limit: PAGE, cursor }) : null, {
+    on: auto && failed,
+    every: auto ? (busy ? 3000 : 15000) : 0,
+    pace: 2000,
+  });
   const groups = page.data?.data ?? [];
   const counts = useCounts(kind, busy);
   useSettled(busy, () => {
     page.reload();
     counts.reload();
   });
-  const known = [...new Set([...(kinds.data?.data.map((one) => one.kind) ?? []), ...groups.map((group) => group.kind), ...(kind ? [kind] : [])])].sort();
+  const known = [
+    ...new Set([
+      ...(kinds.data?.data.map((one) => one.kind) ?? []),
+      ...groups.map((group) => group.kind),
+      ...(kind ? [kind] : []),
+    ]),
+  ].sort();
   const open = counts.data?.open;
   const all = async (action) => {
     const of = kind ? `of ${kind}` : 'of all kinds';
-    const text = action === 'replay' ? { name: 'Release', title: `Release everything open ${of}`, rate: GENTLE } : { title: `Discard everything open ${of}` };
+    const text =
+      action === 'replay'
+        ? { name: 'Release', title: `Release everything open ${of}`, rate: GENTLE }
+        : { title: `Discard everything open ${of}` };
     if (await bulk(action, kind ? { kind } : {}, text)) after();
   };
   const after = () => {
@@ -48,28 +72,53 @@ export default function Failures() {
     counts.reload();
   };
   return html`<${Head} title="Failures" sub="Jobs that failed for good, by cause. Release makes new jobs of them.">
-      ${admin && standing === 'open' && groups.length > 0 && html`<button type="button" onClick=${() => all('replay')}>Release ${kind ? 'this kind' : 'all'}</button>
-        <button type="button" class="danger" onClick=${() => all('discard')}>Discard ${kind ? 'this kind' : 'all'}</button>`}</${Head}>
+      ${
+        admin &&
+        standing === 'open' &&
+        groups.length > 0 &&
+        html`<button type="button" onClick=${() => all('replay')}>Release ${kind ? 'this kind' : 'all'}</button>
+        <button type="button" class="danger" onClick=${() => all('discard')}>Discard ${kind ? 'this kind' : 'all'}</button>`
+      }</${Head}>
     ${standing === 'open' && groups.length > 0 && html`<${Summary} groups=${groups} open=${open} retrying=${counts.data?.retrying} kind=${kind} first=${auto} more=${page.data.next_cursor} />`}
-    ${operations.data?.data.filter((operation) => isRunning(operation) && ['replay', 'discard'].includes(operation.action) && !operation.filter.fingerprint)
+    ${operations.data?.data
+      .filter(
+        (operation) =>
+          isRunning(operation) && ['replay', 'discard'].includes(operation.action) && !operation.filter.fingerprint,
+      )
       .map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${after} />`)}
     <div class="row apart"><nav class="tabs grow" aria-label="Standing">
       ${standings.map((word) => html`<a key=${word} href=${url('/failures', { standing: word === 'open' ? '' : word, kind })} aria-current=${word === standing ? 'page' : undefined}>${word}<span class="num" title=${count(counts.data?.[word].count, counts.data?.[word].capped)}>${brief(counts.data?.[word].count ?? null, counts.data?.[word].capped)}</span></a>`)}</nav>
       <label class="row"><span class="soft">Kind</span><select value=${kind} onChange=${(event) => change({ kind: event.target.value, cursor: null }, { replace: false })}>
         <option value="">all</option>${known.map((one) => html`<option key=${one} value=${one}>${one}</option>`)}</select></label></div>
     <section class="panel" aria-label=${standing === 'open' ? 'Groups of failures' : `Letters ${standing}`}>
-      ${standing === 'open' ? html`<${Groups} page=${page} groups=${groups} kind=${kind} operations=${operations.data?.data} after=${after} />
-        <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />` : html`<${Letters} standing=${standing} kind=${kind} cursor=${cursor} change=${change} busy=${busy} />`}</section>`;
+      ${
+        standing === 'open'
+          ? html`<${Groups} page=${page} groups=${groups} kind=${kind} operations=${operations.data?.data} after=${after} />
+        <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} />`
+          : html`<${Letters} standing=${standing} kind=${kind} cursor=${cursor} change=${change} busy=${busy} />`
+      }</section>`;
 }
 
 /** How many letters of each standing, and how many jobs may join them. */
 function useCounts(kind, busy) {
   const word = kind ? ` kind:${quoted(kind)}` : '';
-  const read = useMemo(() => async (_, signal) => {
-    const each = await Promise.all([...standings.map((one) => `dead:${one}`), 'state:retrying'].map((q) => get('/v1/jobs/count', { q: q + word }, signal)));
-    return Object.fromEntries([...standings, 'retrying'].map((one, i) => [one, each[i]]));
-  }, [word]);
-  return useQuery(url('/v1/jobs/count', { q: `dead:${word}` }), { on: failed, every: busy ? 3000 : 20000, pace: 3000, read });
+  const read = useMemo(
+    () => async (_, signal) => {
+      const each = await Promise.all(
+        [...standings.map((one) => `dead:${one}`), 'state:retrying'].map((q) =>
+          get('/v1/jobs/count', { q: q + word }, signal),
+        ),
+      );
+      return Object.fromEntries([...standings, 'retrying'].map((one, i) => [one, each[i]]));
+    },
+    [word],
+  );
+  return useQuery(url('/v1/jobs/count', { q: `dead:${word}` }), {
+    on: failed,
+    every: busy ? 3000 : 20000,
+    pace: 3000,
+    read,
+  });
 }
 
 function Summary({ groups, open, retrying, kind, first, more }) {
@@ -88,7 +137,8 @@ function Groups({ page, groups, kind, operations, after }) {
   if (page.error) return html`<${Trouble} error=${page.error} retry=${page.reload} />`;
   if (!page.data) return html`<${Skeleton} />`;
   if (groups.length === 0) {
-    return kind ? html`<${Empty} title="Nothing of this kind is open"><a href="/failures">Failures of all kinds</a></${Empty}>`
+    return kind
+      ? html`<${Empty} title="Nothing of this kind is open"><a href="/failures">Failures of all kinds</a></${Empty}>`
       : html`<${Empty} title="Nothing has failed for good">A job comes here when its last attempt has failed, or its handler said that no attempt will help. Those with the same cause make a group.
         <div><pre>curl ${location.origin}/v1/dead/groups</pre></div></${Empty}>`;
   }
@@ -97,11 +147,16 @@ function Groups({ page, groups, kind, operations, after }) {
     ${groups.map((group) => {
       const error = errorOf(group);
       const recent = recentOf(group);
-      const act = async (what) => await what(group) && after();
+      const act = async (what) => (await what(group)) && after();
       return html`<tr key=${group.fingerprint} data-row>
         <td data-label="Failure" class="cause"><div class="stack tighter"><a class="lines bold" href=${`/failures/${group.fingerprint}`} title=${error}>${error}</a>
           <span class="row"><a class="tag" href=${url('/failures', { kind: group.kind })} title="Only this kind">${group.kind}</a>
-            ${ofGroup(operations, group.fingerprint).filter(isRunning).map((operation) => html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}: ${Math.round(portion(operation))} %</a>`)}
+            ${ofGroup(operations, group.fingerprint)
+              .filter(isRunning)
+              .map(
+                (operation) =>
+                  html`<a key=${operation.id} class="badge running" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}: ${Math.round(portion(operation))} %</a>`,
+              )}
             ${error !== group.sample_error && html`<span class="lines one faint grow" title=${group.sample_error}>${group.sample_error}</span>`}</span></div></td>
         <td data-label="Open" class="right num bold">${count(group.open, group.capped)}</td>
         ${drawn && html`<td data-label="Last 24 h">${recent ? html`<${Spark} values=${recent} bars colour=${4} label="Failed in the last hour" />` : '–'}</td>`}

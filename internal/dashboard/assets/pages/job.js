@@ -1,10 +1,26 @@
 // One job: why it is where it is, what happened to it, and what can be done.
-import { html, useEffect, useState } from '../core/dom.js';
+
 import { call, callTagged, post, seg } from '../core/api.js';
+import { html, useEffect, useState } from '../core/dom.js';
+import { plural, span, utc } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go } from '../core/route.js';
-import { plural, span, utc } from '../core/format.js';
-import { Allowed, Badge, Copy, Empty, Field, Head, JobLink, Panel, Skeleton, Time, Trouble, tell, useMay, useNow } from '../ui/base.js';
+import {
+  Allowed,
+  Badge,
+  Copy,
+  Empty,
+  Field,
+  Head,
+  JobLink,
+  Panel,
+  Skeleton,
+  Time,
+  Trouble,
+  tell,
+  useMay,
+  useNow,
+} from '../ui/base.js';
 import { ask, confirm } from '../ui/dialog.js';
 import { Json } from '../ui/json.js';
 
@@ -26,7 +42,10 @@ export default function Job({ params: [id] }) {
   const kind = kinds.data?.data.find((known) => known.kind === it.kind);
   return html`
     <${Head} title=${html`${it.kind} <${Badge} is=${it.state} />`} sub=${html`<span class="row"><span class="mono wrap">${it.id}</span><${Copy} text=${it.id} label="Copy the id" /></span>`}>
-      <${Actions} job=${it} path=${path} reload=${() => { job.reload(); why.reload(); }} /></${Head}>
+      <${Actions} job=${it} path=${path} reload=${() => {
+        job.reload();
+        why.reload();
+      }} /></${Head}>
     <${Explained} why=${why} job=${it} />
     ${it.progress && it.state === 'executing' && html`<${Panel} title="Progress"><div class="row apart"><span>${it.progress.note ?? ''}</span><b class="num">${Math.round(it.progress.percent)} %</b></div><progress max="100" value=${it.progress.percent} aria-label="Progress"></progress></${Panel}>`}
     <div class="grid wide">
@@ -46,7 +65,13 @@ export default function Job({ params: [id] }) {
 function Explained({ why, job }) {
   if (!why.data) return why.error ? html`<${Trouble} error=${why.error} />` : null;
   const bad = ['queue_paused', 'no_runner', 'queue_not_served', 'kind_unknown', 'overdue', 'lease_over'];
-  const worst = why.data.reasons.some((reason) => bad.includes(reason.code)) ? 'warn' : job.state === 'failed' ? 'bad' : job.state === 'completed' ? 'good' : '';
+  const worst = why.data.reasons.some((reason) => bad.includes(reason.code))
+    ? 'warn'
+    : job.state === 'failed'
+      ? 'bad'
+      : job.state === 'completed'
+        ? 'good'
+        : '';
   const title = over(job) ? 'How it ended' : job.state === 'executing' ? 'What it does' : 'Why it does not run';
   return html`<div class=${`note ${worst}`} id="explain"><b>${title}</b>
     ${why.data.reasons.length === 1 ? html`<p class="wrap">${sentence(why.data.reasons[0].text)}</p>` : html`<ol class="wrap">${why.data.reasons.map((reason) => html`<li key=${reason.code}>${sentence(reason.text)}</li>`)}</ol>`}
@@ -67,37 +92,103 @@ function Actions({ job, path, reload }) {
   const letter = job.dead_letter?.standing === 'open';
   return html`<div class="row">
     <${Allowed}>
-      ${waits(job) && html`<button type="button" onClick=${() => confirm('Run it now?', 'The job becomes due at once.', 'Run now', async () => { await post(`${path}/run-now`); return done('The job is due now'); })}>Run now</button>
-        <button type="button" onClick=${() => reschedule(job, path, done)}>Reschedule</button>`}
-      ${(job.state === 'failed' || job.state === 'cancelled') && html`<button type="button" class="primary" onClick=${() => confirm('Retry this job?', 'The same job gets a new life, with all of its attempts again.', 'Retry', async () => { await post(`${path}/retry`); return done('The job waits again'); })}>Retry</button>`}
-      ${letter && html`<button type="button" onClick=${() => confirm('Replay it?', 'A new job with the same payload is made. This one stays as it is, marked as replayed.', 'Replay', async () => {
-        const made = await post(`${path}/replay`, {});
-        done('A new job was made of it');
-        go(`/jobs/${made.id}`);
-        return true;
-      })}>Replay</button>
-        <button type="button" class="danger" onClick=${() => ask({ title: 'Discard this dead letter?', action: 'Discard', danger: true, values: { reason: '' }, ready: (v) => v.reason.trim(),
-          body: ({ values, set }) => html`<p>It leaves the open failures, and is purged after its retention.</p><${Field} label="Reason" id="discard-reason"><input id="discard-reason" required maxlength="500" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
-          submit: async ({ reason }) => { await post(`${path}/discard`, { reason }); return done('The dead letter was discarded'); } })}>Discard</button>`}
-      ${!over(job) && html`<button type="button" class="danger" disabled=${Boolean(job.cancel_requested_at)} onClick=${() => confirm('Cancel this job?', job.state === 'executing' ? 'It runs: its handler is asked to stop, and may take a while.' : 'It will never start.', 'Cancel the job', async () => {
-        const answer = await post(`${path}/cancel`);
-        return done(answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop');
-      })}>${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}</button>`}
-      ${over(job) && html`<button type="button" class="danger" onClick=${() => confirm('Delete this job?', 'The job is removed with its attempts and its result. That cannot be undone.', 'Delete', async () => {
-        await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
-        tell('The job is being deleted');
-        go('/jobs');
-        return true;
-      })}>Delete</button>`}
+      ${
+        waits(job) &&
+        html`<button type="button" onClick=${() =>
+          confirm('Run it now?', 'The job becomes due at once.', 'Run now', async () => {
+            await post(`${path}/run-now`);
+            return done('The job is due now');
+          })}>Run now</button>
+        <button type="button" onClick=${() => reschedule(job, path, done)}>Reschedule</button>`
+      }
+      ${
+        (job.state === 'failed' || job.state === 'cancelled') &&
+        html`<button type="button" class="primary" onClick=${() =>
+          confirm(
+            'Retry this job?',
+            'The same job gets a new life, with all of its attempts again.',
+            'Retry',
+            async () => {
+              await post(`${path}/retry`);
+              return done('The job waits again');
+            },
+          )}>Retry</button>`
+      }
+      ${
+        letter &&
+        html`<button type="button" onClick=${() =>
+          confirm(
+            'Replay it?',
+            'A new job with the same payload is made. This one stays as it is, marked as replayed.',
+            'Replay',
+            async () => {
+              const made = await post(`${path}/replay`, {});
+              done('A new job was made of it');
+              go(`/jobs/${made.id}`);
+              return true;
+            },
+          )}>Replay</button>
+        <button type="button" class="danger" onClick=${() =>
+          ask({
+            title: 'Discard this dead letter?',
+            action: 'Discard',
+            danger: true,
+            values: { reason: '' },
+            ready: (v) => v.reason.trim(),
+            body: ({ values, set }) =>
+              html`<p>It leaves the open failures, and is purged after its retention.</p><${Field} label="Reason" id="discard-reason"><input id="discard-reason" required maxlength="500" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+            submit: async ({ reason }) => {
+              await post(`${path}/discard`, { reason });
+              return done('The dead letter was discarded');
+            },
+          })}>Discard</button>`
+      }
+      ${
+        !over(job) &&
+        html`<button type="button" class="danger" disabled=${Boolean(job.cancel_requested_at)} onClick=${() =>
+          confirm(
+            'Cancel this job?',
+            job.state === 'executing'
+              ? 'It runs: its handler is asked to stop, and may take a while.'
+              : 'It will never start.',
+            'Cancel the job',
+            async () => {
+              const answer = await post(`${path}/cancel`);
+              return done(answer.state === 'cancelled' ? 'The job will never start' : 'The handler was asked to stop');
+            },
+          )}>${job.cancel_requested_at ? 'Asked to stop' : 'Cancel'}</button>`
+      }
+      ${
+        over(job) &&
+        html`<button type="button" class="danger" onClick=${() =>
+          confirm(
+            'Delete this job?',
+            'The job is removed with its attempts and its result. That cannot be undone.',
+            'Delete',
+            async () => {
+              await post('/v1/operations', { action: 'delete', filter: { ids: [job.id] } });
+              tell('The job is being deleted');
+              go('/jobs');
+              return true;
+            },
+          )}>Delete</button>`
+      }
     </${Allowed}>
     <${Allowed} to="enqueue"><a class="button" href=${`/enqueue?from=${job.id}`}>Run again with edits</a></${Allowed}></div>`;
 }
 
 function reschedule(job, path, done) {
-  const local = new Date(Date.parse(job.execute_at) - new Date().getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  const local = new Date(Date.parse(job.execute_at) - new Date().getTimezoneOffset() * 60000)
+    .toISOString()
+    .slice(0, 16);
   ask({
-    title: 'When should it run?', action: 'Reschedule', values: { when: local, priority: String(job.priority) },
-    body: ({ values, set }) => html`<div class="fields"><${Field} label="Due at (your local time)" id="when"><input id="when" type="datetime-local" required value=${values.when} onInput=${(e) => set({ when: e.target.value })} /></${Field}>
+    title: 'When should it run?',
+    action: 'Reschedule',
+    values: { when: local, priority: String(job.priority) },
+    body: ({
+      values,
+      set,
+    }) => html`<div class="fields"><${Field} label="Due at (your local time)" id="when"><input id="when" type="datetime-local" required value=${values.when} onInput=${(e) => set({ when: e.target.value })} /></${Field}>
       <${Field} label="Priority" id="priority" hint="0 runs first, 9 last"><input id="priority" type="number" min="0" max="9" required value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}></div>`,
     submit: async ({ when, priority }) => {
       const { tag } = await callTagged('GET', path);
@@ -133,14 +224,25 @@ function Timeline({ job }) {
     steps.push({ at: attempt.started_at, is: 'executing', text: `Attempt ${attempt.number} began` });
     if (attempt.finished_at) {
       const last = attempt === job.attempts.at(-1);
-      steps.push({ at: attempt.finished_at, is: last && over(job) ? job.state : attempt.verdict === 'succeeded' ? 'completed' : 'retrying', text: `Attempt ${attempt.number}: ${attempt.verdict.replaceAll('_', ' ')}` });
+      steps.push({
+        at: attempt.finished_at,
+        is: last && over(job) ? job.state : attempt.verdict === 'succeeded' ? 'completed' : 'retrying',
+        text: `Attempt ${attempt.number}: ${attempt.verdict.replaceAll('_', ' ')}`,
+      });
     }
   }
   if (job.cancel_requested_at) steps.push({ at: job.cancel_requested_at, is: 'cancelled', text: 'Asked to stop' });
-  if (over(job) && !job.attempts?.some((attempt) => attempt.finished_at === job.finished_at)) steps.push({ at: job.finished_at, is: job.state, text: `Ended as ${job.state}` });
+  if (over(job) && !job.attempts?.some((attempt) => attempt.finished_at === job.finished_at))
+    steps.push({ at: job.finished_at, is: job.state, text: `Ended as ${job.state}` });
   steps.sort((a, b) => Date.parse(a.at) - Date.parse(b.at));
-  if (job.dead_letter && job.dead_letter.standing !== 'open') steps.push({ at: job.dead_letter.since, is: 'waiting', text: `${job.dead_letter.standing} by ${job.dead_letter.by ?? 'somebody'}` });
-  if (waits(job)) steps.push({ at: job.execute_at, is: 'waiting', text: Date.parse(job.execute_at) > now ? 'Due' : 'Has been due' });
+  if (job.dead_letter && job.dead_letter.standing !== 'open')
+    steps.push({
+      at: job.dead_letter.since,
+      is: 'waiting',
+      text: `${job.dead_letter.standing} by ${job.dead_letter.by ?? 'somebody'}`,
+    });
+  if (waits(job))
+    steps.push({ at: job.execute_at, is: 'waiting', text: Date.parse(job.execute_at) > now ? 'Due' : 'Has been due' });
   return html`<ol class="timeline">${steps.map((step, i) => {
     const next = steps[i + 1];
     return html`<li key=${i} class=${step.is}><div class="row apart"><span>${step.text}</span><span class="soft"><${Time} at=${step.at} /></span></div>
@@ -149,7 +251,8 @@ function Timeline({ job }) {
 }
 
 function Facts({ job }) {
-  const fact = (name, value) => value !== null && value !== undefined && value !== false && html`<dt>${name}</dt><dd>${value}</dd>`;
+  const fact = (name, value) =>
+    value !== null && value !== undefined && value !== false && html`<dt>${name}</dt><dd>${value}</dd>`;
   return html`<dl class="facts">
     ${fact('Queue', html`<a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a>`)}
     ${fact('Priority', `${job.priority} (0 runs first, 9 last)`)}

@@ -1,12 +1,25 @@
 // Jobs: found by a filter, chosen one by one or all that match.
-import { html, cls, useEffect, useMemo, useState } from '../core/dom.js';
+
 import { call, get, url } from '../core/api.js';
+import { cls, html, useEffect, useMemo, useState } from '../core/dom.js';
+import { brief, count, plural } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { useWords } from '../core/route.js';
-import { brief, count, plural } from '../core/format.js';
-import { Allowed, Badge, Empty, Head, JobLink, Skeleton, Time, Trouble, tell, tellProblem, useMay } from '../ui/base.js';
-import { FilterBar, withWord, wordOf } from '../ui/filter.js';
+import {
+  Allowed,
+  Badge,
+  Empty,
+  Head,
+  JobLink,
+  Skeleton,
+  Time,
+  Trouble,
+  tell,
+  tellProblem,
+  useMay,
+} from '../ui/base.js';
 import { actions, bulk } from '../ui/bulk.js';
+import { FilterBar, withWord, wordOf } from '../ui/filter.js';
 
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 const PAGE = 50;
@@ -22,7 +35,11 @@ export default function Jobs() {
   const q = query.get('q') ?? '';
   const cursor = query.get('cursor') ?? '';
   const auto = !cursor;
-  const page = useQuery(url('/v1/jobs', { q, limit: PAGE, cursor }), { on: auto && happens, every: auto ? 15000 : 0, pace: 1500 });
+  const page = useQuery(url('/v1/jobs', { q, limit: PAGE, cursor }), {
+    on: auto && happens,
+    every: auto ? 15000 : 0,
+    pace: 1500,
+  });
   const [chosen, choose] = useState(new Set());
   const [all, setAll] = useState(false);
   const admin = useMay('admin');
@@ -54,10 +71,22 @@ export default function Jobs() {
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.error.status === 422 ? null : page.reload} />`}
     <${Tabs} q=${q} state=${state} broken=${page.error?.status === 422} />
     <section class="panel scroll" aria-label="Jobs found">
-    ${!page.data && !page.error ? html`<${Skeleton} />` : rows.length === 0 && !page.error ? html`<${None} q=${q} more=${page.data?.next_cursor} />` : html`<table class="cards"><thead><tr>
-      ${admin && html`<th><input type="checkbox" checked=${every} aria-label="Choose all of this page" onChange=${() => { choose(every ? new Set() : new Set(ids)); setAll(false); }} /></th>`}
+    ${
+      !page.data && !page.error
+        ? html`<${Skeleton} />`
+        : rows.length === 0 && !page.error
+          ? html`<${None} q=${q} more=${page.data?.next_cursor} />`
+          : html`<table class="cards"><thead><tr>
+      ${
+        admin &&
+        html`<th><input type="checkbox" checked=${every} aria-label="Choose all of this page" onChange=${() => {
+          choose(every ? new Set() : new Set(ids));
+          setAll(false);
+        }} /></th>`
+      }
       <th>State</th><th>Kind</th><th>Job</th><th>Queue</th><th class="right">Attempt</th><th>When</th><th>About</th></tr></thead><tbody>
-      ${rows.map((job) => html`<tr key=${job.id} data-row>
+      ${rows.map(
+        (job) => html`<tr key=${job.id} data-row>
         ${admin && html`<td><input type="checkbox" checked=${all || chosen.has(job.id)} aria-label=${`Choose the job ${job.id}`} onChange=${() => toggle(job.id)} /></td>`}
         <td data-label="State"><a href=${withState(q, job.state)} tabindex="-1"><${Badge} is=${job.state} /></a></td>
         <td data-label="Kind"><span class="bold">${job.kind}</span></td>
@@ -65,26 +94,48 @@ export default function Jobs() {
         <td data-label="Queue"><a href=${`/queues/${encodeURIComponent(job.queue)}`}>${job.queue}</a>${job.priority !== 5 && html` <span class="faint" title="Priority: 0 runs first, 9 last">p${job.priority}</span>`}</td>
         <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
         <td data-label="When"><${Time} at=${moment(job)} /></td>
-        <td data-label="About"><${About} job=${job} /></td></tr>`)}</tbody></table>`}
-    ${(cursor || page.data?.next_cursor) && html`<div class="more row">${cursor && html`<button type="button" onClick=${() => history.back()}>Newer</button>`}
-      ${page.data?.next_cursor && html`<button type="button" onClick=${() => change({ cursor: page.data.next_cursor }, { replace: false })}>Older</button>`}</div>`}
+        <td data-label="About"><${About} job=${job} /></td></tr>`,
+      )}</tbody></table>`
+    }
+    ${
+      (cursor || page.data?.next_cursor) &&
+      html`<div class="more row">${cursor && html`<button type="button" onClick=${() => history.back()}>Newer</button>`}
+      ${page.data?.next_cursor && html`<button type="button" onClick=${() => change({ cursor: page.data.next_cursor }, { replace: false })}>Older</button>`}</div>`
+    }
     </section>
-    ${admin && (chosen.size > 0 || all) && html`<div class="selection" role="region" aria-label="Chosen jobs">
+    ${
+      admin &&
+      (chosen.size > 0 || all) &&
+      html`<div class="selection" role="region" aria-label="Chosen jobs">
       <b>${all ? 'All that match' : plural(chosen.size, 'job')} chosen</b>
       ${!all && every && html`<button type="button" class="small quiet" onClick=${() => setAll(true)}>Choose all that match</button>`}
       <span class="grow"></span>
-      ${Object.entries(actions).filter(([word]) => word !== 'discard' || state === 'failed').map(([word, { name, danger }]) => html`<button type="button" key=${word} class=${danger ? 'small danger' : 'small'} onClick=${() => act(word)}>${name}</button>`)}
-      <button type="button" class="small quiet" data-escape onClick=${() => { choose(new Set()); setAll(false); }}>Clear</button></div>`}`;
+      ${Object.entries(actions)
+        .filter(([word]) => word !== 'discard' || state === 'failed')
+        .map(
+          ([word, { name, danger }]) =>
+            html`<button type="button" key=${word} class=${danger ? 'small danger' : 'small'} onClick=${() => act(word)}>${name}</button>`,
+        )}
+      <button type="button" class="small quiet" data-escape onClick=${() => {
+        choose(new Set());
+        setAll(false);
+      }}>Clear</button></div>`
+    }`;
 }
 
 const withState = (q, state) => url('/jobs', { q: withWord(q, 'state', state) });
 
 function About({ job }) {
-  if (job.state === 'executing' && job.progress) return html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>`;
-  if (job.last_error && job.state !== 'completed') return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>${job.last_error}</span>`;
+  if (job.state === 'executing' && job.progress)
+    return html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>`;
+  if (job.last_error && job.state !== 'completed')
+    return html`<span class=${cls('clip', job.state !== 'cancelled' && 'bad')} title=${job.last_error}>${job.last_error}</span>`;
   const words = [...(job.unique_key ? [job.unique_key] : []), ...(job.tags ?? [])];
-  if (job.schedule) return html`<span class="clip">by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a></span>`;
-  return words.length ? html`<span class="clip">${words.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}</span>` : html`<span class="faint">–</span>`;
+  if (job.schedule)
+    return html`<span class="clip">by <a href=${`/schedules/${encodeURIComponent(job.schedule.name)}`}>${job.schedule.name}</a></span>`;
+  return words.length
+    ? html`<span class="clip">${words.slice(0, 4).map((word) => html`<span class="tag" key=${word}>${word}</span> `)}</span>`
+    : html`<span class="faint">–</span>`;
 }
 
 /** All, and one tab for each state, with counts that stop at ten thousand. */
@@ -92,13 +143,21 @@ function Tabs({ q, state, broken }) {
   const rest = withWord(q, 'state', null);
   // One request for each state: they are read side by side, each bounded by the server.
   const path = broken ? null : url('/v1/jobs/count', { q: rest });
-  const read = useMemo(() => async (_, signal) => {
-    // Of all jobs, the server knows how many are not over yet without a search.
-    const stats = rest ? null : await get('/v1/stats', {}, signal);
-    const known = (word) => (stats && ['waiting', 'executing', 'retrying'].includes(word) ? { count: stats.states[word], capped: !stats.exact } : null);
-    const each = await Promise.all(states.map((word) => known(word) ?? get('/v1/jobs/count', { q: withWord(rest, 'state', word) }, signal)));
-    return Object.fromEntries(states.map((word, i) => [word, each[i]]));
-  }, [rest]);
+  const read = useMemo(
+    () => async (_, signal) => {
+      // Of all jobs, the server knows how many are not over yet without a search.
+      const stats = rest ? null : await get('/v1/stats', {}, signal);
+      const known = (word) =>
+        stats && ['waiting', 'executing', 'retrying'].includes(word)
+          ? { count: stats.states[word], capped: !stats.exact }
+          : null;
+      const each = await Promise.all(
+        states.map((word) => known(word) ?? get('/v1/jobs/count', { q: withWord(rest, 'state', word) }, signal)),
+      );
+      return Object.fromEntries(states.map((word, i) => [word, each[i]]));
+    },
+    [rest],
+  );
   const counts = useQuery(path, { on: happens, every: 20000, pace: 3000, read });
   const sum = counts.data && states.reduce((n, word) => n + counts.data[word].count, 0);
   const capped = counts.data && states.some((word) => counts.data[word].capped);
@@ -108,8 +167,10 @@ function Tabs({ q, state, broken }) {
 }
 
 function None({ q, more }) {
-  if (more) return html`<${Empty} title="Nothing among the jobs looked at so far">A page looks at a bounded number of jobs. Older ones may match.</${Empty}>`;
-  if (q) return html`<${Empty} title="No job matches">Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a></${Empty}>`;
+  if (more)
+    return html`<${Empty} title="Nothing among the jobs looked at so far">A page looks at a bounded number of jobs. Older ones may match.</${Empty}>`;
+  if (q)
+    return html`<${Empty} title="No job matches">Words must all hold. Jobs that ended are kept as long as their retention says. <a href="/jobs">Show all jobs</a></${Empty}>`;
   return html`<${Empty} title="No jobs yet">Any program enqueues one over HTTP:
     <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
   -d '{"kind": "http", "payload": {"url": "…"}}'</pre></div><a href="/enqueue">Or fill in a form</a></${Empty}>`;
@@ -121,12 +182,16 @@ function Export({ q }) {
   const run = async (kind) => {
     set(0);
     try {
-      const parts = kind === 'csv' ? ['id,kind,queue,state,attempt,max_attempts,priority,created_at,execute_at,finished_at,last_error\r\n'] : [];
+      const parts =
+        kind === 'csv'
+          ? ['id,kind,queue,state,attempt,max_attempts,priority,created_at,execute_at,finished_at,last_error\r\n']
+          : [];
       let rows = 0;
       let cursor = '';
       do {
         const page = await call('GET', url('/v1/jobs', { q, limit: 200, cursor }));
-        for (const job of page.data.slice(0, MOST_ROWS - rows)) parts.push(kind === 'csv' ? csv(job) : `${JSON.stringify(job)}\n`);
+        for (const job of page.data.slice(0, MOST_ROWS - rows))
+          parts.push(kind === 'csv' ? csv(job) : `${JSON.stringify(job)}\n`);
         rows += page.data.length;
         cursor = page.next_cursor ?? '';
         set(Math.min(rows, MOST_ROWS));
@@ -136,14 +201,22 @@ function Export({ q }) {
       link.download = `jobs.${kind === 'csv' ? 'csv' : 'ndjson'}`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-      tell(cursor ? `The newest ${count(MOST_ROWS)} jobs were exported; a narrower filter finds the rest` : `${plural(Math.min(rows, MOST_ROWS), 'job')} exported`);
+      tell(
+        cursor
+          ? `The newest ${count(MOST_ROWS)} jobs were exported; a narrower filter finds the rest`
+          : `${plural(Math.min(rows, MOST_ROWS), 'job')} exported`,
+      );
     } catch (problem) {
       tellProblem(problem);
     }
     set(null);
   };
   if (progress !== null) return html`<button type="button" disabled>${count(progress)} jobs…</button>`;
-  return html`<label><span class="hidden-visually">Export</span><select value="" onChange=${(event) => { const kind = event.target.value; event.target.value = ''; if (kind) run(kind); }}>
+  return html`<label><span class="hidden-visually">Export</span><select value="" onChange=${(event) => {
+    const kind = event.target.value;
+    event.target.value = '';
+    if (kind) run(kind);
+  }}>
     <option value="">Export…</option><option value="csv">as CSV</option><option value="ndjson">as NDJSON</option></select></label>`;
 }
 
@@ -153,4 +226,5 @@ const cell = (value) => {
   const safe = /^[=+\-@\t\r]/.test(text) && typeof value !== 'number' ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 };
-const csv = (job) => `${[job.id, job.kind, job.queue, job.state, job.attempt, job.max_attempts, job.priority, job.created_at, job.execute_at, job.finished_at, job.last_error].map(cell).join(',')}\r\n`;
+const csv = (job) =>
+  `${[job.id, job.kind, job.queue, job.state, job.attempt, job.max_attempts, job.priority, job.created_at, job.execute_at, job.finished_at, job.last_error].map(cell).join(',')}\r\n`;

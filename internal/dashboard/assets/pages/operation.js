@@ -1,11 +1,23 @@
 // One operation: how far it is, how fast, and what came of it.
-import { html } from '../core/dom.js';
+
 import { url } from '../core/api.js';
-import { go } from '../core/route.js';
+import { html } from '../core/dom.js';
 import { brief, count, rate, span } from '../core/format.js';
+import { go } from '../core/route.js';
 import { Allowed, Badge, Copy, Empty, Head, Panel, Skeleton, Time, Trouble, useNow } from '../ui/base.js';
 import { actions } from '../ui/bulk.js';
-import { FilterLink, Progress, again, filterText, isRunning, nameOf, outcome, paceOf, stop, useOperation } from '../ui/operation.js';
+import {
+  again,
+  FilterLink,
+  filterText,
+  isRunning,
+  nameOf,
+  outcome,
+  Progress,
+  paceOf,
+  stop,
+  useOperation,
+} from '../ui/operation.js';
 
 export default function Operation({ params: [id] }) {
   const found = useOperation(id);
@@ -13,7 +25,8 @@ export default function Operation({ params: [id] }) {
   if (found.error?.status === 404 || found.error?.status === 422) {
     return html`<${Head} title="Operation" /><${Empty} title="There is no such operation"><span class="mono wrap">${id}</span><br />Those that are over are forgotten after a while. <a href="/operations">All operations</a></${Empty}>`;
   }
-  if (!found.data) return found.error ? html`<${Trouble} error=${found.error} retry=${found.reload} />` : html`<${Skeleton} />`;
+  if (!found.data)
+    return found.error ? html`<${Trouble} error=${found.error} retry=${found.reload} />` : html`<${Skeleton} />`;
   const it = found.data;
   const on = isRunning(it);
   const took = it.started_at ? (it.ended_at ? Date.parse(it.ended_at) : now) - Date.parse(it.started_at) : null;
@@ -25,8 +38,11 @@ export default function Operation({ params: [id] }) {
   return html`<${Head} title=${html`${nameOf(it.action)} <${Badge} is=${it.state} />`} sub=${html`<span class="row"><span class="mono wrap">${it.id}</span><${Copy} text=${it.id} label="Copy the id" /></span>`}>
       <${Allowed}>${on ? html`<button type="button" class="danger" onClick=${() => stop(it, found.reload)}>Stop</button>` : html`<button type="button" onClick=${repeat}>Start it again</button>`}</${Allowed}></${Head}>
     ${found.error && html`<${Trouble} error=${found.error} retry=${found.reload} />`}
-    ${!on && html`<div class=${`note ${it.state === 'done' && !it.failed ? 'good' : it.state === 'failed' ? 'bad' : 'warn'}`} id="outcome"><b>${{ done: 'It is done', cancelled: 'It was stopped', failed: 'It could not go on' }[it.state] ?? it.state}</b>
-      <p>${outcome(it)}${took !== null && `, in ${span(took)}`}. ${it.state !== 'done' && 'What was not reached was left as it is.'}</p></div>`}
+    ${
+      !on &&
+      html`<div class=${`note ${it.state === 'done' && !it.failed ? 'good' : it.state === 'failed' ? 'bad' : 'warn'}`} id="outcome"><b>${{ done: 'It is done', cancelled: 'It was stopped', failed: 'It could not go on' }[it.state] ?? it.state}</b>
+      <p>${outcome(it)}${took !== null && `, in ${span(took)}`}. ${it.state !== 'done' && 'What was not reached was left as it is.'}</p></div>`
+    }
     <${Panel} title="Progress" side=${on && html`<span class="soft">${it.runner ? html`by <span class="mono wrap">${it.runner}</span>` : 'waits for a runner'}</span>`}><${Progress} operation=${it} /></${Panel}>
     <div class="figures">
       <${Figure} name="Done" note=${actions[it.action]?.name.toLowerCase()}>${brief(it.done)}</${Figure}>
@@ -49,4 +65,5 @@ export default function Operation({ params: [id] }) {
       <dt>Audit</dt><dd><a href=${url('/audit', { target: it.id })}>What was done to this operation</a></dd></dl></${Panel}>`;
 }
 
-const Figure = ({ name, note, bad, children }) => html`<div class="figure"><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${children}</div><div class="sub">${note}</div></div>`;
+const Figure = ({ name, note, bad, children }) =>
+  html`<div class="figure"><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${children}</div><div class="sub">${note}</div></div>`;

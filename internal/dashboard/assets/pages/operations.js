@@ -1,11 +1,22 @@
 // What is, and was, done to many jobs at once.
-import { html } from '../core/dom.js';
+
 import { url } from '../core/api.js';
-import { useWords } from '../core/route.js';
+import { html } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
+import { useWords } from '../core/route.js';
 import { Allowed, Badge, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Pages } from '../ui/letters.js';
-import { Progress, filterWords, isRunning, meant, nameOf, outcome, paceOf, stop, useOperations } from '../ui/operation.js';
+import {
+  filterWords,
+  isRunning,
+  meant,
+  nameOf,
+  outcome,
+  Progress,
+  paceOf,
+  stop,
+  useOperations,
+} from '../ui/operation.js';
 
 const states = ['running', 'done', 'cancelled', 'failed'];
 
@@ -20,9 +31,15 @@ export default function Operations() {
       ${states.map((word) => html`<a key=${word} href=${url('/operations', { state: word })} aria-current=${word === state ? 'page' : undefined}>${word}</a>`)}</nav>
     ${page.error && html`<${Trouble} error=${page.error} retry=${page.reload} />`}
     <section class="panel" aria-label="Operations found">
-    ${!page.data ? !page.error && html`<${Skeleton} />` : rows.length === 0 ? html`<${None} state=${state} />` : html`<table class="cards dense"><thead><tr><th>State</th><th>Action</th><th>Jobs</th><th>Progress</th><th>Rate</th><th>Left</th><th class="optional">Asked by</th><th>When</th>
+    ${
+      !page.data
+        ? !page.error && html`<${Skeleton} />`
+        : rows.length === 0
+          ? html`<${None} state=${state} />`
+          : html`<table class="cards dense"><thead><tr><th>State</th><th>Action</th><th>Jobs</th><th>Progress</th><th>Rate</th><th>Left</th><th class="optional">Asked by</th><th>When</th>
       <${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-      ${rows.map((operation) => html`<tr key=${operation.id} data-row>
+      ${rows.map(
+        (operation) => html`<tr key=${operation.id} data-row>
         <td data-label="State"><${Badge} is=${operation.state} /></td>
         <td data-label="Action"><a class="bold nowrap" href=${`/operations/${operation.id}`}>${nameOf(operation.action)}</a></td>
         <td data-label="Jobs" class="cause"><span class="lines" title=${filterWords(meant(operation))}>${filterWords(meant(operation))}</span></td>
@@ -31,12 +48,15 @@ export default function Operations() {
         <td data-label="Left" class="num nowrap">${isRunning(operation) && operation.eta_s !== null ? span(operation.eta_s * 1000) : '–'}</td>
         <td data-label="Asked by" class="who optional"><span class="lines" title=${operation.asked_by}>${operation.asked_by}</span></td>
         <td data-label="When"><${Time} at=${operation.created_at} /></td>
-        <${Allowed}><td>${isRunning(operation) && html`<button type="button" class="small danger" onClick=${() => stop(operation, page.reload)}>Stop</button>`}</td></${Allowed}></tr>`)}</tbody></table>`}
+        <${Allowed}><td>${isRunning(operation) && html`<button type="button" class="small danger" onClick=${() => stop(operation, page.reload)}>Stop</button>`}</td></${Allowed}></tr>`,
+      )}</tbody></table>`
+    }
     <${Pages} cursor=${cursor} next=${page.data?.next_cursor} change=${change} /></section>`;
 }
 
 function None({ state }) {
-  if (state) return html`<${Empty} title=${`None is ${state}`}><a href="/operations">Show all operations</a></${Empty}>`;
+  if (state)
+    return html`<${Empty} title=${`None is ${state}`}><a href="/operations">Show all operations</a></${Empty}>`;
   return html`<${Empty} title="No operation yet">Choose jobs in <a href="/jobs">the list of jobs</a>, or release a group of <a href="/failures">failures</a>. Or over HTTP, at first without changing anything:
     <div><pre>curl -X POST ${location.origin}/v1/operations -H 'Content-Type: application/json' \\
   -d '{"action": "retry", "filter": {"q": "${'state:failed finished:<2h'}"}, "rate": 50, "dry_run": true}'</pre></div></${Empty}>`;

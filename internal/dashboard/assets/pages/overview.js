@@ -1,8 +1,9 @@
 // The overview: is work flowing, what stands still, what is to come.
-import { html, useMemo } from '../core/dom.js';
+
 import { seg } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { html, useMemo } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
+import { useQuery } from '../core/query.js';
 import { Badge, Empty, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart } from '../ui/chart.js';
 import { HistoryCharts } from '../ui/history.js';
@@ -15,7 +16,8 @@ export default function Overview() {
   const stats = useQuery('/v1/stats', { on: true, every: 5000, pace: 2000 });
   const queues = useQuery('/v1/queues', { on: true, every: 15000, pace: 4000 });
   const minute = useQuery('/v1/history?span=5m', { every: 5000 });
-  if (!stats.data) return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
+  if (!stats.data)
+    return stats.error ? html`<${Trouble} error=${stats.error} retry=${stats.reload} />` : html`<${Skeleton} />`;
   const { states: by, lateness, rates } = stats.data;
   const all = minute.data && lastMinute(minute.data.points);
   const none = states.every((word) => !by[word]);
@@ -28,8 +30,11 @@ export default function Overview() {
       <${Figure} name="Oldest due" value=${span(lateness.oldest_due_ms)} note=${lateness.oldest_due_ms ? 'has been due for so long' : 'nothing is overdue'} to="/jobs?q=state:waiting due:<0s" bad=${lateness.oldest_due_ms > 60000} />
       <${Figure} name="Next due" value=${lateness.next_due_at ? html`<${Time} at=${lateness.next_due_at} />` : '–'} note="of those that wait" to="/jobs?q=state:waiting" />
     </div>
-    ${none && html`<section class="panel"><${Empty} title="Nothing has been enqueued yet">A job is a kind and a payload. <a href="/enqueue">Enqueue the first</a>, or from any program:
-      <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' -d '{"kind": "…", "payload": {…}}'</pre></div></${Empty}></section>`}
+    ${
+      none &&
+      html`<section class="panel"><${Empty} title="Nothing has been enqueued yet">A job is a kind and a payload. <a href="/enqueue">Enqueue the first</a>, or from any program:
+      <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' -d '{"kind": "…", "payload": {…}}'</pre></div></${Empty}></section>`
+    }
     <${HistoryCharts} first="5m" />
     <div class="grid">
       <${Panel} title="Backlog by state" flush side=${!stats.data.exact && html`<span class="faint" title="There are more unfinished jobs than the server counts">+ means at least</span>`}><table><tbody>
@@ -45,26 +50,42 @@ function lastMinute(points) {
   return { accepted: mean(points.accepted), ended: mean(points.ended) };
 }
 
-const Figure = ({ name, value, note, to, bad }) => html`<${to ? 'a' : 'div'} class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${value}</div><div class="sub">${note}</div></${to ? 'a' : 'div'}>`;
+const Figure = ({ name, value, note, to, bad }) =>
+  html`<${to ? 'a' : 'div'} class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'}>${value}</div><div class="sub">${note}</div></${to ? 'a' : 'div'}>`;
 
 const waiting = (queue) => (queue.states.waiting ?? 0) + (queue.states.retrying ?? 0);
 /** How much is wrong with a queue; the worst comes first. */
-const trouble = (queue) => (queue.paused ? 4 : 0) + (queue.runners === 0 && waiting(queue) > 0 ? 8 : 0) + (queue.concurrency !== null && queue.permits >= queue.concurrency ? 2 : 0);
+const trouble = (queue) =>
+  (queue.paused ? 4 : 0) +
+  (queue.runners === 0 && waiting(queue) > 0 ? 8 : 0) +
+  (queue.concurrency !== null && queue.permits >= queue.concurrency ? 2 : 0);
 
 function Problems({ queues }) {
-  const rows = useMemo(() => [...(queues.data?.data ?? [])].sort((a, b) => trouble(b) - trouble(a) || waiting(b) - waiting(a)).slice(0, 8), [queues.data]);
+  const rows = useMemo(
+    () => [...(queues.data?.data ?? [])].sort((a, b) => trouble(b) - trouble(a) || waiting(b) - waiting(a)).slice(0, 8),
+    [queues.data],
+  );
   return html`<${Panel} title="Queues, problems first" flush side=${html`<a href="/queues">All queues</a>`}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
     ${rows.length === 0 && queues.data && html`<${Empty} title="No queue yet">A queue comes with its first job.</${Empty}>`}
-    ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr></thead><tbody>
-    ${rows.map((queue) => html`<tr key=${queue.name} data-row><td data-label="Queue"><a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a></td>
-      <td data-label="Standing">${standing(queue)}</td><td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>${brief(waiting(queue), !queue.exact)}</td><td data-label="Running" class="right num">${brief(queue.states.executing ?? 0, !queue.exact)}</td></tr>`)}</tbody></table>`}</${Panel}>`;
+    ${
+      rows.length > 0 &&
+      html`<table class="cards"><thead><tr><th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th></tr></thead><tbody>
+    ${rows.map(
+      (
+        queue,
+      ) => html`<tr key=${queue.name} data-row><td data-label="Queue"><a href=${`/queues/${seg(queue.name)}`}><span class="clip">${queue.name}</span></a></td>
+      <td data-label="Standing">${standing(queue)}</td><td data-label="Waiting" class="right num" title=${queue.exact ? undefined : 'at least'}>${brief(waiting(queue), !queue.exact)}</td><td data-label="Running" class="right num">${brief(queue.states.executing ?? 0, !queue.exact)}</td></tr>`,
+    )}</tbody></table>`
+    }</${Panel}>`;
 }
 
 function standing(queue) {
   if (queue.runners === 0 && waiting(queue) > 0) return html`<${Badge} is="bad">no runner</${Badge}>`;
-  if (queue.paused) return html`<${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}> <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>`;
-  if (queue.concurrency !== null && queue.permits >= queue.concurrency) return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
+  if (queue.paused)
+    return html`<${Badge} is="paused" title=${queue.paused.reason ?? ''}>paused</${Badge}> <span class="faint">by ${queue.paused.by}, <${Time} at=${queue.paused.at} /></span>`;
+  if (queue.concurrency !== null && queue.permits >= queue.concurrency)
+    return html`<${Badge} is="warn">limit of ${queue.concurrency} reached</${Badge}>`;
   return queue.runners === 0 ? html`<${Badge}>idle, no runner</${Badge}>` : html`<${Badge} is="good">served</${Badge}>`;
 }
 
@@ -72,22 +93,48 @@ function standing(queue) {
 function Ahead() {
   const forecast = useQuery('/v1/forecast', { every: 60000 });
   const hours = forecast.data?.hours;
-  const shown = useMemo(() => hours && {
-    x: hours.map((hour) => Date.parse(hour.from)),
-    series: [{ name: 'jobs due', values: hours.map((hour) => hour.jobs), colour: 1, bars: true }, ...(hours.some((hour) => hour.ticks) ? [{ name: 'ticks of schedules', values: hours.map((hour) => hour.ticks ?? 0), colour: 3 }] : [])],
-  }, [hours]);
+  const shown = useMemo(
+    () =>
+      hours && {
+        x: hours.map((hour) => Date.parse(hour.from)),
+        series: [
+          { name: 'jobs due', values: hours.map((hour) => hour.jobs), colour: 1, bars: true },
+          ...(hours.some((hour) => hour.ticks)
+            ? [{ name: 'ticks of schedules', values: hours.map((hour) => hour.ticks ?? 0), colour: 3 }]
+            : []),
+        ],
+      },
+    [hours],
+  );
   return html`<${Panel} title="Due in the next 24 hours" side=${html`<a href="/jobs?q=state:waiting due:<24h">Jobs</a>`}>
     ${shown ? html`<${Chart} label="Jobs due by hour" x=${shown.x} series=${shown.series} format=${brief} />` : html`<${Trouble} error=${forecast.error} retry=${forecast.reload} />`}
-    ${hours && html`<p class="faint">${plural(hours.reduce((n, hour) => n + hour.jobs, 0), 'job')}${hours.some((hour) => hour.more) ? ' or more' : ''} within 24 hours.</p>`}</${Panel}>`;
+    ${
+      hours &&
+      html`<p class="faint">${plural(
+        hours.reduce((n, hour) => n + hour.jobs, 0),
+        'job',
+      )}${hours.some((hour) => hour.more) ? ' or more' : ''} within 24 hours.</p>`
+    }</${Panel}>`;
 }
 
 /** The newest groups of failures. */
 function Newest() {
-  const groups = useQuery('/v1/dead/groups?limit=6', { on: (event) => event.type === 'settled' && event.data.includes('"failed"'), every: 20000, pace: 3000 });
+  const groups = useQuery('/v1/dead/groups?limit=6', {
+    on: (event) => event.type === 'settled' && event.data.includes('"failed"'),
+    every: 20000,
+    pace: 3000,
+  });
   const rows = groups.data?.data ?? [];
   return html`<${Panel} title="Newest failures" flush side=${html`<a href="/failures">All failures</a>`}><${Trouble} error=${groups.error} retry=${groups.reload} />
     ${groups.data && rows.length === 0 && html`<${Empty} title="No open failures">Jobs that failed for good are gathered here by their cause.</${Empty}>`}
-    ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Error</th><th class="right">Open</th><th>Last</th><th>Sample</th></tr></thead><tbody>
-    ${rows.map((group) => html`<tr key=${group.fingerprint} data-row><td data-label="Error" class="cause"><a class="lines" href=${`/failures/${group.fingerprint}`} title=${group.error}>${group.kind}: ${group.error}</a></td>
-      <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td><td data-label="Last"><${Time} at=${group.last_seen} /></td><td data-label="Sample"><${JobLink} id=${group.sample} /></td></tr>`)}</tbody></table>`}</${Panel}>`;
+    ${
+      rows.length > 0 &&
+      html`<table class="cards"><thead><tr><th>Error</th><th class="right">Open</th><th>Last</th><th>Sample</th></tr></thead><tbody>
+    ${rows.map(
+      (
+        group,
+      ) => html`<tr key=${group.fingerprint} data-row><td data-label="Error" class="cause"><a class="lines" href=${`/failures/${group.fingerprint}`} title=${group.error}>${group.kind}: ${group.error}</a></td>
+      <td data-label="Open" class="right num bold">${brief(group.open, group.capped)}</td><td data-label="Last"><${Time} at=${group.last_seen} /></td><td data-label="Sample"><${JobLink} id=${group.sample} /></td></tr>`,
+    )}</tbody></table>`
+    }</${Panel}>`;
 }

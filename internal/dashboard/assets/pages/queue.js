@@ -1,17 +1,21 @@
 // One queue: what stands in its way, how it does, and what may be changed.
-import { html } from '../core/dom.js';
+
 import { seg, url } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { html } from '../core/dom.js';
 import { brief, count, plural, span } from '../core/format.js';
-import { Allowed, Badge, Empty, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
+import { useQuery } from '../core/query.js';
 import { Acts } from '../ui/acts.js';
+import { Allowed, Badge, Empty, Head, JobLink, Panel, Skeleton, Time, Trouble } from '../ui/base.js';
 import { HistoryCharts } from '../ui/history.js';
-import { BEHIND, Standing, full, pause, resume, setUp, waiting } from '../ui/queues.js';
+import { BEHIND, full, pause, resume, Standing, setUp, waiting } from '../ui/queues.js';
 
 export default function Queue({ params: [name] }) {
   const mine = (event) => event.data?.includes(`"queue":${JSON.stringify(name)}`);
   const queue = useQuery(`/v1/queues/${seg(name)}`, { on: mine, every: 5000, pace: 1000 });
-  const behind = useQuery(queue.data ? url('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }) : null, { every: 10000 });
+  const behind = useQuery(
+    queue.data ? url('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }) : null,
+    { every: 10000 },
+  );
   const act = async (what, of) => (await what(of)) && queue.reload();
   const change = html`<${Allowed}><button type="button" onClick=${() => act(setUp, name)}>Limit and priority</button></${Allowed}>`;
   if (queue.error && [404, 422].includes(queue.error.status)) {
@@ -19,12 +23,16 @@ export default function Queue({ params: [name] }) {
       A queue comes with its first job, or with a runner that serves it. Its limit and priority may be set before.
       <p class="row center">${queue.error.status === 404 && change}<a class="button" href="/queues">All queues</a></p></${Empty}></section>`;
   }
-  if (!queue.data) return queue.error ? html`<${Trouble} error=${queue.error} retry=${queue.reload} />` : html`<${Skeleton} />`;
+  if (!queue.data)
+    return queue.error ? html`<${Trouble} error=${queue.error} retry=${queue.reload} />` : html`<${Skeleton} />`;
   const it = queue.data;
   const to = (words) => url('/jobs', { q: `queue:${name} ${words}` });
   return html`<${Head} title=${html`<span class="wrap">${it.name}</span>`} sub=${html`<${Standing} queue=${it} behind=${behind.data} />`}>
-      <div class="row">${change}<${Allowed}>${it.paused ? html`<button type="button" onClick=${() => act(pause, it)}>Change the reason</button><button type="button" class="primary" onClick=${() => act(resume, it)}>Resume</button>`
-        : html`<button type="button" class="danger" onClick=${() => act(pause, it)}>Pause</button>`}</${Allowed}></div></${Head}>
+      <div class="row">${change}<${Allowed}>${
+        it.paused
+          ? html`<button type="button" onClick=${() => act(pause, it)}>Change the reason</button><button type="button" class="primary" onClick=${() => act(resume, it)}>Resume</button>`
+          : html`<button type="button" class="danger" onClick=${() => act(pause, it)}>Pause</button>`
+      }</${Allowed}></div></${Head}>
     <${Trouble} error=${queue.error} retry=${queue.reload} />
     <${Why} queue=${it} />
     <div class="figures">
@@ -48,7 +56,8 @@ export default function Queue({ params: [name] }) {
       <${Acts} target=${name} of="queue" key=${it.changed_at} /></div></div>`;
 }
 
-const Figure = ({ name, value = 0, note, to, bad, capped }) => html`<a class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'} title=${count(value, capped)}>${brief(value, capped)}</div><div class="sub">${note}</div></a>`;
+const Figure = ({ name, value = 0, note, to, bad, capped }) =>
+  html`<a class="figure" href=${to}><div class="name">${name}</div><div class=${bad ? 'value bad' : 'value'} title=${count(value, capped)}>${brief(value, capped)}</div><div class="sub">${note}</div></a>`;
 
 /** What keeps its jobs from starting, the hardest first. */
 function Why({ queue }) {
@@ -65,17 +74,29 @@ function Some({ title, q, on, error, none }) {
     <${Trouble} error=${found.error} retry=${found.reload} />${!found.data && !found.error && html`<${Skeleton} />`}
     ${found.data && rows.length === 0 && !found.data.next_cursor && html`<p class="body faint">${none}</p>`}
     ${found.data?.next_cursor && rows.length === 0 && html`<p class="body faint">None among the newest. <a href=${url('/jobs', { q })}>Look further</a></p>`}
-    ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Kind</th><th>Job</th><th>${error ? 'Error' : 'Due'}</th><th class="right">Attempt</th></tr></thead><tbody>
-    ${rows.map((job) => html`<tr key=${job.id} data-row><td data-label="Kind">${job.kind}</td><td data-label="Job"><${JobLink} id=${job.id} /></td>
+    ${
+      rows.length > 0 &&
+      html`<table class="cards"><thead><tr><th>Kind</th><th>Job</th><th>${error ? 'Error' : 'Due'}</th><th class="right">Attempt</th></tr></thead><tbody>
+    ${rows.map(
+      (
+        job,
+      ) => html`<tr key=${job.id} data-row><td data-label="Kind">${job.kind}</td><td data-label="Job"><${JobLink} id=${job.id} /></td>
       <td data-label=${error ? 'Error' : 'Due'}>${error ? html`<span class="clip narrow" title=${job.last_error}>${job.last_error ?? '–'}</span>` : html`<${Time} at=${job.execute_at} />`}</td>
-      <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td></tr>`)}</tbody></table>`}</${Panel}>`;
+      <td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td></tr>`,
+    )}</tbody></table>`
+    }</${Panel}>`;
 }
 
 function Runners({ name }) {
   const runners = useQuery('/v1/runners', { every: 10000 });
-  const serving = runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
+  const serving =
+    runners.data?.data.filter((runner) => !runner.stopped_at && !runner.parent && runner.queues.includes(name)) ?? [];
   return html`<${Panel} title="Runners that serve it" side=${html`<span class="soft num">${serving.length}</span>`}><${Trouble} error=${runners.error} />
-    ${serving.length === 0 ? runners.data && html`<p class="faint">None. A runner says at its start which queues it serves.</p>` : html`<ul class="plain-list">
+    ${
+      serving.length === 0
+        ? runners.data && html`<p class="faint">None. A runner says at its start which queues it serves.</p>`
+        : html`<ul class="plain-list">
       ${serving.slice(0, 20).map((runner) => html`<li key=${runner.id} class="row apart"><a class="mono wrap" href="/runners">${runner.id}</a><span class="soft num">${runner.heartbeat_age_ms > 15000 ? html`<${Badge} is="warn">silent for ${span(runner.heartbeat_age_ms)}</${Badge}>` : `${runner.busy} of ${runner.slots} slots busy`}</span></li>`)}
-      ${serving.length > 20 && html`<li class="faint">and ${serving.length - 20} more</li>`}</ul>`}</${Panel}>`;
+      ${serving.length > 20 && html`<li class="faint">and ${serving.length - 20} more</li>`}</ul>`
+    }</${Panel}>`;
 }

@@ -1,12 +1,13 @@
 // Queues: those with a problem first.
-import { html, useMemo, useState } from '../core/dom.js';
+
 import { get, seg, url } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { html, useMemo, useState } from '../core/dom.js';
 import { brief, count, plural, rate, span } from '../core/format.js';
+import { useQuery } from '../core/query.js';
 import { Allowed, Empty, Head, Skeleton, Time, Trouble } from '../ui/base.js';
 import { Chart, Spark } from '../ui/chart.js';
 import { linesOf, useQueueHistories } from '../ui/history.js';
-import { BEHIND, Standing, pause, resume, troubleOf, waiting } from '../ui/queues.js';
+import { BEHIND, pause, resume, Standing, troubleOf, waiting } from '../ui/queues.js';
 
 const happens = ['accepted', 'started', 'settled', 'cancelled', 'rescheduled', 'reaped'];
 const PAGE = 50;
@@ -15,12 +16,21 @@ const MOST_COUNTED = 20;
 
 /** How many jobs of the busiest queues are overdue. */
 function useBehind(rows) {
-  const names = rows.filter((queue) => waiting(queue) > 0).sort((a, b) => waiting(b) - waiting(a)).slice(0, MOST_COUNTED).map((queue) => queue.name).sort();
+  const names = rows
+    .filter((queue) => waiting(queue) > 0)
+    .sort((a, b) => waiting(b) - waiting(a))
+    .slice(0, MOST_COUNTED)
+    .map((queue) => queue.name)
+    .sort();
   const read = async (_, signal) => {
-    const each = await Promise.all(names.map((name) => get('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }, signal)));
+    const each = await Promise.all(
+      names.map((name) => get('/v1/jobs/count', { q: `queue:${name} state:waiting due:${BEHIND}` }, signal)),
+    );
     return Object.fromEntries(names.map((name, i) => [name, each[i]]));
   };
-  return useQuery(names.length ? url('/v1/jobs/count', { queues: names.join() }) : null, { every: 10000, read }).data ?? {};
+  return (
+    useQuery(names.length ? url('/v1/jobs/count', { queues: names.join() }) : null, { every: 10000, read }).data ?? {}
+  );
 }
 
 export default function Queues() {
@@ -30,8 +40,17 @@ export default function Queues() {
   const [most, showMost] = useState(PAGE);
   const all = queues.data?.data ?? [];
   const behind = useBehind(all);
-  const rows = useMemo(() => all.filter((queue) => queue.name.includes(word.trim().toLowerCase())).map((queue) => ({ queue, trouble: troubleOf(queue, behind[queue.name]) }))
-    .sort((a, b) => b.trouble - a.trouble || waiting(b.queue) - waiting(a.queue) || a.queue.name.localeCompare(b.queue.name)), [queues.data, behind, word]);
+  const rows = useMemo(
+    () =>
+      all
+        .filter((queue) => queue.name.includes(word.trim().toLowerCase()))
+        .map((queue) => ({ queue, trouble: troubleOf(queue, behind[queue.name]) }))
+        .sort(
+          (a, b) =>
+            b.trouble - a.trouble || waiting(b.queue) - waiting(a.queue) || a.queue.name.localeCompare(b.queue.name),
+        ),
+    [queues.data, behind, word],
+  );
   const bad = rows.filter((row) => row.trouble > 0).length;
   const shown = rows.slice(0, most);
   const act = async (what, queue) => (await what(queue)) && queues.reload();
@@ -39,10 +58,18 @@ export default function Queues() {
       ${all.length > 10 && html`<label><span class="hidden-visually">Find a queue</span><input type="search" placeholder="Find a queue" value=${word} onInput=${(e) => setWord(e.target.value)} /></label>`}</${Head}>
     <${Trouble} error=${queues.error} retry=${queues.reload} />
     ${!queues.data && !queues.error && html`<${Skeleton} />`}
-    ${queues.data && html`<section class="panel scroll" aria-label="Queues found">
-      ${all.length === 0 ? html`<${None} />` : rows.length === 0 ? html`<${Empty} title="No queue has such a name" />` : html`<table class="cards"><thead><tr>
+    ${
+      queues.data &&
+      html`<section class="panel scroll" aria-label="Queues found">
+      ${
+        all.length === 0
+          ? html`<${None} />`
+          : rows.length === 0
+            ? html`<${Empty} title="No queue has such a name" />`
+            : html`<table class="cards"><thead><tr>
         <th>Queue</th><th>Standing</th><th class="right">Waiting</th><th class="right">Running</th><th class="right roomy">Completed</th><th class="right">Runners</th>${histories && html`<th class="roomy">Out, 5 min</th><th class="roomy">Lateness, 5 min</th>`}<${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-        ${shown.map(({ queue }) => html`<tr key=${queue.name} data-row>
+        ${shown.map(
+          ({ queue }) => html`<tr key=${queue.name} data-row>
           <td data-label="Queue"><span class="named"><a class="bold" href=${`/queues/${seg(queue.name)}`}>${queue.name}</a>${queue.priority !== 5 && html` <span class="faint" title="Priority: 0 is served first, 9 last">p${queue.priority}</span>`}</span></td>
           <td data-label="Standing"><div><${Standing} queue=${queue} behind=${behind[queue.name]} />
             ${queue.paused && html`<div class="faint wrap">${queue.paused.reason && html`<span class="clip thin" title=${queue.paused.reason}>${queue.paused.reason}</span>`}<span class="clip thin" title=${queue.paused.by}><${Time} at=${queue.paused.at} /> by ${queue.paused.by}</span></div>`}
@@ -52,9 +79,15 @@ export default function Queues() {
           <td data-label="Completed" class="right num roomy"><div>${brief(queue.states.completed ?? 0)}${queue.open_failures > 0 && html`<div><a class="bad" href=${`/jobs?q=queue:${queue.name} dead:open`}>${brief(queue.open_failures)} open failures</a></div>`}${queue.states.failed > 0 && html`<div><a class="faint" href=${jobs(queue, 'failed')}>${brief(queue.states.failed)} failed in all</a></div>`}</div></td>
           <td data-label="Runners" class="right num"><a href="/runners">${queue.runners}</a></td>
           ${histories && html`<${Recent} points=${histories.get(queue.name)} name=${queue.name} />`}
-          <${Allowed}><td class="right">${queue.paused ? html`<button type="button" class="small" aria-label=${`Resume ${queue.name}`} onClick=${() => act(resume, queue)}>Resume</button>`
-            : html`<button type="button" class="small" aria-label=${`Pause ${queue.name}`} onClick=${() => act(pause, queue)}>Pause</button>`}</td></${Allowed}></tr>`)}</tbody></table>`}
-      ${rows.length > shown.length && html`<div class="more"><button type="button" onClick=${() => showMost(most + PAGE)}>${plural(rows.length - shown.length, 'more', 'more')}</button></div>`}</section>`}`;
+          <${Allowed}><td class="right">${
+            queue.paused
+              ? html`<button type="button" class="small" aria-label=${`Resume ${queue.name}`} onClick=${() => act(resume, queue)}>Resume</button>`
+              : html`<button type="button" class="small" aria-label=${`Pause ${queue.name}`} onClick=${() => act(pause, queue)}>Pause</button>`
+          }</td></${Allowed}></tr>`,
+        )}</tbody></table>`
+      }
+      ${rows.length > shown.length && html`<div class="more"><button type="button" onClick=${() => showMost(most + PAGE)}>${plural(rows.length - shown.length, 'more', 'more')}</button></div>`}</section>`
+    }`;
 }
 
 /** What went out of a queue, and how late, as lines in cells. */
@@ -68,7 +101,8 @@ function Recent({ points, name }) {
 
 const jobs = (queue, state) => url('/jobs', { q: `queue:${queue.name} state:${state}` });
 
-const None = () => html`<${Empty} title="No queue yet">A queue is a line of jobs. It comes with its first job, and runs once a runner serves it:
+const None =
+  () => html`<${Empty} title="No queue yet">A queue is a line of jobs. It comes with its first job, and runs once a runner serves it:
   <div><pre>curl -X POST ${location.origin}/v1/jobs -H 'Content-Type: application/json' \\
   -d '{"kind": "…", "queue": "mail", "payload": {…}}'
 tickr serve --queues default,mail</pre></div></${Empty}>`;

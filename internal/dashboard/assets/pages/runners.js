@@ -1,9 +1,24 @@
 // Runners: the processes, what they run, and whether they should take new work.
-import { html, cls, useState } from '../core/dom.js';
+
 import { post, seg } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { cls, html, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
-import { Allowed, Badge, Copy, Empty, Field, Head, JobLink, Panel, Skeleton, Time, Trouble, tell, useNow } from '../ui/base.js';
+import { useQuery } from '../core/query.js';
+import {
+  Allowed,
+  Badge,
+  Copy,
+  Empty,
+  Field,
+  Head,
+  JobLink,
+  Panel,
+  Skeleton,
+  Time,
+  Trouble,
+  tell,
+  useNow,
+} from '../ui/base.js';
 import { ask } from '../ui/dialog.js';
 
 /** Without a word of the server: so long silent is odd. */
@@ -21,7 +36,11 @@ const standing = (runner) => {
 const BADGES = { working: 'good', draining: 'paused', silent: 'bad', stopped: 'cancelled' };
 
 export default function Runners() {
-  const runners = useQuery('/v1/runners', { on: ['started', 'settled', 'reaped', 'draining'], every: 5000, pace: 2000 });
+  const runners = useQuery('/v1/runners', {
+    on: ['started', 'settled', 'reaped', 'draining'],
+    every: 5000,
+    pace: 2000,
+  });
   const [toggled, toggle] = useState({});
   const all = runners.data?.data ?? [];
   const living = all.filter((runner) => !runner.stopped_at);
@@ -34,8 +53,11 @@ export default function Runners() {
     ${!runners.data && !runners.error && html`<${Skeleton} />`}
     ${runners.data && living.length === 0 && html`<${Panel} title="Living runners"><${None} stopped=${stopped.length > 0} /></${Panel}>`}
     <${Notes} living=${own} />
-    ${living.length > 0 && html`<section class="panel scroll" aria-label="Living runners"><table class="cards"><thead><tr><th>Runner</th><th>Standing</th><th>Slots</th><th>Heartbeat, clock</th><${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
-      ${living.map((runner) => html`<${Runner} key=${runner.id} runner=${runner} open=${toggled[runner.id] ?? living.length <= 3} toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))} reload=${runners.reload} />`)}</tbody></table></section>`}
+    ${
+      living.length > 0 &&
+      html`<section class="panel scroll" aria-label="Living runners"><table class="cards"><thead><tr><th>Runner</th><th>Standing</th><th>Slots</th><th>Heartbeat, clock</th><${Allowed}><th><span class="hidden-visually">Actions</span></th></${Allowed}></tr></thead><tbody>
+      ${living.map((runner) => html`<${Runner} key=${runner.id} runner=${runner} open=${toggled[runner.id] ?? living.length <= 3} toggle=${(open) => toggle((old) => ({ ...old, [runner.id]: open }))} reload=${runners.reload} />`)}</tbody></table></section>`
+    }
     ${stopped.length > 0 && html`<${Stopped} rows=${stopped} />`}`;
 }
 
@@ -44,7 +66,9 @@ function Notes({ living }) {
   const silent = living.filter((runner) => standing(runner) === 'silent');
   const drained = living.filter((runner) => runner.draining);
   const versions = [...new Set(living.map((runner) => runner.version))];
-  const kinds = [...new Set(living.flatMap((runner) => runner.kinds))].filter((kind) => living.some((runner) => !runner.kinds.includes(kind)));
+  const kinds = [...new Set(living.flatMap((runner) => runner.kinds))].filter((kind) =>
+    living.some((runner) => !runner.kinds.includes(kind)),
+  );
   const fast = living.filter((runner) => Math.abs(runner.clock_skew_ms ?? 0) > SKEW_MS);
   return html`${silent.length > 0 && html`<div class="note bad"><b>${plural(silent.length, 'runner')} ${silent.length === 1 ? 'is' : 'are'} silent.</b> The process hangs, is cut off from MySQL, or is gone. When its lease is over its jobs are taken away and run elsewhere. There is nothing to do for the jobs.</div>`}
     ${living.length > 0 && drained.length === living.length && html`<div class="note warn"><b>All runners drain: nothing starts.</b> Resume one, or start another.</div>`}
@@ -53,7 +77,8 @@ function Notes({ living }) {
     ${fast.length > 0 && html`<div class="note warn"><b>${plural(fast.length, 'clock')} ${fast.length === 1 ? 'is' : 'are'} off by more than a second.</b> No job depends on it, tickr goes by the clock of the database. Log lines of that host are hard to put in order.</div>`}`;
 }
 
-const skewOf = (ms) => (Math.abs(ms) < 1 ? 'clock exact' : `clock ${span(Math.abs(ms))} ${ms > 0 ? 'ahead' : 'behind'}`);
+const skewOf = (ms) =>
+  Math.abs(ms) < 1 ? 'clock exact' : `clock ${span(Math.abs(ms))} ${ms > 0 ? 'ahead' : 'behind'}`;
 
 function Runner({ runner, open, toggle, reload }) {
   const is = standing(runner);
@@ -65,12 +90,20 @@ function Runner({ runner, open, toggle, reload }) {
       <td data-label="Slots"><div><span class="num">${runner.parent ? 'of its runner' : html`${count(runner.busy)} of ${count(runner.slots)}`}</span><div class="bar-of" aria-hidden="true"><i style=${{ width: `${Math.min(100, (100 * runner.busy) / Math.max(1, runner.slots))}%` }}></i></div></div></td>
       <td data-label="Heartbeat, clock"><div><span class=${cls(is === 'silent' && 'bad')}><${Time} at=${runner.heartbeat_at} /></span>
         ${runner.clock_skew_ms !== null && runner.clock_skew_ms !== undefined && html`<div class=${cls('num nowrap', Math.abs(runner.clock_skew_ms) > SKEW_MS ? 'warn' : 'faint')} title="Its clock beside that of the database">${skewOf(runner.clock_skew_ms)}</div>`}</div></td>
-      <${Allowed}><td class="right">${runner.draining !== undefined && !runner.parent && (runner.draining ? html`<button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>Resume</button>`
-        : html`<button type="button" class="small" aria-label=${`Drain ${runner.id}`} onClick=${() => act(drain)}>Drain</button>`)}</td></${Allowed}></tr>
+      <${Allowed}><td class="right">${
+        runner.draining !== undefined &&
+        !runner.parent &&
+        (runner.draining
+          ? html`<button type="button" class="small" aria-label=${`Resume ${runner.id}`} onClick=${() => act(resume)}>Resume</button>`
+          : html`<button type="button" class="small" aria-label=${`Drain ${runner.id}`} onClick=${() => act(drain)}>Drain</button>`)
+      }</td></${Allowed}></tr>
     ${open && html`<tr><td colspan="5"><${Inside} runner=${runner} /></td></tr>`}`;
 }
 
-const Names = ({ of, to }) => (of.length ? of.map((name) => html`<a class="tag wrap" key=${name} href=${to(name)}>${name}</a> `) : html`<span class="faint">none</span>`);
+const Names = ({ of, to }) =>
+  of.length
+    ? of.map((name) => html`<a class="tag wrap" key=${name} href=${to(name)}>${name}</a> `)
+    : html`<span class="faint">none</span>`;
 
 function Inside({ runner }) {
   const now = useNow();
@@ -78,43 +111,64 @@ function Inside({ runner }) {
   return html`<div class="stack tight grow">
     ${slots > 0 && html`<div class="slots" role="img" aria-label=${`${runner.busy} of ${runner.slots} slots busy`}>${Array.from({ length: slots }, (_, i) => html`<i key=${i} class=${cls(i < Math.ceil((runner.busy * slots) / Math.max(1, runner.slots)) && 'busy')}></i>`)}</div>`}
     <dl class="facts"><dt>Id</dt><dd><span class="mono">${runner.id}</span> <${Copy} text=${runner.id} label="Copy the id" /></dd><dt>Started</dt><dd><${Time} at=${runner.started_at} />${runner.host && html` on <span class="wrap">${runner.host}</span>, process ${runner.pid ?? '–'}`}</dd><dt>Queues</dt><dd><${Names} of=${runner.queues} to=${(name) => `/queues/${seg(name)}`} /></dd><dt>Kinds</dt><dd><${Names} of=${runner.kinds} to=${(name) => `/jobs?q=kind%3A${seg(name)}`} /></dd></dl>
-    ${runner.jobs?.length > 0 && html`<table class="cards"><thead><tr><th>Job</th><th>Kind</th><th>Queue</th><th class="right">Attempt</th><th>Runs for</th><th>Progress</th></tr></thead><tbody>${runner.jobs.map((job) => html`<tr key=${job.id}>
+    ${
+      runner.jobs?.length > 0 &&
+      html`<table class="cards"><thead><tr><th>Job</th><th>Kind</th><th>Queue</th><th class="right">Attempt</th><th>Runs for</th><th>Progress</th></tr></thead><tbody>${runner.jobs.map(
+        (job) => html`<tr key=${job.id}>
       <td data-label="Job"><${JobLink} id=${job.id} /></td><td data-label="Kind">${job.kind}</td><td data-label="Queue">${job.queue}</td><td data-label="Attempt" class="right num">${job.attempt} / ${job.max_attempts}</td>
       <td data-label="Runs for" class="num nowrap">${span(Math.max(0, now - Date.parse(job.started_at)))}${job.cancel_requested_at && html` <${Badge} is="cancelled">asked to stop</${Badge}>`}</td>
-      <td data-label="Progress">${job.progress ? html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>` : html`<span class="faint">–</span>`}</td></tr>`)}</tbody></table>`}
+      <td data-label="Progress">${job.progress ? html`<span class="clip" title=${job.progress.note ?? ''}>${Math.round(job.progress.percent)} % ${job.progress.note ?? ''}</span>` : html`<span class="faint">–</span>`}</td></tr>`,
+      )}</tbody></table>`
+    }
     ${runner.jobs?.length === 0 && html`<p class="faint">${runner.busy ? 'Its jobs show with its next heartbeat.' : 'It runs nothing at the moment.'}</p>`}
     ${(runner.more || (!runner.jobs && runner.busy > 0)) && html`<p><a href="/jobs?q=state%3Aexecuting">${runner.jobs ? 'It runs more: all jobs that run' : 'Jobs that run'}</a></p>`}</div>`;
 }
 
-const drain = (runner) => ask({
-  title: `Drain ${runner.id}?`, action: 'Drain', danger: true, values: { reason: '' },
-  body: ({ values, set }) => html`<p>Within 2 s it starts no job any more. ${runner.busy ? `The ${plural(runner.busy, 'job')} that it runs may end.` : 'It runs nothing now.'} It goes on to answer HTTP. That ends when you resume it, or with the process.</p>
+const drain = (runner) =>
+  ask({
+    title: `Drain ${runner.id}?`,
+    action: 'Drain',
+    danger: true,
+    values: { reason: '' },
+    body: ({
+      values,
+      set,
+    }) => html`<p>Within 2 s it starts no job any more. ${runner.busy ? `The ${plural(runner.busy, 'job')} that it runs may end.` : 'It runs nothing now.'} It goes on to answer HTTP. That ends when you resume it, or with the process.</p>
     <${Field} label="Reason" id="drain-reason" hint="For whoever wonders why it stands idle"><input id="drain-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
-  submit: async ({ reason }) => {
-    await post(`/v1/runners/${seg(runner.id)}/drain`, reason.trim() ? { reason: reason.trim() } : {});
-    tell(`${runner.id} takes no new work`);
-    return true;
-  },
-});
+    submit: async ({ reason }) => {
+      await post(`/v1/runners/${seg(runner.id)}/drain`, reason.trim() ? { reason: reason.trim() } : {});
+      tell(`${runner.id} takes no new work`);
+      return true;
+    },
+  });
 
-const resume = (runner) => ask({
-  title: `Resume ${runner.id}?`, action: 'Resume',
-  body: () => html`<p>It takes work again within 2 s.</p>${runner.draining.reason && html`<p class="wrap soft">It was drained because: ${runner.draining.reason}</p>`}`,
-  submit: async () => {
-    await post(`/v1/runners/${seg(runner.id)}/resume`);
-    tell(`${runner.id} takes work again`);
-    return true;
-  },
-});
+const resume = (runner) =>
+  ask({
+    title: `Resume ${runner.id}?`,
+    action: 'Resume',
+    body: () =>
+      html`<p>It takes work again within 2 s.</p>${runner.draining.reason && html`<p class="wrap soft">It was drained because: ${runner.draining.reason}</p>`}`,
+    submit: async () => {
+      await post(`/v1/runners/${seg(runner.id)}/resume`);
+      tell(`${runner.id} takes work again`);
+      return true;
+    },
+  });
 
 function Stopped({ rows }) {
   const [most, show] = useState(PAGE);
   return html`<section class="panel" aria-label="Stopped runners"><details><summary class="body">${plural(rows.length, 'runner')} stopped</summary><table class="cards"><thead><tr><th>Runner</th><th>Stopped</th><th>Lived for</th><th>Version</th></tr></thead><tbody>
-    ${rows.slice(0, most).map((runner) => html`<tr key=${runner.id}><td data-label="Runner" class="mono wrap">${runner.id}</td><td data-label="Stopped"><${Time} at=${runner.stopped_at} /></td>
-      <td data-label="Lived for" class="num">${span(Date.parse(runner.stopped_at) - Date.parse(runner.started_at))}</td><td data-label="Version" class="wrap">${runner.version}</td></tr>`)}</tbody></table>
+    ${rows.slice(0, most).map(
+      (
+        runner,
+      ) => html`<tr key=${runner.id}><td data-label="Runner" class="mono wrap">${runner.id}</td><td data-label="Stopped"><${Time} at=${runner.stopped_at} /></td>
+      <td data-label="Lived for" class="num">${span(Date.parse(runner.stopped_at) - Date.parse(runner.started_at))}</td><td data-label="Version" class="wrap">${runner.version}</td></tr>`,
+    )}</tbody></table>
     ${rows.length > most && html`<div class="more"><button type="button" onClick=${() => show(most + PAGE)}>${plural(rows.length - most, 'more', 'more')}</button></div>`}</details></section>`;
 }
 
-const None = ({ stopped }) => html`<${Empty} title=${stopped ? 'No runner lives' : 'No runner yet'}>A runner is a tickr process. It takes due jobs, runs them in its slots and answers this page. ${stopped && 'Jobs wait until one starts.'}
+const None = ({
+  stopped,
+}) => html`<${Empty} title=${stopped ? 'No runner lives' : 'No runner yet'}>A runner is a tickr process. It takes due jobs, runs them in its slots and answers this page. ${stopped && 'Jobs wait until one starts.'}
   <div><pre>tickr serve --mysql-url mysql://… --redis-url redis://… \\
   --queues default,mail --workers 64</pre></div></${Empty}>`;

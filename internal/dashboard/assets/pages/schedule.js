@@ -1,14 +1,29 @@
 // One schedule: when it runs, what became of its ticks, and what may be done.
-import { html, useState } from '../core/dom.js';
+
 import { call, callTagged, seg, url } from '../core/api.js';
+import { html, useState } from '../core/dom.js';
+import { count, plural, span } from '../core/format.js';
 import { useQuery } from '../core/query.js';
 import { go, useWords } from '../core/route.js';
-import { count, plural, span } from '../core/format.js';
-import { Allowed, Badge, Copy, Empty, Head, JobLink, Panel, Segment, Skeleton, Time, Trouble, tell, useMay } from '../ui/base.js';
-import { confirm } from '../ui/dialog.js';
 import { Acts } from '../ui/acts.js';
+import {
+  Allowed,
+  Badge,
+  Copy,
+  Empty,
+  Head,
+  JobLink,
+  Panel,
+  Segment,
+  Skeleton,
+  Time,
+  Trouble,
+  tell,
+  useMay,
+} from '../ui/base.js';
+import { confirm } from '../ui/dialog.js';
 import { Json } from '../ui/json.js';
-import { Outcome, Runs, ScheduleForm, Why, pause, policies, resume, trigger } from '../ui/schedules.js';
+import { Outcome, pause, policies, Runs, resume, ScheduleForm, trigger, Why } from '../ui/schedules.js';
 
 const TICKS = 20;
 
@@ -21,14 +36,22 @@ export default function SchedulePage({ params: [name] }) {
   // Also what was made by hand or by somebody else is told at once.
   const [round, again] = useState(0);
   const it = schedule.data;
-  if (query.get('edit') && admin && it?.origin === 'api') return html`<${ScheduleForm} name=${name} done=${() => { change({ edit: null }); schedule.reload(); again((n) => n + 1); }} />`;
+  if (query.get('edit') && admin && it?.origin === 'api')
+    return html`<${ScheduleForm} name=${name} done=${() => {
+      change({ edit: null });
+      schedule.reload();
+      again((n) => n + 1);
+    }} />`;
   if (schedule.error && [404, 422].includes(schedule.error.status)) {
     return html`<${Head} title="Schedule" /><section class="panel"><${Empty} title="There is no such schedule"><span class="mono wrap">${name}</span><br />It may have been deleted. <a href="/schedules">All schedules</a></${Empty}></section>
       ${schedule.error.status === 404 && html`<${Ticks} path=${path} gone /><${Acts} target=${name} of="schedule" />`}`;
   }
-  if (!it) return schedule.error ? html`<${Trouble} error=${schedule.error} retry=${schedule.reload} />` : html`<${Skeleton} />`;
+  if (!it)
+    return schedule.error
+      ? html`<${Trouble} error=${schedule.error} retry=${schedule.reload} />`
+      : html`<${Skeleton} />`;
   const act = async (what) => {
-    if (!await what(it)) return;
+    if (!(await what(it))) return;
     schedule.reload();
     again((n) => n + 1);
   };
@@ -52,17 +75,22 @@ export default function SchedulePage({ params: [name] }) {
 
 function remove(it, path) {
   const declared = it.origin === 'config';
-  return confirm(`Delete the schedule ${it.name}?`, declared
-    ? 'This is for what is left over when no configuration declares it any more. A runner whose file still does makes it anew when it starts; one that declares it itself refuses.'
-    : 'It fires no more. Its jobs stay, and what became of its ticks stays known until its retention ends.', 'Delete', async () => {
-    // What was changed since it was looked at is not deleted unseen.
-    const { body, tag } = await callTagged('GET', path);
-    if (body.updated_at !== it.updated_at) throw new Error('Somebody changed it meanwhile. Look at it again first.');
-    await call('DELETE', url(path, { undeclared: declared || null }), { headers: { 'if-match': tag } });
-    tell(`${it.name} was deleted`);
-    go('/schedules');
-    return true;
-  });
+  return confirm(
+    `Delete the schedule ${it.name}?`,
+    declared
+      ? 'This is for what is left over when no configuration declares it any more. A runner whose file still does makes it anew when it starts; one that declares it itself refuses.'
+      : 'It fires no more. Its jobs stay, and what became of its ticks stays known until its retention ends.',
+    'Delete',
+    async () => {
+      // What was changed since it was looked at is not deleted unseen.
+      const { body, tag } = await callTagged('GET', path);
+      if (body.updated_at !== it.updated_at) throw new Error('Somebody changed it meanwhile. Look at it again first.');
+      await call('DELETE', url(path, { undeclared: declared || null }), { headers: { 'if-match': tag } });
+      tell(`${it.name} was deleted`);
+      go('/schedules');
+      return true;
+    },
+  );
 }
 
 function Facts({ it }) {
@@ -88,7 +116,11 @@ function Facts({ it }) {
     <dt>Last changed</dt><dd><${Time} at=${it.updated_at} /> by ${it.updated_by}</dd></dl>`;
 }
 
-const outcomes = [['', 'All'], ['fired', 'Fired'], ['skipped', 'Skipped']];
+const outcomes = [
+  ['', 'All'],
+  ['fired', 'Fired'],
+  ['skipped', 'Skipped'],
+];
 
 /** What became of its ticks, page by page. */
 function Ticks({ path, gone, round }) {
@@ -103,15 +135,30 @@ function Ticks({ path, gone, round }) {
   }
   const rows = ticks.data?.data ?? [];
   if (gone && ticks.error) return null;
-  return html`<${Panel} title="Ticks" flush side=${html`<${Segment} label="Outcome" of=${outcomes} is=${outcome} on=${(word) => { choose(word); follow([]); }} />`}>
+  return html`<${Panel} title="Ticks" flush side=${html`<${Segment} label="Outcome" of=${outcomes} is=${outcome} on=${(
+    word,
+  ) => {
+    choose(word);
+    follow([]);
+  }} />`}>
     <${Trouble} error=${ticks.error} retry=${ticks.reload} />${!ticks.data && !ticks.error && html`<${Skeleton} />`}
     ${ticks.data && rows.length === 0 && (ticks.data.next_cursor ? html`<p class="body faint">None in this stretch. Older ones may be there.</p>` : html`<${Empty} title=${outcome || cursor ? 'No such tick' : 'No tick yet'}>Each tick leaves a line here: the job that it made, or why it made none.</${Empty}>`)}
-    ${rows.length > 0 && html`<table class="cards"><thead><tr><th>Due</th><th>Outcome</th><th>Job</th><th>Why</th><th>Seen to by</th></tr></thead><tbody>
-    ${rows.map((tick) => html`<tr key=${`${tick.due_at} ${tick.recorded_at}`} data-row><td data-label="Due"><${Time} at=${tick.due_at} /></td>
+    ${
+      rows.length > 0 &&
+      html`<table class="cards"><thead><tr><th>Due</th><th>Outcome</th><th>Job</th><th>Why</th><th>Seen to by</th></tr></thead><tbody>
+    ${rows.map(
+      (
+        tick,
+      ) => html`<tr key=${`${tick.due_at} ${tick.recorded_at}`} data-row><td data-label="Due"><${Time} at=${tick.due_at} /></td>
       <td data-label="Outcome"><span class="row tight"><${Outcome} tick=${tick} />${tick.ticks > 1 && html`<span class="faint" title="After an outage ticks share a line">${tick.ticks >= 10000 ? 'at least ' : ''}${plural(tick.ticks, 'tick')}</span>`}</span></td>
       <td data-label="Job" class="nowrap"><${JobLink} id=${tick.job_id} /></td>
       <td data-label="Why">${tick.reason ? html`<span class="clamp" title=${tick.reason}><${Why} tick=${tick} /></span>` : html`<span class="faint">–</span>`}</td>
-      <td data-label="Seen to by"><span><span class="clip thin faint" title=${tick.recorded_by}>${tick.recorded_by}</span>${Date.parse(tick.recorded_at) - Date.parse(tick.due_at) > 2000 && html`<span class="faint">${span(Date.parse(tick.recorded_at) - Date.parse(tick.due_at))} after</span>`}</span></td></tr>`)}</tbody></table>`}
-    ${(cursor || ticks.data?.next_cursor) && html`<div class="more row">${cursor && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Newer</button>`}
-      ${ticks.data?.next_cursor && html`<button type="button" onClick=${() => follow([...trail, ticks.data.next_cursor])}>Older</button>`}</div>`}</${Panel}>`;
+      <td data-label="Seen to by"><span><span class="clip thin faint" title=${tick.recorded_by}>${tick.recorded_by}</span>${Date.parse(tick.recorded_at) - Date.parse(tick.due_at) > 2000 && html`<span class="faint">${span(Date.parse(tick.recorded_at) - Date.parse(tick.due_at))} after</span>`}</span></td></tr>`,
+    )}</tbody></table>`
+    }
+    ${
+      (cursor || ticks.data?.next_cursor) &&
+      html`<div class="more row">${cursor && html`<button type="button" onClick=${() => follow(trail.slice(0, -1))}>Newer</button>`}
+      ${ticks.data?.next_cursor && html`<button type="button" onClick=${() => follow([...trail, ticks.data.next_cursor])}>Older</button>`}</div>`
+    }</${Panel}>`;
 }

@@ -1,18 +1,19 @@
 // Small parts that all screens use.
-import { html, cls, useState, useEffect } from '../core/dom.js';
-import { store, useStore } from '../core/store.js';
-import { now, me, may } from '../core/api.js';
+
+import { may, me, now } from '../core/api.js';
+import { cls, html, useEffect, useState } from '../core/dom.js';
 import { ago, utc } from '../core/format.js';
+import { observable, useObservable } from '../core/observable.js';
 
 // One clock for all relative times of a page.
-const beat = store(0);
+const beat = observable(0);
 setInterval(() => {
   if (!document.hidden) beat.set((n) => n + 1);
 }, 1000);
 
 /** A moment, relative, with the exact UTC on hover. */
 export function Time({ at }) {
-  useStore(beat);
+  useObservable(beat);
   if (!at) return html`<span class="faint">–</span>`;
   const ms = typeof at === 'number' ? at : Date.parse(at);
   return html`<time class="nowrap num" datetime=${new Date(ms).toISOString()} title=${utc(ms)}>${ago(ms, now())}</time>`;
@@ -20,27 +21,40 @@ export function Time({ at }) {
 
 /** Drawn again each second with what time it is. */
 export function useNow() {
-  useStore(beat);
+  useObservable(beat);
   return now();
 }
 
-export const Badge = ({ is, children, title }) => html`<span class=${cls('badge', is)} title=${title}>${children ?? String(is).replaceAll('_', ' ')}</span>`;
+export const Badge = ({ is, children, title }) =>
+  html`<span class=${cls('badge', is)} title=${title}>${children ?? String(is).replaceAll('_', ' ')}</span>`;
 
 const paths = {
-  overview: 'M4 13h4l2 5 4-12 2 7h4', jobs: 'M4 6h16M4 12h16M4 18h10', failures: 'M12 4 3 20h18L12 4Zm0 6v4m0 3v.01',
-  queues: 'M4 5h16v4H4zM4 12h11v3H4zM4 18h7v2H4z', schedules: 'M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16Zm0 4v4l3 2', runners: 'M5 5h14v6H5zM5 13h14v6H5zM8 8h.01M8 16h.01',
-  index: 'M12 4c4 0 7 1.2 7 2.8S16 9.6 12 9.6 5 8.4 5 6.800 8 4 12 4ZM5 7v10c0 1.600 3 3 7 3s7-1.400 7-3V7M5 12c0 1.600 3 3 7 3s7-1.400 7-3', operations: 'M4 8h10m4 0h2M4 16h2m4 0h10M16 6v4M8 14v4',
-  audit: 'M7 4h10v16H7zM10 8h4m-4 4h4m-4 4h2', enqueue: 'M12 5v14M5 12h14', keys: 'M14 10a4 4 0 1 0-3.700 4L13 11l2 2 2-2 3-3v-2h-3l-3.500 3.500', search: 'M10.500 4a6.500 6.500 0 1 0 0 13 6.500 6.500 0 0 0 0-13ZM16 16l4 4', menu: 'M4 7h16M4 12h16M4 17h16', copy: 'M9 9h10v10H9zM5 15V5h10',
+  overview: 'M4 13h4l2 5 4-12 2 7h4',
+  jobs: 'M4 6h16M4 12h16M4 18h10',
+  failures: 'M12 4 3 20h18L12 4Zm0 6v4m0 3v.01',
+  queues: 'M4 5h16v4H4zM4 12h11v3H4zM4 18h7v2H4z',
+  schedules: 'M12 4a8 8 0 1 0 0 16 8 8 0 0 0 0-16Zm0 4v4l3 2',
+  runners: 'M5 5h14v6H5zM5 13h14v6H5zM8 8h.01M8 16h.01',
+  index:
+    'M12 4c4 0 7 1.2 7 2.8S16 9.6 12 9.6 5 8.4 5 6.800 8 4 12 4ZM5 7v10c0 1.600 3 3 7 3s7-1.400 7-3V7M5 12c0 1.600 3 3 7 3s7-1.400 7-3',
+  operations: 'M4 8h10m4 0h2M4 16h2m4 0h10M16 6v4M8 14v4',
+  audit: 'M7 4h10v16H7zM10 8h4m-4 4h4m-4 4h2',
+  enqueue: 'M12 5v14M5 12h14',
+  keys: 'M14 10a4 4 0 1 0-3.700 4L13 11l2 2 2-2 3-3v-2h-3l-3.500 3.500',
+  search: 'M10.500 4a6.500 6.500 0 1 0 0 13 6.500 6.500 0 0 0 0-13ZM16 16l4 4',
+  menu: 'M4 7h16M4 12h16M4 17h16',
+  copy: 'M9 9h10v10H9zM5 15V5h10',
 };
-export const Icon = ({ of }) => html`<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="1.8" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true"><path d=${paths[of]} /></svg>`;
+export const Icon = ({ of }) =>
+  html`<svg viewBox="0 0 24 24" fill="none" stroke="currentColor" stroke-width="1.8" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true"><path d=${paths[of]} /></svg>`;
 
 /** Children that only those see who may do it. */
 export function Allowed({ to = 'admin', children }) {
-  const who = useStore(me);
+  const who = useObservable(me);
   return may(to, who) ? children : null;
 }
 
-export const useMay = (need = 'admin') => may(need, useStore(me));
+export const useMay = (need = 'admin') => may(need, useObservable(me));
 
 export function Copy({ text, label = 'Copy' }) {
   const [done, set] = useState(false);
@@ -60,7 +74,7 @@ export function Copy({ text, label = 'Copy' }) {
   return html`<button type="button" class="quiet small" onClick=${copy} aria-label=${label} title=${label}>${done ? 'copied' : html`<${Icon} of="copy" />`}</button>`;
 }
 
-const toasts = store([]);
+const toasts = observable([]);
 let counter = 0;
 
 /** A short message at the edge of the page. */
@@ -73,13 +87,19 @@ export function tell(text, kind = 'good', link = null) {
 const hush = (id) => toasts.set((all) => all.filter((toast) => toast.id !== id));
 
 /** What the API refused, in a toast. */
-export const tellProblem = (problem) => tell([problem.message, ...(problem.errors || []).slice(0, 3).map((e) => `${e.pointer} ${e.detail}`)].join(' · '), 'bad');
+export const tellProblem = (problem) =>
+  tell(
+    [problem.message, ...(problem.errors || []).slice(0, 3).map((e) => `${e.pointer} ${e.detail}`)].join(' · '),
+    'bad',
+  );
 
 export function Toasts() {
-  const all = useStore(toasts);
-  return html`<div class="toasts" role="status" aria-live="polite">${all.map((toast) => html`
+  const all = useObservable(toasts);
+  return html`<div class="toasts" role="status" aria-live="polite">${all.map(
+    (toast) => html`
     <div key=${toast.id} class=${cls('toast', toast.kind)}><span class="grow">${toast.text}${toast.link && html` <a href=${toast.link.href}>${toast.link.text}</a>`}</span>
-      <button class="quiet small" type="button" aria-label="Dismiss" onClick=${() => hush(toast.id)}>✕</button></div>`)}</div>`;
+      <button class="quiet small" type="button" aria-label="Dismiss" onClick=${() => hush(toast.id)}>✕</button></div>`,
+  )}</div>`;
 }
 
 /** A problem where the data would be. */
@@ -90,12 +110,14 @@ export function Trouble({ error, retry }) {
     ${retry && html`<p><button type="button" class="small" onClick=${retry}>Try again</button></p>`}</div>`;
 }
 
-export const Skeleton = () => html`<div class="skeleton" aria-busy="true" aria-label="Loading"><i></i><i></i><i></i></div>`;
+export const Skeleton = () =>
+  html`<div class="skeleton" aria-busy="true" aria-label="Loading"><i></i><i></i><i></i></div>`;
 
 export const Empty = ({ title, children }) => html`<div class="empty"><h3>${title}</h3>${children}</div>`;
 
 /** The heading of a screen, with what can be done there. */
-export const Head = ({ title, children, sub }) => html`<div class="head"><div class="grow"><h1 tabindex="-1">${title}</h1>${sub && html`<p>${sub}</p>`}</div>${children}</div>`;
+export const Head = ({ title, children, sub }) =>
+  html`<div class="head"><div class="grow"><h1 tabindex="-1">${title}</h1>${sub && html`<p>${sub}</p>`}</div>${children}</div>`;
 
 export const Panel = ({ title, side, flush, children, id }) => html`<section class="panel" id=${id} aria-label=${title}>
   ${title && html`<header><h2>${title}</h2>${side}</header>`}<div class=${cls('body', flush && 'flush')}>${children}</div></section>`;
@@ -104,7 +126,16 @@ export const Panel = ({ title, side, flush, children, id }) => html`<section cla
 export const Segment = ({ of, is, on, label }) => html`<div class="segment" role="group" aria-label=${label}>
   ${of.map(([value, text]) => html`<button type="button" key=${value} class="small" aria-pressed=${String(value === is)} onClick=${() => on(value)}>${text}</button>`)}</div>`;
 
-export const Field = ({ label, id, hint, wrong, children }) => html`<div class="field"><label for=${id}>${label}</label>${children}
+export const Field = ({
+  label,
+  id,
+  hint,
+  wrong,
+  children,
+}) => html`<div class="field"><label for=${id}>${label}</label>${children}
   ${hint && html`<span class="hint" id=${`${id}-hint`}>${hint}</span>`}${wrong && html`<span class="wrong" role="alert">${wrong}</span>`}</div>`;
 
-export const JobLink = ({ id, children }) => (id ? html`<a class=${cls('mono', !children && 'nowrap')} href=${`/jobs/${id}`} title=${id}>${children ?? `…${id.slice(-8)}`}</a>` : html`<span class="faint">–</span>`);
+export const JobLink = ({ id, children }) =>
+  id
+    ? html`<a class=${cls('mono', !children && 'nowrap')} href=${`/jobs/${id}`} title=${id}>${children ?? `…${id.slice(-8)}`}</a>`
+    : html`<span class="faint">–</span>`;

@@ -1,9 +1,10 @@
 // What is done to many jobs: first a dry run that shows what would become of them, then an operation to follow.
-import { html, useEffect, useState } from '../core/dom.js';
+
 import { post } from '../core/api.js';
+import { html, useEffect, useState } from '../core/dom.js';
 import { count, plural, span } from '../core/format.js';
-import { ask } from './dialog.js';
 import { Badge, Field, JobLink, Skeleton, Trouble, tell } from './base.js';
+import { ask } from './dialog.js';
 
 /** Actions by their words in the API. */
 export const actions = {
@@ -12,9 +13,18 @@ export const actions = {
   cancel: { name: 'Cancel', danger: true, what: 'Waiting jobs will never start; running ones are asked to stop.' },
   reschedule: { name: 'Reschedule', what: 'Waiting jobs get another due time.' },
   set_priority: { name: 'Set the priority', what: 'Waiting jobs become more or less urgent.' },
-  delete: { name: 'Delete', danger: true, what: 'Jobs that have ended are removed, with their attempts and results. That cannot be undone.' },
+  delete: {
+    name: 'Delete',
+    danger: true,
+    what: 'Jobs that have ended are removed, with their attempts and results. That cannot be undone.',
+  },
   replay: { name: 'Replay', what: 'Each open dead letter becomes a new job with fresh attempts, linked both ways.' },
-  discard: { name: 'Discard', danger: true, reason: true, what: 'Open dead letters are put away with a reason, and purged after their retention.' },
+  discard: {
+    name: 'Discard',
+    danger: true,
+    reason: true,
+    what: 'Open dead letters are put away with a reason, and purged after their retention.',
+  },
 };
 
 /** The body of a request for an operation. */
@@ -29,16 +39,27 @@ function bodyOf(action, filter, values) {
   return body;
 }
 
-const complete = (action, values) => (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
+const complete = (action, values) =>
+  (action !== 'reschedule' || values.when) && (!actions[action].reason || values.reason?.trim());
 
 function Preview({ action, filter, values }) {
   const [state, set] = useState({});
   // What a dry run says does not depend on pace or reason, but it wants a request that could be made.
-  const asked = JSON.stringify(bodyOf(action, filter, { ...values, rate: null, reason: 'preview', when: values.when || new Date(Date.now() + 3600e3).toISOString() }));
+  const asked = JSON.stringify(
+    bodyOf(action, filter, {
+      ...values,
+      rate: null,
+      reason: 'preview',
+      when: values.when || new Date(Date.now() + 3600e3).toISOString(),
+    }),
+  );
   useEffect(() => {
     let gone = false;
     set({});
-    post('/v1/operations', { ...JSON.parse(asked), dry_run: true }).then((found) => gone || set({ found }), (error) => gone || set({ error }));
+    post('/v1/operations', { ...JSON.parse(asked), dry_run: true }).then(
+      (found) => gone || set({ found }),
+      (error) => gone || set({ error }),
+    );
     return () => {
       gone = true;
     };
@@ -50,16 +71,27 @@ function Preview({ action, filter, values }) {
   return html`<div class="stack tight" data-preview><p><b>${count(found.count, found.capped)}</b> ${found.count === 1 ? 'job matches' : 'jobs match'}${found.capped && ' at least'}.
     ${skipped.length > 0 && html` <b>${count(found.would_change)}</b> would change. <span class="soft">The others would be left as they are: ${skipped.map((group) => `${count(group.jobs)} ${group.reason}`).join(', ')}.</span>`}
     ${values.rate > 0 && found.count > 0 && html` <span class="soft">At ${count(Number(values.rate))} per second that takes about ${span(((found.would_change ?? found.count) / values.rate) * 1000)}.</span>`}</p>
-    ${found.sample.length > 0 && html`<div class="scroll panel"><table><thead><tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr></thead><tbody>
-    ${found.sample.map((job) => html`<tr key=${job.id}><td><${JobLink} id=${job.id} /></td><td>${job.kind}</td><td><${Badge} is=${job.state} /></td>
-      <td>${job.would_be ? html`<${Badge} is=${job.would_be} />` : html`<span class="faint">left as it is</span>`}</td></tr>`)}</tbody></table></div>`}
+    ${
+      found.sample.length > 0 &&
+      html`<div class="scroll panel"><table><thead><tr><th>Job</th><th>Kind</th><th>Is</th><th>Would be</th></tr></thead><tbody>
+    ${found.sample.map(
+      (
+        job,
+      ) => html`<tr key=${job.id}><td><${JobLink} id=${job.id} /></td><td>${job.kind}</td><td><${Badge} is=${job.state} /></td>
+      <td>${job.would_be ? html`<${Badge} is=${job.would_be} />` : html`<span class="faint">left as it is</span>`}</td></tr>`,
+    )}</tbody></table></div>`
+    }
     ${found.count > found.sample.length && html`<p class="faint">and ${plural(found.count - found.sample.length, 'more', 'more')}</p>`}</div>`;
 }
 
 /**
  * Ask, show a preview, and start. `filter` is that of `POST /v1/operations`. Resolves with the operation, or undefined.
  */
-export async function bulk(action, filter, { rate = '', name = actions[action].name, title = `${name}: many jobs at once` } = {}) {
+export async function bulk(
+  action,
+  filter,
+  { rate = '', name = actions[action].name, title = `${name}: many jobs at once` } = {},
+) {
   const { what, danger, reason } = actions[action];
   const operation = await ask({
     title,

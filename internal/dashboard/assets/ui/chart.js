@@ -1,13 +1,22 @@
 // Charts and sparklines by uPlot, in the colours of the theme.
-import { html, cls, useEffect, useRef, useState } from '../core/dom.js';
-import { store, useStore } from '../core/store.js';
+import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
+import { observable, useObservable } from '../core/observable.js';
 
 // Counts up when the theme changes: canvases know nothing of style sheets.
-const painted = store(0);
+const painted = observable(0);
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => painted.set((n) => n + 1));
-new MutationObserver(() => painted.set((n) => n + 1)).observe(document.documentElement, { attributeFilter: ['data-theme'] });
+new MutationObserver(() => painted.set((n) => n + 1)).observe(document.documentElement, {
+  attributeFilter: ['data-theme'],
+});
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// A name of the palette stands for two colours, light and dark. Only a property of an element says which one is in force.
+const colour = (name, percent = 100) => {
+  const root = document.documentElement;
+  root.style.outlineColor = `color-mix(in srgb, var(${name}) ${percent}%, transparent)`;
+  const inForce = getComputedStyle(root).outlineColor;
+  root.style.outlineColor = '';
+  return inForce;
+};
 const remPx = () => parseFloat(getComputedStyle(document.documentElement).fontSize);
 
 /**
@@ -18,7 +27,7 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
   const box = useRef(null);
   const plot = useRef(null);
   const [at, setAt] = useState(null);
-  const theme = useStore(painted);
+  const theme = useObservable(painted);
   const shape = `${theme}/${series.map((s) => `${s.name}${s.colour}${s.bars}`).join()}/${axes}`;
   const formatter = useRef(format);
   formatter.current = format;
@@ -26,31 +35,52 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
   useEffect(() => {
     const element = box.current;
     const rem = remPx();
-    const font = `${Math.round(rem * 0.8)}px ${colour('--sans')}`;
-    const axis = { stroke: colour('--faint'), font, grid: { stroke: colour('--grid'), width: 1 }, ticks: { show: false } };
+    const font = `${Math.round(rem * 0.8)}px ${getComputedStyle(document.body).fontFamily}`;
+    const axis = {
+      stroke: colour('--faint'),
+      font,
+      grid: { stroke: colour('--grid'), width: 1 },
+      ticks: { show: false },
+    };
     const options = {
       width: element.clientWidth || 100,
       height: element.clientHeight || 30,
       padding: axes ? [8, 8, 0, 0] : [2, 2, 2, 2],
       legend: { show: false },
       cursor: axes ? { y: false, drag: { x: false, y: false }, points: { size: 6 } } : { show: false },
-      scales: { x: { time: true, ...(series.some((s) => s.bars) && { range: aside }) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high > 0 ? high : 1) * 1.1] } },
+      scales: {
+        x: { time: true, ...(series.some((s) => s.bars) && { range: aside }) },
+        y: { range: (_, low, high) => [Math.min(0, low ?? 0), (high > 0 ? high : 1) * 1.1] },
+      },
       axes: axes
-        ? [{ ...axis, size: Math.round(rem * 1.8), values: (_, all) => all.map(clock) }, { ...axis, size: Math.round(rem * 4), ...(series.some((s) => s.bars) && { incrs: WHOLE }), values: (_, all) => all.map((v) => (v === null ? '' : formatter.current(v))) }]
+        ? [
+            { ...axis, size: Math.round(rem * 1.8), values: (_, all) => all.map(clock) },
+            {
+              ...axis,
+              size: Math.round(rem * 4),
+              ...(series.some((s) => s.bars) && { incrs: WHOLE }),
+              values: (_, all) => all.map((v) => (v === null ? '' : formatter.current(v))),
+            },
+          ]
         : [{ show: false }, { show: false }],
-      series: [{}, ...series.map((s) => ({
-        label: s.name,
-        stroke: colour(`--chart-${s.colour}`),
-        width: s.bars ? 0 : axes ? 2 : 1.5,
-        fill: s.fill || s.bars ? `${colour(`--chart-${s.colour}`)}${s.bars ? 'cc' : '22'}` : undefined,
-        paths: s.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
-        points: { show: false },
-        spanGaps: false,
-      }))],
+      series: [
+        {},
+        ...series.map((s) => ({
+          label: s.name,
+          stroke: colour(`--chart-${s.colour}`),
+          width: s.bars ? 0 : axes ? 2 : 1.5,
+          fill: s.fill || s.bars ? colour(`--chart-${s.colour}`, s.bars ? 80 : 13) : undefined,
+          paths: s.bars ? uPlot.paths.bars({ size: [0.8, 60] }) : undefined,
+          points: { show: false },
+          spanGaps: false,
+        })),
+      ],
       hooks: { setCursor: [(u) => setAt(u.cursor.idx ?? null)] },
     };
     plot.current = new uPlot(options, data(x, series), element);
-    const observer = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: element.clientHeight }));
+    const observer = new ResizeObserver(() =>
+      plot.current?.setSize({ width: element.clientWidth, height: element.clientHeight }),
+    );
     observer.observe(element);
     return () => {
       observer.disconnect();
@@ -67,8 +97,11 @@ export function Chart({ x, series, format = String, axes = true, label, key: _ke
   const said = series.map((s) => `${s.name} ${text(s.values[shown], format)}`).join(', ');
   return html`<figure class="chart-box">
     <div ref=${box} class=${cls('chart', !axes && 'spark')} role="img" aria-label=${`${label}: ${said}`}></div>
-    ${axes && html`<figcaption class="legend">${series.map((s) => html`<span key=${s.name}><i class=${`swatch-${s.colour}`}></i>${s.name} <b>${text(s.values[shown], format)}</b></span>`)}
-      ${at !== null && at < x.length && html`<span class="faint">${new Date(x[at]).toISOString().slice(11, 19)} UTC</span>`}</figcaption>`}</figure>`;
+    ${
+      axes &&
+      html`<figcaption class="legend">${series.map((s) => html`<span key=${s.name}><i class=${`swatch-${s.colour}`}></i>${s.name} <b>${text(s.values[shown], format)}</b></span>`)}
+      ${at !== null && at < x.length && html`<span class="faint">${new Date(x[at]).toISOString().slice(11, 19)} UTC</span>`}</figcaption>`
+    }</figure>`;
 }
 
 const two = (n) => String(n).padStart(2, '0');

@@ -1,24 +1,37 @@
 // Dialogs: one at a time, opened from anywhere with a promise for the answer.
-import { html, cls, useEffect, useRef, useState } from '../core/dom.js';
-import { store, useStore } from '../core/store.js';
+import { cls, html, useEffect, useRef, useState } from '../core/dom.js';
+import { observable, useObservable } from '../core/observable.js';
 import { Trouble } from './base.js';
 
-const open = store(null);
+const open = observable(null);
 
 /**
  * Show a dialog. `body` is a function of `{values, set, close}` that returns its content. The button `action` calls
  * `submit(values)`, which may throw a problem: that is shown, and the dialog stays. Resolves with what `submit` returned,
  * or undefined when it was closed.
  */
-export function ask({ title, body, action = 'OK', danger = false, values = {}, submit = () => true, ready = null, broad = false, cancel = 'Cancel' }) {
-  return new Promise((resolve) => open.set({ title, body, action, danger, values, submit, ready, broad, cancel, resolve }));
+export function ask({
+  title,
+  body,
+  action = 'OK',
+  danger = false,
+  values = {},
+  submit = () => true,
+  ready = null,
+  broad = false,
+  cancel = 'Cancel',
+}) {
+  return new Promise((resolve) =>
+    open.set({ title, body, action, danger, values, submit, ready, broad, cancel, resolve }),
+  );
 }
 
 /** A question that a destructive action asks first. */
-export const confirm = (title, text, action, submit) => ask({ title, body: () => html`<p>${text}</p>`, action, danger: true, submit });
+export const confirm = (title, text, action, submit) =>
+  ask({ title, body: () => html`<p>${text}</p>`, action, danger: true, submit });
 
 export function Dialogs() {
-  const asked = useStore(open);
+  const asked = useObservable(open);
   return asked ? html`<${Open} key=${asked.title} asked=${asked} />` : null;
 }
 
@@ -44,7 +57,12 @@ function Open({ asked }) {
       setState({ busy: false, error });
     }
   };
-  return html`<dialog ref=${element} class=${cls(asked.broad && 'broad')} aria-label=${asked.title} onCancel=${(event) => { event.preventDefault(); close(); }}>
+  return html`<dialog ref=${element} class=${cls(asked.broad && 'broad')} aria-label=${asked.title} onCancel=${(
+    event,
+  ) => {
+    event.preventDefault();
+    close();
+  }}>
     <form method="dialog" onSubmit=${submit}>
       <header><h2>${asked.title}</h2></header>
       <div class="body stack tight">${asked.body({ values, set, close, busy: state.busy })}<${Trouble} error=${state.error} /></div>

@@ -6,9 +6,20 @@ import { Icon } from './base.js';
 const states = ['waiting', 'executing', 'retrying', 'completed', 'failed', 'cancelled'];
 const spans = ['<10m', '<1h', '<24h', '<7d', '>1h'];
 const fields = [
-  ['state:', 'where it is in its life'], ['kind:', 'what it does'], ['queue:', 'the line it waits in'], ['due:', 'within a span, or after a date'],
-  ['created:', 'younger than a span, or since a date'], ['finished:', 'ended within a span, or since a date'], ['key:', 'its unique key'], ['tag:', 'one of its tags'],
-  ['schedule:', 'made by this schedule'], ['error:', 'words of its last error'], ['group:', 'fingerprint of a failure'], ['dead:', 'open, replayed or discarded'], ['id:', 'one job'], ['payload.', 'a place in its payload: payload.user.id:42'],
+  ['state:', 'where it is in its life'],
+  ['kind:', 'what it does'],
+  ['queue:', 'the line it waits in'],
+  ['due:', 'within a span, or after a date'],
+  ['created:', 'younger than a span, or since a date'],
+  ['finished:', 'ended within a span, or since a date'],
+  ['key:', 'its unique key'],
+  ['tag:', 'one of its tags'],
+  ['schedule:', 'made by this schedule'],
+  ['error:', 'words of its last error'],
+  ['group:', 'fingerprint of a failure'],
+  ['dead:', 'open, replayed or discarded'],
+  ['id:', 'one job'],
+  ['payload.', 'a place in its payload: payload.user.id:42'],
 ];
 
 /** The word at the cursor. */
@@ -35,16 +46,26 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
   const { from, to, word } = wordAt(text, cursor);
   const colon = word.indexOf(':');
   const values = {
-    state: states, dead: ['open', 'replayed', 'discarded'], due: ['<0s', ...spans], created: spans, finished: spans,
-    kind: kinds.data?.data.map((k) => k.kind) ?? [], queue: queues.data?.data.map((q) => q.name) ?? [], schedule: schedules.data?.data.map((s) => s.name) ?? [],
+    state: states,
+    dead: ['open', 'replayed', 'discarded'],
+    due: ['<0s', ...spans],
+    created: spans,
+    finished: spans,
+    kind: kinds.data?.data.map((k) => k.kind) ?? [],
+    queue: queues.data?.data.map((q) => q.name) ?? [],
+    schedule: schedules.data?.data.map((s) => s.name) ?? [],
   };
   let choices = [];
   if (open) {
-    if (colon < 0) choices = fields.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
+    if (colon < 0)
+      choices = fields.filter(([name]) => name.startsWith(word)).map(([name, what]) => ({ text: name, what }));
     else {
       const field = word.slice(0, colon);
       const begun = word.slice(colon + 1);
-      choices = (values[field] ?? []).filter((v) => v.startsWith(begun) && v !== begun).slice(0, 50).map((v) => ({ text: `${field}:${v}`, end: true }));
+      choices = (values[field] ?? [])
+        .filter((v) => v.startsWith(begun) && v !== begun)
+        .slice(0, 50)
+        .map((v) => ({ text: `${field}:${v}`, end: true }));
     }
   }
   const take = (choice) => {
@@ -87,12 +108,32 @@ export function FilterBar({ value, on, wrong, label = 'Filter', id = 'filter' })
     <input id=${id} ref=${input} value=${text} role="combobox" aria-expanded=${String(open && choices.length > 0)} aria-controls=${list} aria-autocomplete="list"
       aria-activedescendant=${at >= 0 ? `${list}-${at}` : undefined} aria-invalid=${wrong ? 'true' : undefined} autocomplete="off" spellcheck=${false}
       placeholder="state:failed kind:email payload.user.id:42"
-      onInput=${(event) => { setText(event.target.value); moved(event); setOpen(true); setAt(-1); }}
-      onFocus=${(event) => { moved(event); setOpen(true); }} onClick=${moved} onKeyUp=${moved} onKeyDown=${key}
-      onBlur=${() => setTimeout(() => { if (document.activeElement !== input.current) setOpen(false); }, 150)} />
-    ${open && choices.length > 0 && html`<ul class="choices" id=${list} role="listbox" aria-label="Completions">
-      ${choices.map((choice, i) => html`<li key=${choice.text} id=${`${list}-${i}`} role="option" aria-selected=${String(i === at)}
-        onMouseDown=${(event) => { event.preventDefault(); take(choice); }}>${choice.text}${choice.what && html`<span>${choice.what}</span>`}</li>`)}</ul>`}
+      onInput=${(event) => {
+        setText(event.target.value);
+        moved(event);
+        setOpen(true);
+        setAt(-1);
+      }}
+      onFocus=${(event) => {
+        moved(event);
+        setOpen(true);
+      }} onClick=${moved} onKeyUp=${moved} onKeyDown=${key}
+      onBlur=${() =>
+        setTimeout(() => {
+          if (document.activeElement !== input.current) setOpen(false);
+        }, 150)} />
+    ${
+      open &&
+      choices.length > 0 &&
+      html`<ul class="choices" id=${list} role="listbox" aria-label="Completions">
+      ${choices.map(
+        (choice, i) => html`<li key=${choice.text} id=${`${list}-${i}`} role="option" aria-selected=${String(i === at)}
+        onMouseDown=${(event) => {
+          event.preventDefault();
+          take(choice);
+        }}>${choice.text}${choice.what && html`<span>${choice.what}</span>`}</li>`,
+      )}</ul>`
+    }
   </div>`;
 }
 

@@ -1,12 +1,17 @@
 // What happened in slots of time, where the server keeps it.
-import { html, useMemo, useState } from '../core/dom.js';
+
 import { url } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { html, useMemo, useState } from '../core/dom.js';
 import { rate, span } from '../core/format.js';
+import { useQuery } from '../core/query.js';
 import { Panel, Segment, Trouble } from './base.js';
 import { Chart } from './chart.js';
 
-export const spans = [['5m', '5 min'], ['1h', '1 h'], ['24h', '24 h']];
+export const spans = [
+  ['5m', '5 min'],
+  ['1h', '1 h'],
+  ['24h', '24 h'],
+];
 
 /** A history, as long as the server has a route for it. */
 function useRoute(path, every) {
@@ -24,14 +29,27 @@ export const useHistory = (over, queue) => useRoute(url('/v1/history', { span: o
 /** The columns of each queue, by its name; null while nothing is known. */
 export function useQueueHistories(over = '5m') {
   const { data } = useRoute(url('/v1/history/queues', { span: over }), pace(over));
-  return useMemo(() => data && new Map(data.queues.map((queue) => [queue.queue, { ...queue, at_ms: data.at_ms }])), [data]);
+  return useMemo(
+    () => data && new Map(data.queues.map((queue) => [queue.queue, { ...queue, at_ms: data.at_ms }])),
+    [data],
+  );
 }
 
 /** Lines of the points of a history. */
 export const linesOf = (points) => ({
-  flow: [{ name: 'in /s', values: points.accepted, colour: 1, fill: true }, { name: 'completed /s', values: points.completed, colour: 2 }, { name: 'failed attempts /s', values: points.failed, colour: 4 }],
-  late: [{ name: 'p50', values: points.lateness_p50_ms, colour: 1 }, { name: 'p99', values: points.lateness_p99_ms, colour: 3 }],
-  run: points.run_p50_ms && [{ name: 'p50', values: points.run_p50_ms, colour: 1 }, { name: 'p99', values: points.run_p99_ms, colour: 3 }],
+  flow: [
+    { name: 'in /s', values: points.accepted, colour: 1, fill: true },
+    { name: 'completed /s', values: points.completed, colour: 2 },
+    { name: 'failed attempts /s', values: points.failed, colour: 4 },
+  ],
+  late: [
+    { name: 'p50', values: points.lateness_p50_ms, colour: 1 },
+    { name: 'p99', values: points.lateness_p99_ms, colour: 3 },
+  ],
+  run: points.run_p50_ms && [
+    { name: 'p50', values: points.run_p50_ms, colour: 1 },
+    { name: 'p99', values: points.run_p99_ms, colour: 3 },
+  ],
 });
 
 /** Charts of one queue, or of all that happens. */
@@ -41,7 +59,10 @@ export function HistoryCharts({ queue, first = '1h' }) {
   const points = history.data?.points;
   const lines = useMemo(() => points && linesOf(points), [points]);
   if (history.missing) return null;
-  const chart = (label, series, format) => (lines ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} />` : html`<${Trouble} error=${history.error} retry=${history.reload} />`);
+  const chart = (label, series, format) =>
+    lines
+      ? html`<${Chart} label=${label} x=${points.at_ms} series=${series} format=${format} />`
+      : html`<${Trouble} error=${history.error} retry=${history.reload} />`;
   return html`<div class="grid">
     <${Panel} title="Jobs per second" side=${html`<${Segment} label="Span" of=${spans} is=${over} on=${choose} />`}>${chart('Jobs per second', lines?.flow, rate)}</${Panel}>
     <${Panel} title="Lateness" side=${html`<span class="faint">start after due</span>`}>${chart('Lateness', lines?.late, span)}</${Panel}>

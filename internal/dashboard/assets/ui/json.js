@@ -6,12 +6,18 @@ const MANY = 100;
 const LONG = 400;
 
 /** Does the schema call this sensitive? `writeOnly`, `format: password` or `x-sensitive`. */
-export const isSensitive = (schema) => Boolean(schema && (schema.writeOnly || schema['x-sensitive'] || schema.format === 'password'));
+export const isSensitive = (schema) =>
+  Boolean(schema && (schema.writeOnly || schema['x-sensitive'] || schema.format === 'password'));
 
 function resolve(schema, root) {
   for (let depth = 0; schema?.$ref && depth < 8; depth += 1) {
     const extra = schema;
-    schema = schema.$ref.startsWith('#/') ? schema.$ref.slice(2).split('/').reduce((at, part) => at?.[part.replaceAll('~1', '/').replaceAll('~0', '~')], root) : undefined;
+    schema = schema.$ref.startsWith('#/')
+      ? schema.$ref
+          .slice(2)
+          .split('/')
+          .reduce((at, part) => at?.[part.replaceAll('~1', '/').replaceAll('~0', '~')], root)
+      : undefined;
     if (isSensitive(extra)) return { ...schema, writeOnly: true };
   }
   return schema;
@@ -20,7 +26,12 @@ function resolve(schema, root) {
 /** The same through references and choices, as an optional field has them. */
 function hides(schema, root) {
   const own = resolve(schema, root);
-  return isSensitive(own) || [...(own?.anyOf || []), ...(own?.oneOf || []), ...(own?.allOf || [])].some((part) => isSensitive(resolve(part, root)));
+  return (
+    isSensitive(own) ||
+    [...(own?.anyOf || []), ...(own?.oneOf || []), ...(own?.allOf || [])].some((part) =>
+      isSensitive(resolve(part, root)),
+    )
+  );
 }
 
 /** The schema of one field, through `anyOf` and the like. */
@@ -33,7 +44,9 @@ export function within(schema, name, root) {
     const found = within(part, name, root);
     if (found) return found;
   }
-  return typeof own.additionalProperties === 'object' && typeof name !== 'number' ? resolve(own.additionalProperties, root) : undefined;
+  return typeof own.additionalProperties === 'object' && typeof name !== 'number'
+    ? resolve(own.additionalProperties, root)
+    : undefined;
 }
 
 export function Json({ value, schema, label = 'value' }) {
@@ -50,16 +63,23 @@ function Node({ name, value, schema, root, depth }) {
   if (hides(schema, root) && value !== null && !shown) {
     return html`<div class="leaf">${key}<span class="faint">hidden</span> <button type="button" class="quiet small" onClick=${() => show(true)} aria-label=${`Show ${name ?? 'the value'}`}>show</button></div>`;
   }
-  if (value === null || typeof value !== 'object') return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
+  if (value === null || typeof value !== 'object')
+    return html`<div class="leaf">${key}<${Leaf} value=${value} /></div>`;
   const list = Array.isArray(value);
   const entries = list ? value.map((item, i) => [i, item]) : Object.entries(value);
   const size = entries.length;
   if (size === 0) return html`<div class="leaf">${key}${list ? '[]' : '{}'}</div>`;
   const cut = all ? entries : entries.slice(0, MANY);
-  return html`<details open=${open} onToggle=${(event) => { event.stopPropagation(); if (event.target === event.currentTarget) setOpen(event.currentTarget.open); }}>
+  return html`<details open=${open} onToggle=${(event) => {
+    event.stopPropagation();
+    if (event.target === event.currentTarget) setOpen(event.currentTarget.open);
+  }}>
     <summary>${key}<span class="faint">${list ? `[${size}]` : `{${size}}`}</span></summary>
-    ${open && html`<div class="inner">${cut.map(([k, v]) => html`<${Node} key=${k} name=${k} value=${v} schema=${within(schema, k, root)} root=${root} depth=${depth + 1} />`)}
-      ${size > cut.length && html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>${size - cut.length} more</button>`}</div>`}</details>`;
+    ${
+      open &&
+      html`<div class="inner">${cut.map(([k, v]) => html`<${Node} key=${k} name=${k} value=${v} schema=${within(schema, k, root)} root=${root} depth=${depth + 1} />`)}
+      ${size > cut.length && html`<button type="button" class="quiet small" onClick=${() => showAll(true)}>${size - cut.length} more</button>`}</div>`
+    }</details>`;
 }
 
 function Leaf({ value }) {

@@ -1,6 +1,7 @@
 // Dead letters one by one.
-import { html, useEffect, useRef } from '../core/dom.js';
+
 import { seg, url } from '../core/api.js';
+import { html, useEffect, useRef } from '../core/dom.js';
 import { useQuery } from '../core/query.js';
 import { Empty, JobLink, Skeleton, Time, Trouble } from './base.js';
 
@@ -8,12 +9,19 @@ const PAGE = 50;
 export const standings = ['open', 'replayed', 'discarded'];
 
 /** Does an event tell of a job that may have failed for good? */
-export const failed = (event) => event.type === 'reaped' || (event.type === 'settled' && event.data.includes('"failed"'));
+export const failed = (event) =>
+  event.type === 'reaped' || (event.type === 'settled' && event.data.includes('"failed"'));
 
 const none = {
   open: ['None is open', 'What failed here was replayed or discarded, or nothing has failed yet.'],
-  replayed: ['None was replayed', 'A replay makes a new job of a failed one. The failed one stays here, and each names the other.'],
-  discarded: ['None was discarded', 'A discard puts failed jobs away that nobody will repeat, with a reason. A retry takes one back.'],
+  replayed: [
+    'None was replayed',
+    'A replay makes a new job of a failed one. The failed one stays here, and each names the other.',
+  ],
+  discarded: [
+    'None was discarded',
+    'A discard puts failed jobs away that nobody will repeat, with a reason. A retry takes one back.',
+  ],
 };
 
 /** Reads once more when what was under way is over. */
@@ -27,23 +35,36 @@ export function useSettled(busy, reload) {
 
 /** The letters of one standing: of a kind, of a group, or all. `change` moves the cursor in the address. */
 export function Letters({ standing, kind, fingerprint, cursor, change, busy = false }) {
-  const page = useQuery(url('/v1/dead', { standing, kind, fingerprint, limit: PAGE, cursor }), { on: !cursor && standing === 'open' && failed, every: cursor ? 0 : busy ? 3000 : 15000, pace: 2000 });
+  const page = useQuery(url('/v1/dead', { standing, kind, fingerprint, limit: PAGE, cursor }), {
+    on: !cursor && standing === 'open' && failed,
+    every: cursor ? 0 : busy ? 3000 : 15000,
+    pace: 2000,
+  });
   useSettled(busy, page.reload);
   const rows = page.data?.data ?? [];
   const alone = Boolean(fingerprint);
   if (page.error) return html`<${Trouble} error=${page.error} retry=${page.reload} />`;
   if (!page.data) return html`<${Skeleton} />`;
-  return html`${rows.length === 0 ? html`<${Empty} title=${none[standing][0]}>${none[standing][1]}</${Empty}>` : html`<table class="cards dense"><thead><tr><th>Job</th>${!alone && html`<th>Kind</th><th>Error</th>`}<th class="optional">Queue</th><th class="right optional">Attempts</th><th>Failed</th>
+  return html`${
+    rows.length === 0
+      ? html`<${Empty} title=${none[standing][0]}>${none[standing][1]}</${Empty}>`
+      : html`<table class="cards dense"><thead><tr><th>Job</th>${!alone && html`<th>Kind</th><th>Error</th>`}<th class="optional">Queue</th><th class="right optional">Attempts</th><th>Failed</th>
     ${standing === 'open' && alone && html`<th>Error</th>`}${standing !== 'open' && html`<th>${standing === 'replayed' ? 'Replayed' : 'Discarded'}</th><th>By</th><th>${standing === 'replayed' ? 'As' : 'Reason'}</th>`}</tr></thead><tbody>
-    ${rows.map((job) => html`<tr key=${job.id} data-row><td data-label="Job"><${JobLink} id=${job.id} /></td>
+    ${rows.map(
+      (job) => html`<tr key=${job.id} data-row><td data-label="Job"><${JobLink} id=${job.id} /></td>
       ${!alone && html`<td data-label="Kind"><span class="bold">${job.kind}</span></td><td data-label="Error" class="cause"><a class="lines" href=${`/failures/${job.dead_letter.fingerprint}`} title=${job.last_error}>${job.last_error}</a></td>`}
       <td data-label="Queue" class="optional"><a href=${`/queues/${seg(job.queue)}`}>${job.queue}</a></td>
       <td data-label="Attempts" class="right num optional">${job.attempt} / ${job.max_attempts}</td>
       <td data-label="Failed"><${Time} at=${job.dead_letter.failed_at} /></td>
       ${standing === 'open' && alone && html`<td data-label="Error" class="cause"><span class="lines" title=${job.last_error}>${job.last_error}</span></td>`}
-      ${standing !== 'open' && html`<td data-label=${standing === 'replayed' ? 'Replayed' : 'Discarded'}><${Time} at=${job.dead_letter.since} /></td>
+      ${
+        standing !== 'open' &&
+        html`<td data-label=${standing === 'replayed' ? 'Replayed' : 'Discarded'}><${Time} at=${job.dead_letter.since} /></td>
         <td data-label="By" class="who"><span class="lines">${job.dead_letter.by ?? '–'}</span></td>
-        <td data-label=${standing === 'replayed' ? 'As' : 'Reason'} class="who">${standing === 'replayed' ? html`<${JobLink} id=${job.dead_letter.replayed_as} />` : html`<span class="lines" title=${job.dead_letter.reason}>${job.dead_letter.reason}</span>`}</td>`}</tr>`)}</tbody></table>`}
+        <td data-label=${standing === 'replayed' ? 'As' : 'Reason'} class="who">${standing === 'replayed' ? html`<${JobLink} id=${job.dead_letter.replayed_as} />` : html`<span class="lines" title=${job.dead_letter.reason}>${job.dead_letter.reason}</span>`}</td>`
+      }</tr>`,
+    )}</tbody></table>`
+  }
     <${Pages} cursor=${cursor} next=${page.data.next_cursor} change=${change} />`;
 }
 

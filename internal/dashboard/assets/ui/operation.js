@@ -1,14 +1,24 @@
 // What is being done to many jobs: how far it is, which jobs it means, and how to stop it.
-import { html, cls, useEffect, useState } from '../core/dom.js';
+
 import { post, seg, url } from '../core/api.js';
-import { useQuery } from '../core/query.js';
+import { cls, html, useEffect, useState } from '../core/dom.js';
 import { count, plural, rate, span, utc } from '../core/format.js';
+import { useQuery } from '../core/query.js';
 import { Allowed, Badge, Time, tell } from './base.js';
 import { actions, bulk } from './bulk.js';
 import { confirm } from './dialog.js';
 import { quoted } from './filter.js';
 
-const past = { cancel: 'cancelled', retry: 'retried', run_now: 'made due', reschedule: 'rescheduled', set_priority: 'given the priority', delete: 'deleted', replay: 'replayed', discard: 'discarded' };
+const past = {
+  cancel: 'cancelled',
+  retry: 'retried',
+  run_now: 'made due',
+  reschedule: 'rescheduled',
+  set_priority: 'given the priority',
+  delete: 'deleted',
+  replay: 'replayed',
+  discard: 'discarded',
+};
 
 /** The longest filter that a listing takes, in bytes. */
 const LONGEST = 2000;
@@ -20,7 +30,10 @@ export const isRunning = (operation) => operation?.state === 'running';
 export function useOperation(id) {
   const [over, set] = useState(false);
   const found = useQuery(`/v1/operations/${seg(id)}`, { every: over ? 30000 : 1000 });
-  useEffect(() => set(Boolean(found.data ? !isRunning(found.data) : found.error?.status === 404)), [found.data, found.error]);
+  useEffect(
+    () => set(Boolean(found.data ? !isRunning(found.data) : found.error?.status === 404)),
+    [found.data, found.error],
+  );
   return found;
 }
 
@@ -33,25 +46,40 @@ export function useOperations(query = {}, idle = 10000) {
 }
 
 /** The operations that mean this group of failures alone. */
-export const ofGroup = (operations, fingerprint) => (operations ?? []).filter((operation) => operation.filter.fingerprint === fingerprint);
+export const ofGroup = (operations, fingerprint) =>
+  (operations ?? []).filter((operation) => operation.filter.fingerprint === fingerprint);
 
 /** Does it release, discard or retry letters of this group, be it among others? */
 export function touches({ action, filter }, { fingerprint, kind }) {
   if (!['replay', 'discard', 'retry'].includes(action)) return false;
-  return filter.fingerprint ? filter.fingerprint === fingerprint : !filter.ids && (!filter.kind || filter.kind === kind);
+  return filter.fingerprint
+    ? filter.fingerprint === fingerprint
+    : !filter.ids && (!filter.kind || filter.kind === kind);
 }
 
-const plain = { state: 'state', kind: 'kind', queue: 'queue', unique_key: 'key', error: 'error', fingerprint: 'group', dead: 'dead', schedule: 'schedule' };
+const plain = {
+  state: 'state',
+  kind: 'kind',
+  queue: 'queue',
+  unique_key: 'key',
+  error: 'error',
+  fingerprint: 'group',
+  dead: 'dead',
+  schedule: 'schedule',
+};
 const moments = { created: 'accepted', due: 'due', finished: 'ended' };
 const wanted = (value) => (typeof value === 'string' ? JSON.stringify(value) : quoted(String(value?.word ?? value)));
 
 /** A filter in the words of the filter bar. */
 export function filterText(filter) {
-  const words = Object.entries(plain).filter(([name]) => filter[name]).map(([name, word]) => `${word}:${quoted(String(filter[name]))}`);
+  const words = Object.entries(plain)
+    .filter(([name]) => filter[name])
+    .map(([name, word]) => `${word}:${quoted(String(filter[name]))}`);
   for (const word of Object.keys(moments)) {
     const after = filter[`${word}_after`];
     const before = filter[`${word}_before`];
-    if (after || before) words.push(`${word}:${after && before ? `${after}..${before}` : after ? `>${after}` : `<${before}`}`);
+    if (after || before)
+      words.push(`${word}:${after && before ? `${after}..${before}` : after ? `>${after}` : `<${before}`}`);
   }
   for (const tag of filter.tags ?? []) words.push(`tag:${quoted(tag)}`);
   for (const [path, value] of Object.entries(filter.payload ?? {})) words.push(`payload.${path}:${wanted(value)}`);
@@ -68,7 +96,13 @@ export function filterLink(filter) {
 /** A filter as a sentence says it. */
 export function filterWords(filter) {
   const ids = filter.ids?.length;
-  const subject = ids ? plural(ids, 'chosen job') : filter.dead ? `${filter.dead} dead letters` : filter.state ? `${filter.state} jobs` : 'jobs';
+  const subject = ids
+    ? plural(ids, 'chosen job')
+    : filter.dead
+      ? `${filter.dead} dead letters`
+      : filter.state
+        ? `${filter.state} jobs`
+        : 'jobs';
   const parts = [];
   if (filter.kind) parts.push(`of the kind ${filter.kind}`);
   if (filter.queue) parts.push(`in the queue ${filter.queue}`);
@@ -78,10 +112,14 @@ export function filterWords(filter) {
   if (filter.tags?.length) parts.push(`tagged ${filter.tags.join(', ')}`);
   if (filter.error) parts.push(`whose error says “${filter.error}”`);
   for (const [word, said] of Object.entries(moments)) {
-    const [after, before] = [filter[`${word}_after`], filter[`${word}_before`]].map((at) => at && utc(Date.parse(at)).replace(/\.\d+/, ''));
-    if (after || before) parts.push(`${said}${after ? ` after ${after}` : ''}${before ? `${after ? ' and' : ''} before ${before}` : ''}`);
+    const [after, before] = [filter[`${word}_after`], filter[`${word}_before`]].map(
+      (at) => at && utc(Date.parse(at)).replace(/\.\d+/, ''),
+    );
+    if (after || before)
+      parts.push(`${said}${after ? ` after ${after}` : ''}${before ? `${after ? ' and' : ''} before ${before}` : ''}`);
   }
-  for (const [path, value] of Object.entries(filter.payload ?? {})) parts.push(`with ${path} = ${wanted(value)} in the payload`);
+  for (const [path, value] of Object.entries(filter.payload ?? {}))
+    parts.push(`with ${path} = ${wanted(value)} in the payload`);
   return parts.length || ids || filter.dead || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
 }
 
@@ -101,14 +139,18 @@ export function FilterLink({ operation }) {
 const seen = (operation) => operation.done + operation.skipped + operation.failed;
 
 /** How much of it is over, in percent. */
-export const portion = (operation) => (operation.state === 'done' ? 100 : Math.min(100, (seen(operation) / Math.max(1, operation.estimate)) * 100));
+export const portion = (operation) =>
+  operation.state === 'done' ? 100 : Math.min(100, (seen(operation) / Math.max(1, operation.estimate)) * 100);
 
 /** What came of it: `120 replayed, 3 left as they were`. */
-export const outcome = (operation) => [
-  `${count(operation.done)} ${past[operation.action] ?? 'done'}`,
-  operation.skipped > 0 && `${count(operation.skipped)} left as ${operation.skipped === 1 ? 'it was' : 'they were'}`,
-  operation.failed > 0 && `${count(operation.failed)} failed`,
-].filter(Boolean).join(', ');
+export const outcome = (operation) =>
+  [
+    `${count(operation.done)} ${past[operation.action] ?? 'done'}`,
+    operation.skipped > 0 && `${count(operation.skipped)} left as ${operation.skipped === 1 ? 'it was' : 'they were'}`,
+    operation.failed > 0 && `${count(operation.failed)} failed`,
+  ]
+    .filter(Boolean)
+    .join(', ');
 
 export const paceOf = (operation) => (operation.rate ? `at most ${count(operation.rate)}/s` : 'as fast as it goes');
 
@@ -120,18 +162,26 @@ export function Progress({ operation }) {
 }
 
 /** Ask, and stop it. */
-export const stop = (operation, reload) => confirm('Stop this operation?', `${outcome(operation)} so far; that stays. The rest is left as it is, and can be started again.`, 'Stop it', async () => {
-  const stopped = await post(`/v1/operations/${operation.id}/cancel`);
-  tell(`It was stopped: ${outcome(stopped)}`);
-  reload?.();
-  return true;
-});
+export const stop = (operation, reload) =>
+  confirm(
+    'Stop this operation?',
+    `${outcome(operation)} so far; that stays. The rest is left as it is, and can be started again.`,
+    'Stop it',
+    async () => {
+      const stopped = await post(`/v1/operations/${operation.id}/cancel`);
+      tell(`It was stopped: ${outcome(stopped)}`);
+      reload?.();
+      return true;
+    },
+  );
 
 /** Ask for the same once more: for what was left, or what has come since. */
 export function again(operation) {
   const { ids, ...rest } = meant(operation);
   const filter = { q: filterText(rest), ids };
-  return bulk(operation.action, Object.fromEntries(Object.entries(filter).filter(([, value]) => value?.length)), { rate: operation.rate ?? '' });
+  return bulk(operation.action, Object.fromEntries(Object.entries(filter).filter(([, value]) => value?.length)), {
+    rate: operation.rate ?? '',
+  });
 }
 
 /** An operation where its jobs are shown: how far it is, and a way to stop it. */

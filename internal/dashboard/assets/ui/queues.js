@@ -1,6 +1,7 @@
 // What is wrong with a queue, and what may be done about it.
-import { html } from '../core/dom.js';
+
 import { call, callTagged, post, seg } from '../core/api.js';
+import { html } from '../core/dom.js';
 import { count, plural } from '../core/format.js';
 import { Badge, Field, tell, tellProblem } from './base.js';
 import { ask } from './dialog.js';
@@ -15,7 +16,8 @@ export const full = (queue) => queue.concurrency !== null && queue.permits >= qu
 const alone = (queue) => queue.runners === 0 && waiting(queue) > 0;
 
 /** How much is wrong with a queue. `behind` is `{count, capped}` of the jobs that are overdue, if that is known. */
-export const troubleOf = (queue, behind) => (alone(queue) ? 8 : 0) + (queue.paused ? 4 : 0) + (full(queue) ? 2 : 0) + (behind?.count ? 1 : 0);
+export const troubleOf = (queue, behind) =>
+  (alone(queue) ? 8 : 0) + (queue.paused ? 4 : 0) + (full(queue) ? 2 : 0) + (behind?.count ? 1 : 0);
 
 /** Its standing as badges, the worst first. */
 export function Standing({ queue, behind }) {
@@ -23,17 +25,24 @@ export function Standing({ queue, behind }) {
     alone(queue) && html`<${Badge} is="bad" title="It has jobs, and no living runner serves it">no runner</${Badge}>`,
     queue.paused && html`<${Badge} is="paused" />`,
     full(queue) && html`<${Badge} is="warn" title="As many of its jobs run as may">limit reached</${Badge}>`,
-    behind?.count > 0 && html`<${Badge} is="warn" title="Jobs that have been due for more than 10 s">${count(behind.count, behind.capped)} overdue</${Badge}>`,
+    behind?.count > 0 &&
+      html`<${Badge} is="warn" title="Jobs that have been due for more than 10 s">${count(behind.count, behind.capped)} overdue</${Badge}>`,
   ].filter(Boolean);
-  if (!all.length) all.push(queue.runners ? html`<${Badge} is="good">served</${Badge}>` : html`<${Badge}>idle, no runner</${Badge}>`);
+  if (!all.length)
+    all.push(queue.runners ? html`<${Badge} is="good">served</${Badge}>` : html`<${Badge}>idle, no runner</${Badge}>`);
   return html`<span class="row tight">${all}</span>`;
 }
 
 export function pause(queue) {
   return ask({
-    title: queue.paused ? `Why is ${queue.name} paused?` : `Pause the queue ${queue.name}?`, action: queue.paused ? 'Keep it paused' : 'Pause', danger: !queue.paused,
+    title: queue.paused ? `Why is ${queue.name} paused?` : `Pause the queue ${queue.name}?`,
+    action: queue.paused ? 'Keep it paused' : 'Pause',
+    danger: !queue.paused,
     values: { reason: queue.paused?.reason ?? '' },
-    body: ({ values, set }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`}</p>
+    body: ({
+      values,
+      set,
+    }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`}</p>
       <${Field} label="Reason" id="pause-reason" hint="For whoever wonders why nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
     submit: async ({ reason }) => {
       const body = reason.trim() ? { reason } : {};
@@ -46,7 +55,8 @@ export function pause(queue) {
 
 export function resume(queue) {
   return ask({
-    title: `Resume the queue ${queue.name}?`, action: 'Resume',
+    title: `Resume the queue ${queue.name}?`,
+    action: 'Resume',
     body: () => html`<p>Its jobs start again as slots become free: ${waiters(queue)} ${waiting(queue) === 1 ? 'waits' : 'wait'}.</p>
       ${queue.paused?.reason && html`<p class="wrap soft">It was paused because: ${queue.paused.reason}</p>`}${queue.runners === 0 && html`<p class="warn">No living runner serves it, so nothing will start until one does.</p>`}`,
     submit: async () => {
@@ -73,16 +83,20 @@ export async function setUp(name) {
   }
   const { body: queue, tag } = seen;
   return ask({
-    title: `Limit and priority of ${name}`, action: 'Save',
+    title: `Limit and priority of ${name}`,
+    action: 'Save',
     values: { concurrency: String(queue.concurrency ?? ''), priority: String(queue.priority) },
     body: ({ values, set }) => html`<div class="fields">
       <${Field} label="Jobs at the same time" id="queue-limit" hint="All runners together. Empty: no limit. To start nothing, pause the queue."><input id="queue-limit" type="number" min="1" max="100000" value=${values.concurrency} onInput=${(e) => set({ concurrency: e.target.value })} /></${Field}>
       <${Field} label="Priority" id="queue-priority" hint="0 is served first, 9 last. It goes before the priority of jobs."><input id="queue-priority" type="number" min="0" max="9" required value=${values.priority} onInput=${(e) => set({ priority: e.target.value })} /></${Field}></div>
       <p class="faint">Effective on every runner within 2 s. A lower limit stops nothing that runs.</p>`,
-    ready: (values) => values.priority !== '' && (values.concurrency !== String(queue.concurrency ?? '') || values.priority !== String(queue.priority)),
+    ready: (values) =>
+      values.priority !== '' &&
+      (values.concurrency !== String(queue.concurrency ?? '') || values.priority !== String(queue.priority)),
     submit: async (values) => {
       const body = {};
-      if (values.concurrency !== String(queue.concurrency ?? '')) body.concurrency = values.concurrency === '' ? null : Number(values.concurrency);
+      if (values.concurrency !== String(queue.concurrency ?? ''))
+        body.concurrency = values.concurrency === '' ? null : Number(values.concurrency);
       if (values.priority !== String(queue.priority)) body.priority = Number(values.priority);
       await call('PATCH', path, { body, headers: { 'if-match': tag } });
       tell(`${name} was changed`);

@@ -1,20 +1,26 @@
 // A form made from a JSON Schema (2020-12, as schemars writes it). What cannot be drawn is edited as JSON, and what the
 // schema does not know stays in the value. What cannot be sent makes its control invalid, so that the form around it says so.
 import { html, useEffect, useRef, useState } from '../core/dom.js';
-import { isSensitive } from './json.js';
 import { Field, Segment } from './base.js';
+import { isSensitive } from './json.js';
 
 const DEEP = 10;
 const LINES = /^(text|html|body|message|content|markdown|description|comment|note)$/i;
 
 const exact = typeof JSON.rawJSON === 'function';
 const isRaw = (value) => exact && JSON.isRawJSON(value);
-const bigger = (value, source) => typeof value === 'number' && !Number.isSafeInteger(value) && /^-?\d+$/.test(source ?? '');
+const bigger = (value, source) =>
+  typeof value === 'number' && !Number.isSafeInteger(value) && /^-?\d+$/.test(source ?? '');
 
 /** JSON whose whole numbers beyond 2^53 stay what they are, where the browser can. */
-export const parse = (text) => JSON.parse(text, exact ? (_, value, context) => (bigger(value, context.source) ? JSON.rawJSON(context.source) : value) : undefined);
+export const parse = (text) =>
+  JSON.parse(
+    text,
+    exact ? (_, value, context) => (bigger(value, context.source) ? JSON.rawJSON(context.source) : value) : undefined,
+  );
 
-const kindOf = (value) => (value === null ? 'null' : Array.isArray(value) ? 'array' : isRaw(value) ? 'number' : typeof value);
+const kindOf = (value) =>
+  value === null ? 'null' : Array.isArray(value) ? 'array' : isRaw(value) ? 'number' : typeof value;
 const own = (object, name) => (kindOf(object) === 'object' && Object.hasOwn(object, name) ? object[name] : undefined);
 const without = (object, name) => Object.fromEntries(Object.entries(object).filter(([key]) => key !== name));
 const segment = (name) => String(name).replaceAll('~', '~0').replaceAll('/', '~1');
@@ -35,7 +41,10 @@ function whole(schema, root, depth = 0) {
   let out = rest;
   if (typeof $ref === 'string') {
     const names = $ref === '#' ? [] : $ref.startsWith('#/') ? $ref.slice(2).split('/') : null;
-    const target = names?.reduce((at, part) => own(at, decodeURIComponent(part).replaceAll('~1', '/').replaceAll('~0', '~')), root);
+    const target = names?.reduce(
+      (at, part) => own(at, decodeURIComponent(part).replaceAll('~1', '/').replaceAll('~0', '~')),
+      root,
+    );
     out = join(out, whole(target, root, depth + 1));
   }
   for (const part of Array.isArray(allOf) ? allOf : []) out = join(out, whole(part, root, depth + 1));
@@ -50,7 +59,12 @@ function shape(schema, root, depth = 0) {
     const types = s.type.filter((type) => type !== 'null');
     const nullable = types.length < s.type.length;
     if (types.length === 1) return { ...shape({ ...s, type: types[0] }, root, depth + 1), nullable };
-    return { kind: 'union', s, nullable, variants: types.map((type) => ({ ...s, type, title: undefined, description: undefined })) };
+    return {
+      kind: 'union',
+      s,
+      nullable,
+      variants: types.map((type) => ({ ...s, type, title: undefined, description: undefined })),
+    };
   }
   const options = s.anyOf ?? s.oneOf;
   if (Array.isArray(options)) {
@@ -60,13 +74,26 @@ function shape(schema, root, depth = 0) {
     const { anyOf: _any, oneOf: _one, ...base } = s;
     if (left.length === 1) return { ...shape(join(base, left[0]), root, depth + 1), nullable };
     if (left.every((part) => 'const' in part || part.enum)) {
-      return { kind: 'choice', s, nullable, choices: left.flatMap((part) => (part.enum ?? [part.const]).map((value) => ({ value, about: part.description }))) };
+      return {
+        kind: 'choice',
+        s,
+        nullable,
+        choices: left.flatMap((part) =>
+          (part.enum ?? [part.const]).map((value) => ({ value, about: part.description })),
+        ),
+      };
     }
     const { title: _title, description: _description, default: _default, ...shared } = base;
     return { kind: 'union', s, nullable, variants: left.map((part) => join(part, shared)) };
   }
   if ('const' in s) return { kind: 'const', s };
-  if (Array.isArray(s.enum)) return { kind: 'choice', s, nullable: s.enum.includes(null), choices: s.enum.filter((value) => value !== null).map((value) => ({ value })) };
+  if (Array.isArray(s.enum))
+    return {
+      kind: 'choice',
+      s,
+      nullable: s.enum.includes(null),
+      choices: s.enum.filter((value) => value !== null).map((value) => ({ value })),
+    };
   const type = s.type ?? (s.properties ? 'object' : s.items || s.prefixItems ? 'array' : undefined);
   if (type === 'string') return { kind: 'text', s };
   if (type === 'integer' || type === 'number') return { kind: 'number', s, integer: type === 'integer' };
@@ -82,8 +109,16 @@ function shape(schema, root, depth = 0) {
   return { kind: 'any', s };
 }
 
-const SUITS = { text: ['string'], number: ['number', 'string'], bool: ['boolean'], list: ['array'], object: ['object'], map: ['object'] };
-const suits = (what, value) => value === undefined || value === null || !SUITS[what.kind] || SUITS[what.kind].includes(kindOf(value));
+const SUITS = {
+  text: ['string'],
+  number: ['number', 'string'],
+  bool: ['boolean'],
+  list: ['array'],
+  object: ['object'],
+  map: ['object'],
+};
+const suits = (what, value) =>
+  value === undefined || value === null || !SUITS[what.kind] || SUITS[what.kind].includes(kindOf(value));
 
 /** Would this value be one of the schema's? Enough to tell variants apart. */
 function fits(schema, value, root, depth = 0) {
@@ -93,11 +128,16 @@ function fits(schema, value, root, depth = 0) {
   if (depth > DEEP) return true;
   const inside = (part, child) => fits(part, child, root, depth + 1);
   switch (what.kind) {
-    case 'const': return same(s.const, value);
-    case 'choice': return what.choices.some((choice) => same(choice.value, value));
-    case 'union': return what.variants.some((variant) => inside(variant, value));
-    case 'number': return kindOf(value) === 'number' && (!what.integer || isRaw(value) || Number.isInteger(value));
-    case 'list': return Array.isArray(value) && value.every((item, i) => inside(s.prefixItems?.[i] ?? s.items, item));
+    case 'const':
+      return same(s.const, value);
+    case 'choice':
+      return what.choices.some((choice) => same(choice.value, value));
+    case 'union':
+      return what.variants.some((variant) => inside(variant, value));
+    case 'number':
+      return kindOf(value) === 'number' && (!what.integer || isRaw(value) || Number.isInteger(value));
+    case 'list':
+      return Array.isArray(value) && value.every((item, i) => inside(s.prefixItems?.[i] ?? s.items, item));
     case 'object': {
       if (kindOf(value) !== 'object' || (s.required ?? []).some((name) => !Object.hasOwn(value, name))) return false;
       const closed = (s.additionalProperties ?? s.unevaluatedProperties) === false;
@@ -106,9 +146,12 @@ function fits(schema, value, root, depth = 0) {
         return part === undefined ? !closed : inside(part, child);
       });
     }
-    case 'map': return kindOf(value) === 'object' && Object.values(value).every((child) => inside(s.additionalProperties, child));
-    case 'any': return !s.type || s.type === kindOf(value);
-    default: return SUITS[what.kind].includes(kindOf(value));
+    case 'map':
+      return kindOf(value) === 'object' && Object.values(value).every((child) => inside(s.additionalProperties, child));
+    case 'any':
+      return !s.type || s.type === kindOf(value);
+    default:
+      return SUITS[what.kind].includes(kindOf(value));
   }
 }
 
@@ -118,7 +161,11 @@ export function blank(schema, root = schema, depth = 0) {
   const { s } = what;
   if (depth > DEEP) return undefined;
   if (what.kind === 'const') return s.const;
-  if (what.kind === 'list') return Array.from({ length: s.prefixItems?.length ?? Math.min(s.minItems ?? 0, 20) }, (_, i) => blank(s.prefixItems?.[i] ?? s.items, root, depth + 1) ?? empty(s.prefixItems?.[i] ?? s.items, root));
+  if (what.kind === 'list')
+    return Array.from(
+      { length: s.prefixItems?.length ?? Math.min(s.minItems ?? 0, 20) },
+      (_, i) => blank(s.prefixItems?.[i] ?? s.items, root, depth + 1) ?? empty(s.prefixItems?.[i] ?? s.items, root),
+    );
   if (what.kind === 'map' || (what.kind === 'any' && s.type === 'object')) return {};
   if (what.kind === 'object') {
     const known = (s.required ?? []).map((name) => [name, blank(own(s.properties ?? {}, name), root, depth + 1)]);
@@ -153,15 +200,22 @@ export function masked(value, schema, root = schema, depth = 0) {
   const s = whole(schema, root);
   const variants = [s, ...(s.anyOf ?? []), ...(s.oneOf ?? [])].map((part) => whole(part, root));
   // In doubt hidden: any variant may call a field sensitive.
-  const child = (name, item) => variants.reduce((shown, part) => {
-    const of = kind === 'array' ? part.prefixItems?.[name] ?? part.items : own(part.properties, name) ?? part.additionalProperties;
-    return of ? masked(shown, of, root, depth + 1) : shown;
-  }, item);
-  return kind === 'array' ? value.map((item, i) => child(i, item)) : Object.fromEntries(Object.entries(value).map(([name, item]) => [name, child(name, item)]));
+  const child = (name, item) =>
+    variants.reduce((shown, part) => {
+      const of =
+        kind === 'array'
+          ? (part.prefixItems?.[name] ?? part.items)
+          : (own(part.properties, name) ?? part.additionalProperties);
+      return of ? masked(shown, of, root, depth + 1) : shown;
+    }, item);
+  return kind === 'array'
+    ? value.map((item, i) => child(i, item))
+    : Object.fromEntries(Object.entries(value).map(([name, item]) => [name, child(name, item)]));
 }
 
 /** Problems of the API that no part of this form shows. */
-export const elsewhere = (errors, at = '/payload') => errors.filter((error) => error.pointer !== at && !error.pointer.startsWith(`${at}/`));
+export const elsewhere = (errors, at = '/payload') =>
+  errors.filter((error) => error.pointer !== at && !error.pointer.startsWith(`${at}/`));
 
 /** Text of a schema, with its `code`. */
 export const Said = ({ text }) => text.split('`').map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
@@ -170,7 +224,15 @@ export const Said = ({ text }) => text.split('`').map((part, i) => (i % 2 ? html
  * `value` may be undefined; `onChange` gets the next one. `errors` are those of a problem, and `at` is the pointer of the
  * value in the request. Put it into a form element: controls with what cannot be sent are invalid.
  */
-export function SchemaForm({ schema, value, onChange, id = 'payload', errors = [], at = '/payload', label = 'Payload' }) {
+export function SchemaForm({
+  schema,
+  value,
+  onChange,
+  id = 'payload',
+  errors = [],
+  at = '/payload',
+  label = 'Payload',
+}) {
   const [mode, setMode] = useState('form');
   const [open, setOpen] = useState(false);
   const box = useRef(null);
@@ -209,14 +271,23 @@ function useValidity(wrong) {
   return control;
 }
 
-const troubles = (c, at, deep) => c.errors.filter((e) => e.pointer === at || (deep && e.pointer.startsWith(`${at}/`))).map((e) => (e.pointer === at ? e.detail : `${e.pointer.slice(at.length)} ${e.detail}`));
+const troubles = (c, at, deep) =>
+  c.errors
+    .filter((e) => e.pointer === at || (deep && e.pointer.startsWith(`${at}/`)))
+    .map((e) => (e.pointer === at ? e.detail : `${e.pointer.slice(at.length)} ${e.detail}`));
 const Wrong = ({ all }) => (all.length > 0 ? html`<span class="wrong" role="alert">${all.join(' · ')}</span>` : null);
 const Named = ({ label, required }) => html`${label}${required && html` <span class="faint">required</span>`}`;
 
 function Part(all) {
   const { c, schema, at, value, depth, name, label } = all;
   const what = shape(schema, c.root);
-  const part = { ...all, what, s: what.s, label: label ?? what.s.title ?? name ?? 'Value', fid: `${c.id}${at.slice(c.at.length).replace(/[^\w-]/g, '-')}` };
+  const part = {
+    ...all,
+    what,
+    s: what.s,
+    label: label ?? what.s.title ?? name ?? 'Value',
+    fid: `${c.id}${at.slice(c.at.length).replace(/[^\w-]/g, '-')}`,
+  };
   if (depth > DEEP || what.kind === 'any' || !suits(what, value)) return html`<${JsonPart} ...${part} />`;
   const drawn = { object: ObjectPart, map: ObjectPart, list: ListPart, union: UnionPart }[what.kind];
   return drawn ? html`<${drawn} ...${part} />` : html`<${Leaf} ...${part} />`;
@@ -238,11 +309,14 @@ function JsonPart({ c, at, fid, s = {}, label, value, set, required, entry, rows
     try {
       next = typed.trim() ? parse(typed) : undefined;
       set(next);
-    } catch { /* the text stays, and is said to be wrong */ }
+    } catch {
+      /* the text stays, and is said to be wrong */
+    }
     keep(typed, next);
   };
   const wrong = [...(broken ? [broken] : []), ...troubles(c, at, true)];
-  if (isSensitive(s) && value !== undefined && !open) return html`<${Field} label=${label} id=${fid}><button type="button" id=${fid} onClick=${() => setOpen(true)}>Show, to edit it as JSON</button></${Field}>`;
+  if (isSensitive(s) && value !== undefined && !open)
+    return html`<${Field} label=${label} id=${fid}><button type="button" id=${fid} onClick=${() => setOpen(true)}>Show, to edit it as JSON</button></${Field}>`;
   return html`<${Field} label=${html`<${Named} label=${label} required=${required && !entry} />`} id=${fid} hint=${s.description ? html`<${Said} text=${s.description} />` : undefined} wrong=${wrong.join(' · ')}>
     <textarea id=${fid} ref=${control} rows=${rows} spellcheck=${false} placeholder='JSON: {"a": 1}, [1, 2], "text"' value=${text} onInput=${read}
       aria-invalid=${wrong.length ? 'true' : undefined} aria-describedby=${s.description ? `${fid}-hint` : undefined} /></${Field}>`;
@@ -253,15 +327,23 @@ function facts({ s, kind }) {
   const low = s.minimum ?? s.exclusiveMinimum;
   const high = s.maximum ?? s.exclusiveMaximum;
   return [
-    kind === 'number' && (low !== undefined && high !== undefined ? `${low} to ${high}` : low !== undefined && low !== 0 ? `at least ${low}` : high !== undefined && `at most ${high}`),
+    kind === 'number' &&
+      (low !== undefined && high !== undefined
+        ? `${low} to ${high}`
+        : low !== undefined && low !== 0
+          ? `at least ${low}`
+          : high !== undefined && `at most ${high}`),
     s.pattern && `must match ${s.pattern}`,
     s.format === 'date-time' && 'your local time',
     s.default !== undefined && s.default !== null && `${JSON.stringify(s.default)} when left out`,
-  ].filter(Boolean).join(', ');
+  ]
+    .filter(Boolean)
+    .join(', ');
 }
 
 function readNumber(text) {
-  if (/^[-+]?\d+$/.test(text)) return exact && !Number.isSafeInteger(Number(text)) ? JSON.rawJSON(String(BigInt(text))) : Number(text);
+  if (/^[-+]?\d+$/.test(text))
+    return exact && !Number.isSafeInteger(Number(text)) ? JSON.rawJSON(String(BigInt(text))) : Number(text);
   return /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text) && Number.isFinite(Number(text)) ? Number(text) : text;
 }
 
@@ -269,15 +351,20 @@ function wrongOf({ kind, s, integer }, value) {
   if (value === undefined || value === null || value === '') return null;
   if (kind === 'number') {
     const number = isRaw(value) ? Number(value.rawJSON) : value;
-    if (typeof number !== 'number' || (integer && !Number.isInteger(number))) return integer ? 'This must be a whole number.' : 'This must be a number.';
-    if (number < s.minimum || number <= s.exclusiveMinimum) return `The least is ${s.minimum ?? `more than ${s.exclusiveMinimum}`}.`;
-    if (number > s.maximum || number >= s.exclusiveMaximum) return `The most is ${s.maximum ?? `less than ${s.exclusiveMaximum}`}.`;
+    if (typeof number !== 'number' || (integer && !Number.isInteger(number)))
+      return integer ? 'This must be a whole number.' : 'This must be a number.';
+    if (number < s.minimum || number <= s.exclusiveMinimum)
+      return `The least is ${s.minimum ?? `more than ${s.exclusiveMinimum}`}.`;
+    if (number > s.maximum || number >= s.exclusiveMaximum)
+      return `The most is ${s.maximum ?? `less than ${s.exclusiveMaximum}`}.`;
   }
-  if (kind === 'text' && value.length > s.maxLength && [...value].length > s.maxLength) return `${[...value].length} characters; at most ${s.maxLength} fit.`;
+  if (kind === 'text' && value.length > s.maxLength && [...value].length > s.maxLength)
+    return `${[...value].length} characters; at most ${s.maxLength} fit.`;
   return null;
 }
 
-const local = (text) => new Date(Date.parse(text) - new Date(text).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+const local = (text) =>
+  new Date(Date.parse(text) - new Date(text).getTimezoneOffset() * 60000).toISOString().slice(0, 19);
 
 function Leaf(part) {
   const { c, what, s, at, fid, label, name, value, set, required, bare } = part;
@@ -292,8 +379,13 @@ function Leaf(part) {
   const detail = facts(what);
   let about = s.description;
   const common = {
-    id: fid, ref: control, 'aria-label': bare ? label : undefined, 'aria-invalid': wrong.length ? 'true' : undefined,
-    'aria-describedby': !bare && (about || detail) ? `${fid}-hint` : undefined, autocomplete: 'off', required: required && !bare && value === undefined,
+    id: fid,
+    ref: control,
+    'aria-label': bare ? label : undefined,
+    'aria-invalid': wrong.length ? 'true' : undefined,
+    'aria-describedby': !bare && (about || detail) ? `${fid}-hint` : undefined,
+    autocomplete: 'off',
+    required: required && !bare && value === undefined,
   };
   const type = (event) => {
     const typed = event.target.value;
@@ -304,15 +396,24 @@ function Leaf(part) {
   let drawn;
   if (what.kind === 'const') {
     drawn = html`<label class="row"><input type="checkbox" id=${fid} checked=${same(value, s.const)} disabled=${required && same(value, s.const)} onChange=${(e) => set(e.target.checked ? s.const : undefined)} /> <code>${JSON.stringify(s.const)}</code></label>`;
-  } else if (what.kind === 'bool' && typeof s.default === 'boolean' && typeof (value ?? false) === 'boolean' && value !== null) {
+  } else if (
+    what.kind === 'bool' &&
+    typeof s.default === 'boolean' &&
+    typeof (value ?? false) === 'boolean' &&
+    value !== null
+  ) {
     const box = html`<input type="checkbox" ...${common} required=${false} checked=${value ?? s.default} onChange=${(e) => set(e.target.checked)} />`;
     return html`<div class="field"><label class="row" for=${fid}>${box} ${label}</label>${about && html`<span class="hint" id=${`${fid}-hint`}><${Said} text=${about} /></span>`}<${Wrong} all=${wrong} /></div>`;
   } else if (what.kind === 'choice' || what.kind === 'bool') {
-    const choices = what.choices ?? [{ value: true, text: 'yes' }, { value: false, text: 'no' }];
+    const choices = what.choices ?? [
+      { value: true, text: 'yes' },
+      { value: false, text: 'no' },
+    ];
     const place = choices.findIndex((choice) => same(choice.value, value));
     const alien = value !== undefined && value !== null && place < 0;
     about = [about, choices[place]?.about].filter(Boolean).join(' · ');
-    const pick = (event) => set(event.target.value === '' ? none : choices[Number(event.target.value)]?.value ?? value);
+    const pick = (event) =>
+      set(event.target.value === '' ? none : (choices[Number(event.target.value)]?.value ?? value));
     drawn = html`<select ...${common} value=${alien ? 'alien' : place < 0 ? '' : String(place)} onChange=${pick}>
       ${(!required || place < 0) && html`<option value="">${value === null ? 'null' : required ? 'Choose…' : 'not given'}</option>`}
       ${choices.map((choice, i) => html`<option key=${i} value=${String(i)}>${choice.text ?? (typeof choice.value === 'string' ? choice.value : JSON.stringify(choice.value))}</option>`)}
@@ -330,15 +431,23 @@ function Leaf(part) {
       if (what.kind !== 'text' || !event.clipboardData?.getData('text').includes('\n')) return;
       event.preventDefault();
       const { value: before, selectionStart, selectionEnd } = event.target;
-      set(`${before.slice(0, selectionStart)}${event.clipboardData.getData('text').replaceAll('\r\n', '\n')}${before.slice(selectionEnd)}`);
+      set(
+        `${before.slice(0, selectionStart)}${event.clipboardData.getData('text').replaceAll('\r\n', '\n')}${before.slice(selectionEnd)}`,
+      );
       setLines(true);
     };
-    const mode = what.kind === 'number' ? (what.integer && !(s.minimum < 0) ? 'numeric' : 'text') : { email: 'email', uri: 'url', 'uri-reference': 'url', hostname: 'url' }[s.format];
+    const mode =
+      what.kind === 'number'
+        ? what.integer && !(s.minimum < 0)
+          ? 'numeric'
+          : 'text'
+        : { email: 'email', uri: 'url', 'uri-reference': 'url', hostname: 'url' }[s.format];
     drawn = html`<input ...${common} type=${s.format === 'date' && (!value || /^\d{4}-\d\d-\d\d$/.test(value)) ? 'date' : 'text'} inputmode=${mode} spellcheck=${false} value=${text} onInput=${type} onPaste=${paste}
       placeholder=${value === null ? 'null' : s.default !== undefined && s.default !== null ? String(s.default) : s.examples?.[0] !== undefined ? String(s.examples[0]) : ''} />`;
   }
   if (bare) return html`<div class="grow field">${drawn}<${Wrong} all=${wrong} /></div>`;
-  const hint = (about || detail) && html`${about && html`<${Said} text=${about} />`}${about && detail && ' · '}${detail}`;
+  const hint =
+    (about || detail) && html`${about && html`<${Said} text=${about} />`}${about && detail && ' · '}${detail}`;
   return html`<${Field} label=${html`<${Named} label=${label} required=${required && !part.entry} />`} id=${fid} hint=${hint || undefined} wrong=${wrong.join(' · ')}>${drawn}</${Field}>`;
 }
 
@@ -347,7 +456,8 @@ const Frame = ({ part: { c, at, label, s, required, set, top, bare, entry, fid }
   const about = s.description && !top && html`<${Said} text=${s.description} />`;
   const wrong = troubles(c, at);
   if (top) return html`<${Wrong} all=${wrong} />${children}`;
-  if (absent) return html`<${Field} label=${html`<${Named} label=${label} required=${required && !bare && !entry} />`} id=${fid} hint=${about || undefined} wrong=${wrong.join(' · ')}><div><button type="button" class="small" id=${fid} data-add onClick=${begin}>Add ${label}</button></div></${Field}>`;
+  if (absent)
+    return html`<${Field} label=${html`<${Named} label=${label} required=${required && !bare && !entry} />`} id=${fid} hint=${about || undefined} wrong=${wrong.join(' · ')}><div><button type="button" class="small" id=${fid} data-add onClick=${begin}>Add ${label}</button></div></${Field}>`;
   return html`<fieldset><legend><${Named} label=${label} required=${required && !bare && !entry} /></legend>${about && html`<p class="hint">${about}</p>`}<${Wrong} all=${wrong} />${children}
     ${!required && html`<div class="row end"><button type="button" class="quiet small" onClick=${() => set(undefined)}>Leave out ${label}</button></div>`}</fieldset>`;
 };
@@ -359,7 +469,10 @@ function ObjectPart(part) {
   const needed = (s.required ?? []).filter((name) => Object.hasOwn(properties, name));
   const names = [...needed, ...Object.keys(properties).filter((name) => !needed.includes(name))];
   // The tag of a variant was chosen with the variant.
-  const drawn = names.filter((name) => !('const' in whole(properties[name], c.root) && same(own(given, name), whole(properties[name], c.root).const)));
+  const drawn = names.filter(
+    (name) =>
+      !('const' in whole(properties[name], c.root) && same(own(given, name), whole(properties[name], c.root).const)),
+  );
   const more = s.additionalProperties ?? s.unevaluatedProperties;
   const typed = more && typeof more === 'object' && Object.keys(more).length > 0;
   const others = Object.entries(given).filter(([name]) => !Object.hasOwn(properties, name));
@@ -368,8 +481,15 @@ function ObjectPart(part) {
   const merge = (next) => kindOf(next ?? {}) === 'object' && set({ ...next, ...known });
   const absent = !required && (value === undefined || value === null);
   return html`<${Frame} part=${part} absent=${absent} begin=${() => set(blank(schema, c.root) ?? {})}>
-    ${drawn.length > 0 && html`<div class="fields">${drawn.map((name) => html`<${Part} key=${name} c=${c} schema=${properties[name]} name=${name} at=${`${at}/${segment(name)}`} value=${own(given, name)}
-      set=${(next) => put(name, next)} required=${needed.includes(name)} depth=${depth + 1} />`)}</div>`}
+    ${
+      drawn.length > 0 &&
+      html`<div class="fields">${drawn.map(
+        (
+          name,
+        ) => html`<${Part} key=${name} c=${c} schema=${properties[name]} name=${name} at=${`${at}/${segment(name)}`} value=${own(given, name)}
+      set=${(next) => put(name, next)} required=${needed.includes(name)} depth=${depth + 1} />`,
+      )}</div>`
+    }
     ${typed && html`<${Entries} ...${part} of=${more} others=${others} known=${known} />`}
     ${!typed && others.length > 0 && html`<${JsonPart} c=${{ ...c, errors: [] }} at=${at} fid=${`${fid}--others`} label="Other fields" s=${{ description: 'Not in the schema.' }} value=${Object.fromEntries(others)} set=${merge} />`}
     ${names.length === 0 && !typed && others.length === 0 && html`<p class="faint">There is nothing to fill in.</p>`}</${Frame}>`;
@@ -386,12 +506,22 @@ function Entries({ c, at, of, others, known, set, depth, fid, label, s }) {
     setName('');
   };
   const full = s.maxProperties !== undefined && others.length + Object.keys(known).length >= s.maxProperties;
-  return html`<div class="stack tight">${others.map(([key, value], i) => html`<div class="row top item" key=${key}><div class="grow">
+  return html`<div class="stack tight">${others.map(
+    ([key, value], i) => html`<div class="row top item" key=${key}><div class="grow">
       <${Part} c=${c} schema=${of} name=${key} label=${key} at=${`${at}/${segment(key)}`} value=${value} set=${(next) => write(others.map((entry, j) => (j === i ? [key, next ?? null] : entry)))} required entry depth=${depth + 1} /></div>
-      <button type="button" class="quiet small" aria-label=${`Remove ${key}`} onClick=${() => write(others.filter((_, j) => j !== i))}>✕</button></div>`)}
-    ${!full && html`<div class="row item"><input id=${`${fid}--new`} class="grow" aria-label=${`Name of a new entry of ${label}`} placeholder="Name of a new entry" autocomplete="off" spellcheck=${false} value=${name}
-      onInput=${(e) => setName(e.target.value)} onKeyDown=${(e) => { if (e.key === 'Enter') { e.preventDefault(); add(); } }} />
-      <button type="button" class="small" data-add disabled=${!name || taken} onClick=${add}>${taken && name ? 'Is there already' : 'Add'}</button></div>`}</div>`;
+      <button type="button" class="quiet small" aria-label=${`Remove ${key}`} onClick=${() => write(others.filter((_, j) => j !== i))}>✕</button></div>`,
+  )}
+    ${
+      !full &&
+      html`<div class="row item"><input id=${`${fid}--new`} class="grow" aria-label=${`Name of a new entry of ${label}`} placeholder="Name of a new entry" autocomplete="off" spellcheck=${false} value=${name}
+      onInput=${(e) => setName(e.target.value)} onKeyDown=${(e) => {
+        if (e.key === 'Enter') {
+          e.preventDefault();
+          add();
+        }
+      }} />
+      <button type="button" class="small" data-add disabled=${!name || taken} onClick=${add}>${taken && name ? 'Is there already' : 'Add'}</button></div>`
+    }</div>`;
 }
 
 function ListPart(part) {
@@ -407,19 +537,34 @@ function ListPart(part) {
   };
   const remove = (event, i) => {
     // The button may go with its item: who works by keyboard goes on at the next one.
-    if (i === items.length - 1) event.currentTarget.closest('.item').parentElement.nextElementSibling?.querySelector('[data-add]')?.focus();
+    if (i === items.length - 1)
+      event.currentTarget.closest('.item').parentElement.nextElementSibling?.querySelector('[data-add]')?.focus();
     change(items.filter((_, j) => j !== i));
   };
-  const add = () => change(fixed && items.length === 0 ? blank(s, c.root) : [...items, empty(of(items.length), c.root)]);
-  return html`<${Frame} part=${part} absent=${items.length === 0 && !part.top} begin=${add}><div class="stack tight">${items.map((item, i) => html`<div class="row top item" key=${i}>
-    <div class="grow"><${Part} c=${c} schema=${of(i)} name=${part.name} label=${`${label} ${i + 1}`} at=${`${at}/${i}`} value=${item ?? undefined} set=${(next) => change(items.map((old, j) => (j === i ? next ?? (shape(of(i), c.root).kind === 'text' ? '' : null) : old)))} required bare depth=${depth + 1} /></div>
-    ${!fixed && html`<span class="nowrap"><button type="button" class="quiet small" aria-label=${`Move ${label} ${i + 1} up`} disabled=${i === 0} onClick=${() => move(i, i - 1)}>↑</button>
+  const add = () =>
+    change(fixed && items.length === 0 ? blank(s, c.root) : [...items, empty(of(items.length), c.root)]);
+  return html`<${Frame} part=${part} absent=${items.length === 0 && !part.top} begin=${add}><div class="stack tight">${items.map(
+    (item, i) => html`<div class="row top item" key=${i}>
+    <div class="grow"><${Part} c=${c} schema=${of(i)} name=${part.name} label=${`${label} ${i + 1}`} at=${`${at}/${i}`} value=${item ?? undefined} set=${(next) => change(items.map((old, j) => (j === i ? (next ?? (shape(of(i), c.root).kind === 'text' ? '' : null)) : old)))} required bare depth=${depth + 1} /></div>
+    ${
+      !fixed &&
+      html`<span class="nowrap"><button type="button" class="quiet small" aria-label=${`Move ${label} ${i + 1} up`} disabled=${i === 0} onClick=${() => move(i, i - 1)}>↑</button>
       <button type="button" class="quiet small" aria-label=${`Move ${label} ${i + 1} down`} disabled=${i === items.length - 1} onClick=${() => move(i, i + 1)}>↓</button>
-      <button type="button" class="quiet small" aria-label=${`Remove ${label} ${i + 1}`} disabled=${required && items.length <= (s.minItems ?? 0)} onClick=${(e) => remove(e, i)}>✕</button></span>`}</div>`)}</div>
+      <button type="button" class="quiet small" aria-label=${`Remove ${label} ${i + 1}`} disabled=${required && items.length <= (s.minItems ?? 0)} onClick=${(e) => remove(e, i)}>✕</button></span>`
+    }</div>`,
+  )}</div>
     ${!(items.length >= s.maxItems) && html`<div><button type="button" class="small" data-add onClick=${add}>Add ${items.length ? 'another' : label}</button></div>`}</${Frame}>`;
 }
 
-const NOUNS = { text: 'text', bool: 'yes or no', list: 'a list', object: 'an object', map: 'an object', any: 'JSON', choice: 'one of some' };
+const NOUNS = {
+  text: 'text',
+  bool: 'yes or no',
+  list: 'a list',
+  object: 'an object',
+  map: 'an object',
+  any: 'JSON',
+  choice: 'one of some',
+};
 
 /** A name for a variant: its own, its tag, its only field, or what it is. */
 function nameOf(variant, root) {
@@ -432,7 +577,9 @@ function nameOf(variant, root) {
   if (s.required?.length === 1) return s.required[0];
   if (s.const !== undefined) return JSON.stringify(s.const);
   if (what.kind === 'number') return what.integer ? 'whole number' : 'number';
-  return s.description && s.description.length <= 40 ? `${NOUNS[what.kind] ?? 'value'}: ${s.description.replace(/\.$/, '')}` : NOUNS[what.kind] ?? 'value';
+  return s.description && s.description.length <= 40
+    ? `${NOUNS[what.kind] ?? 'value'}: ${s.description.replace(/\.$/, '')}`
+    : (NOUNS[what.kind] ?? 'value');
 }
 
 function UnionPart(part) {
@@ -440,10 +587,11 @@ function UnionPart(part) {
   const { variants } = what;
   const [chosen, choose] = useState(null);
   const left = useRef({});
-  const fit = value === undefined || value === null ? null : variants.findIndex((variant) => fits(variant, value, c.root));
+  const fit =
+    value === undefined || value === null ? null : variants.findIndex((variant) => fits(variant, value, c.root));
   // What is being typed may fit nothing yet; what fits another variant has come from elsewhere.
   const kept = chosen !== null && (fit === null || fit < 0 || fits(variants[chosen], value, c.root));
-  const place = kept ? chosen : fit ?? 0;
+  const place = kept ? chosen : (fit ?? 0);
   const leave = (next) => {
     choose(null);
     set(next);
@@ -463,13 +611,22 @@ function UnionPart(part) {
   return html`<${Frame} part=${{ ...part, set: leave }} absent=${!required && chosen === null && (value === undefined || value === null)} begin=${begin}><div class="stack tight"><div class="row"><label class="hidden-visually" for=${`${fid}--is`}>${label} is</label>
     <select id=${`${fid}--is`} value=${String(place)} onChange=${pick}>${place < 0 && html`<option value="-1">something else</option>`}
       ${names.map((name, i) => html`<option key=${i} value=${String(i)}>${names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} (${i + 1})`}</option>`)}</select></div>
-    ${place < 0 ? html`<${JsonPart} c=${c} at=${at} fid=${fid} label=${label} s=${isSensitive(s) ? { writeOnly: true } : {}} value=${value} set=${set} />`
-      : html`<${Part} key=${place} c=${{ ...c, errors: c.errors.filter((e) => e.pointer !== at) }} schema=${isSensitive(s) ? { ...variants[place], writeOnly: true } : variants[place]} name=${part.name} label=${label} at=${at} value=${value} set=${set} required=${required} depth=${depth + 1}
-        bare=${!['object', 'map'].includes(inner)} top=${['object', 'map', 'list'].includes(inner)} />`}</div></${Frame}>`;
+    ${
+      place < 0
+        ? html`<${JsonPart} c=${c} at=${at} fid=${fid} label=${label} s=${isSensitive(s) ? { writeOnly: true } : {}} value=${value} set=${set} />`
+        : html`<${Part} key=${place} c=${{ ...c, errors: c.errors.filter((e) => e.pointer !== at) }} schema=${isSensitive(s) ? { ...variants[place], writeOnly: true } : variants[place]} name=${part.name} label=${label} at=${at} value=${value} set=${set} required=${required} depth=${depth + 1}
+        bare=${!['object', 'map'].includes(inner)} top=${['object', 'map', 'list'].includes(inner)} />`
+    }</div></${Frame}>`;
 }
 
 /** What a value becomes as another variant: one thing and a list of it are the same thing. */
 function turned(variant, value, root) {
-  const tries = Array.isArray(value) ? (value.length === 1 ? value : []) : value === undefined || value === null ? [] : [[value]];
+  const tries = Array.isArray(value)
+    ? value.length === 1
+      ? value
+      : []
+    : value === undefined || value === null
+      ? []
+      : [[value]];
   return tries.find((one) => fits(variant, one, root)) ?? blank(variant, root);
 }

@@ -1,7 +1,7 @@
-// A value that several parts of the page look at.
-import { useState, useEffect } from './dom.js';
+// A value that several parts of the page read, and that tells them when it changes.
+import { useEffect, useState } from './dom.js';
 
-export function store(value) {
+export function observable(value) {
   const listeners = new Set();
   return {
     get: () => value,
@@ -18,7 +18,7 @@ export function store(value) {
   };
 }
 
-export function useStore(of) {
+export function useObservable(of) {
   const [value, set] = useState(of.get());
   useEffect(() => {
     set(of.get());

@@ -1,0 +1,34 @@
+// The screens: their addresses, the modules that draw them, and their places in the menu.
+
+/** `item` is the name, address, icon and shortcut in the menu. A screen without one is shown under another (`under`). */
+export const screens = [
+  { at: /^\/$/, load: () => import('../pages/overview.js'), item: ['Overview', '/', 'overview', 'o'] },
+  { at: /^\/jobs$/, load: () => import('../pages/jobs.js'), item: ['Jobs', '/jobs', 'jobs', 'j'] },
+  { at: /^\/jobs\/([^/]+)$/, load: () => import('../pages/job.js'), under: '/jobs' },
+  { at: /^\/failures$/, load: () => import('../pages/failures.js'), item: ['Failures', '/failures', 'failures', 'f'] },
+  { at: /^\/failures\/([^/]+)$/, load: () => import('../pages/failure.js'), under: '/failures' },
+  { at: /^\/queues$/, load: () => import('../pages/queues.js'), item: ['Queues', '/queues', 'queues', 'q'] },
+  { at: /^\/queues\/([^/]+)$/, load: () => import('../pages/queue.js'), under: '/queues' },
+  {
+    at: /^\/schedules$/,
+    load: () => import('../pages/schedules.js'),
+    item: ['Schedules', '/schedules', 'schedules', 's'],
+  },
+  { at: /^\/schedules\/([^/]+)$/, load: () => import('../pages/schedule.js'), under: '/schedules' },
+  { at: /^\/runners$/, load: () => import('../pages/runners.js'), item: ['Runners', '/runners', 'runners', 'r'] },
+  { at: /^\/index$/, load: () => import('../pages/index.js'), item: ['Index health', '/index', 'index', 'i'] },
+  {
+    at: /^\/operations$/,
+    load: () => import('../pages/operations.js'),
+    item: ['Operations', '/operations', 'operations', 'p'],
+  },
+  { at: /^\/operations\/([^/]+)$/, load: () => import('../pages/operation.js'), under: '/operations' },
+  { at: /^\/audit$/, load: () => import('../pages/audit.js'), item: ['Audit', '/audit', 'audit', 'a'] },
+  {
+    at: /^\/enqueue$/,
+    load: () => import('../pages/enqueue.js'),
+    item: ['Enqueue', '/enqueue', 'enqueue', 'e'],
+    need: 'enqueue',
+  },
+  { at: /^\/keys$/, load: () => import('../pages/keys.js'), item: ['Keys', '/keys', 'keys', 'k'], need: 'admin' },
+];

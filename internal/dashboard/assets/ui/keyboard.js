@@ -1,0 +1,71 @@
+// Keyboard shortcuts, on all screens.
+
+import { may } from '../core/api.js';
+import { html } from '../core/dom.js';
+import { go } from '../core/route.js';
+import { screens } from '../core/screens.js';
+import { ask } from './dialog.js';
+
+const shortcuts = [
+  ['?', 'This list'],
+  ['/', 'Filter, or find a job'],
+  [
+    'g then a letter',
+    screens
+      .filter((s) => s.item)
+      .map((s) => `${s.item[3]} ${s.item[0]}`)
+      .join(' · '),
+  ],
+  ['j · k', 'Next and previous row'],
+  ['Enter', 'Open the row'],
+  ['x', 'Choose the row'],
+  ['Esc', 'Close, clear the choice'],
+];
+export function help() {
+  ask({
+    title: 'Keyboard',
+    action: null,
+    cancel: 'Close',
+    body: () =>
+      html`<div class="keys">${shortcuts.map(([key, what]) => html`<kbd>${key}</kbd><span>${what}</span>`)}</div>`,
+  });
+}
+
+let going = 0;
+addEventListener('keydown', (event) => {
+  if (event.metaKey || event.ctrlKey || event.altKey || document.querySelector('dialog[open]')) return;
+  if (event.target.closest?.('input, textarea, select, [contenteditable]')) {
+    if (event.key === 'Escape') event.target.blur();
+    return;
+  }
+  if (event.key === '?') return help();
+  if (event.key === '/') {
+    event.preventDefault();
+    return (document.querySelector('.filter input') ?? document.getElementById('find'))?.focus();
+  }
+  if (event.key === 'g') {
+    going = Date.now();
+    return undefined;
+  }
+  if (Date.now() - going < 1500) {
+    going = 0;
+    const screen = screens.find((s) => s.item?.[3] === event.key && (!s.need || may(s.need)));
+    if (screen) go(screen.item[1]);
+    return undefined;
+  }
+  if (event.key === 'j' || event.key === 'k') {
+    const rows = [...document.querySelectorAll('tr[data-row]')];
+    if (!rows.length) return undefined;
+    const at = rows.findIndex((row) => row.classList.contains('at'));
+    const next = rows[Math.max(0, Math.min(rows.length - 1, at + (event.key === 'j' ? 1 : -1)))];
+    rows[at]?.classList.remove('at');
+    next.classList.add('at');
+    next.querySelector('a:not([tabindex="-1"]), button[aria-expanded]')?.focus();
+    next.scrollIntoView({ block: 'nearest' });
+  } else if (event.key === 'x') {
+    document.querySelector('tr.at input[type=checkbox]')?.click();
+  } else if (event.key === 'Escape') {
+    document.querySelector('[data-escape]')?.click();
+  }
+  return undefined;
+});
