@@ -1,4 +1,5 @@
-//! What has been told about crossed thresholds: decided under the lock of one row, with the message in the same commit.
+//! Alerts about dead letters. Each rule has one row in `alerts`. The decision to send an alert is made under the lock
+//! of that row, and the message is a job that is accepted in the same commit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +12,16 @@ use super::link::{Earlier, on_pool, transact};
 use super::{Shared, Store, StoreError};
 use crate::job::{AlertRule, Measured, NewJob, Timestamp, Told};
 
-/// The message about what is told.
+/// Builds the job that delivers the message of an alert.
 pub type Message = Arc<dyn Fn(Told) -> NewJob + Send + Sync>;
 
 impl Store {
-    /// Tell what is to be told of a rule, if nobody has. Of many that measure the same one tells; its message is accepted
-    /// in the transaction that notes it.
+    /// Send the alert that `rule` calls for, if no runner has sent it yet. Every runner measures the same thing, and
+    /// only one of them sends the alert: its message is accepted as a job in the transaction that records the alert.
+    /// Returns nothing when there is nothing to send.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn tell(
         &self,
         rule: AlertRule,
@@ -27,9 +29,9 @@ impl Store {
         cooldown: Duration,
         message: Message,
     ) -> Result<Option<(Told, Accepted)>, StoreError> {
-        // Nearly always there is nothing to tell: found out without a lock.
+        // Nearly always there is nothing to send. A plain read finds that out without a lock.
         let (seen, name) = (rule.clone(), rule.name());
-        let quiet = on_pool(&self.shared.pools.loops, "look at an alert", move |conn, _| {
+        let quiet = on_pool(&self.shared.pools.loops, "read an alert", move |conn, _| {
             let (rule, name) = (seen.clone(), name.clone());
             Box::pin(async move {
                 let (firing, fired_ago) = read(conn, &name, "").await?.unwrap_or((false, None));
@@ -40,7 +42,7 @@ impl Store {
             return Ok(None);
         }
         let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "tell an alert", move |conn, _| {
+        transact(&self.shared.pools.loops, "send an alert", move |conn, _| {
             let (shared, rule, message) = (shared.clone(), rule.clone(), Arc::clone(&message));
             Box::pin(async move { tell(conn, &shared, &rule, measured, cooldown, &message).await })
         })
@@ -71,10 +73,10 @@ async fn tell(
     let (firing, fired_ago) = match read(conn, &name, "FOR UPDATE").await? {
         Some(last) => last,
         None => {
-            // The first time; somebody else may be about to write the same.
+            // This rule has no row yet. Another runner may insert the same row at this moment.
             let sql = "INSERT INTO alerts (name, firing) VALUES (?, FALSE)";
             sqlx::query(sql).bind(&name).execute(&mut *conn).await.map_err(|e| match fault(&e) {
-                Fault::Duplicate => again("an alert was noted by another runner"),
+                Fault::Duplicate => again("another runner has just recorded this alert"),
                 _ => e,
             })?;
             (false, None)

@@ -1,4 +1,5 @@
-//! What operators did: appended in the transaction of the change, read newest first, purged by age.
+//! The audit: the record of what operators changed. A row is appended in the transaction of the change, read newest
+//! first, and purged by age.
 
 use std::time::Duration;
 
@@ -14,32 +15,32 @@ use super::shape::{groups, places, rows, statement};
 use super::{Store, StoreError};
 use crate::job::{Actor, Timestamp};
 
-/// Actions, in the order in which they were asked for.
+/// The table `audit`, purged in the order in which the actions were requested.
 const ACTS: Aged = Aged { table: "audit", made: "at" };
 
-/// An action that is about to change something.
+/// An operator's action that is about to change something.
 #[derive(Clone, Debug)]
 pub struct Act {
     /// Made with the request, so that a repeated write recognises its own row.
     id: Uuid,
-    /// Who asked.
+    /// The actor that requested it.
     pub actor: Actor,
-    /// What for, in two words: `job.cancel`, `queue.pause`.
+    /// The action in two words, such as `job.cancel` or `queue.pause`.
     pub action: &'static str,
-    /// What it is done to: an id or a name.
+    /// The id or the name of the thing that it changes.
     pub target: String,
-    /// Particulars, a JSON object.
+    /// Details, a JSON object.
     pub detail: Option<Value>,
 }
 
 impl Act {
-    /// An action without particulars.
+    /// An action without details.
     #[must_use]
     pub fn new(actor: &Actor, action: &'static str, target: impl Into<String>) -> Self {
         Self { id: Uuid::now_v7(), actor: actor.clone(), action, target: target.into(), detail: None }
     }
 
-    /// With particulars.
+    /// The same action with details.
     #[must_use]
     pub fn with(mut self, detail: Value) -> Self {
         self.detail = Some(detail);
@@ -47,24 +48,24 @@ impl Act {
     }
 }
 
-/// An action as it was written down.
+/// A recorded action, as it is stored in `audit`.
 #[derive(Clone, Debug)]
 pub struct Done {
     /// Its id, by which the list is ordered.
     pub id: Uuid,
-    /// When, by the database's clock.
+    /// The time of the change, by the clock of the database.
     pub at: Timestamp,
-    /// Who asked.
+    /// The actor that requested it.
     pub actor: Actor,
-    /// What for.
+    /// The action in two words, such as `job.cancel`.
     pub action: String,
-    /// What it was done to.
+    /// The id or the name of the thing that it changed.
     pub target: String,
-    /// Particulars.
+    /// Details, a JSON object.
     pub detail: Option<Value>,
 }
 
-/// Write an action down, in the transaction of what it changes.
+/// Record an action, in the transaction of its change.
 pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp) -> Result<(), sqlx::Error> {
     let written = sqlx::query("INSERT INTO audit (id, at, actor, action, target, detail) VALUES (?, ?, ?, ?, ?, ?)")
         .bind(act.id)
@@ -76,13 +77,14 @@ pub(super) async fn record(conn: &mut MySqlConnection, act: &Act, now: Timestamp
         .execute(conn)
         .await;
     match written {
-        // An earlier run of the same transaction was committed after all.
+        // An earlier run of the same transaction was committed after all, although its answer was lost.
         Err(e) if fault(&e) == Fault::Duplicate => Ok(()),
         written => written.map(drop),
     }
 }
 
-/// Write down several actions of one transaction, which is not run again once it is committed.
+/// Record several actions of one transaction. The transaction must not run again after its commit, because this
+/// function does not accept rows that exist already.
 pub(super) async fn record_all(conn: &mut MySqlConnection, acts: &[Act], now: Timestamp) -> Result<(), sqlx::Error> {
     for group in groups(acts) {
         let sql = format!(
@@ -104,7 +106,7 @@ pub(super) async fn record_all(conn: &mut MySqlConnection, acts: &[Act], now: Ti
     Ok(())
 }
 
-/// Was this very action written down by an earlier run of its transaction?
+/// Return true if an earlier run of the same transaction has recorded this action.
 pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &Act) -> Result<bool, sqlx::Error> {
     let found: Option<i64> =
         sqlx::query_scalar("SELECT 1 FROM audit WHERE id = ?").bind(act.id).fetch_optional(conn).await?;
@@ -112,10 +114,11 @@ pub(super) async fn was_recorded(conn: &mut MySqlConnection, act: &Act) -> Resul
 }
 
 impl Store {
-    /// What was done, newest first, before the action `before`; to one `target` if one is named.
+    /// Read recorded actions, newest first: those older than the action `before`, and only those on `target` if it is
+    /// given.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn audit(
         &self,
         target: Option<String>,
@@ -152,13 +155,13 @@ impl Store {
         .await
     }
 
-    /// Write down an action that changes nothing in the store.
+    /// Record an action that changes nothing else in the store.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn note(&self, act: Act) -> Result<(), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.steering, "write an action down", move |conn, _| {
+        transact(&self.shared.pools.steering, "record an audit entry", move |conn, _| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -168,10 +171,11 @@ impl Store {
         .await
     }
 
-    /// Forget actions older than `keep`, looking at one page after `after`; how many, and where to go on.
+    /// Purge the recorded actions older than `keep`, in the page after `after`. Returns the number of purged rows and
+    /// the place where the next page begins.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn purge_audit(&self, after: Option<Uuid>, keep: Duration) -> Result<(usize, Option<Uuid>), StoreError> {
         let shared = self.shared.clone();
         transact(&self.shared.pools.loops, "purge the audit", move |conn, _| {

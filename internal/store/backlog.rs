@@ -1,7 +1,9 @@
-//! How many jobs are owed, by queue and state. The table is never read as a whole: the price is the same behind any backlog.
+//! Counts of unfinished jobs by queue and state. The table `owed` is never read as a whole, so a count costs the same
+//! behind any backlog.
 //!
-//! A short table is counted where it stands. Of a longer one each line is counted by itself, up to its share of what one count may
-//! read, so that a long line takes nothing from the figures of the others. A line with more jobs than its share has a floor.
+//! A short table is counted completely. In a longer table each lane (one queue at one priority) is counted separately,
+//! up to its share of the rows that one count may read. So a long lane takes nothing from the counts of the others. The
+//! count of a lane that has more jobs than its share is a lower bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +15,14 @@ use super::shape::{padded, statement};
 use super::stats::StateCount;
 use crate::job::{Name, State};
 
-/// A table with fewer rows is counted where it stands, whatever queues its jobs are of.
+/// A table with fewer rows than this is counted completely, whatever the queues of its jobs are.
 const FEW: u32 = 20_000;
-/// Rows that are counted line by line, all lines together.
+/// Rows that one count of a long table may read, over all lanes together.
 const MOST_COUNTED: usize = 100_000;
-/// Rows of each line that are counted before the rest is shared out among the lines that have more.
+/// Rows of each lane that are counted first. What is left of [`MOST_COUNTED`] is then shared by the lanes that have
+/// more.
 const FIRST_SHARE: usize = 1_000;
-/// Lines that are counted, the first by queue.
+/// Lanes that are counted at most. The lanes are sorted by queue.
 const MOST_LINES: usize = 2_000;
 
 /// Unfinished jobs by queue and state.
@@ -27,16 +30,17 @@ const MOST_LINES: usize = 2_000;
 pub(super) struct Backlog {
     /// Sorted by queue.
     pub(super) counts: Vec<StateCount>,
-    /// Were all jobs of all queues counted?
+    /// True if all jobs of all queues were counted.
     pub(super) exact: bool,
-    /// If not: the queues all of whose jobs were.
+    /// The queues whose jobs were all counted. Only filled in when the count is not exact.
     pub(super) whole: BTreeSet<Name>,
 }
 
-/// What was counted of one line.
+/// The counted jobs of one lane by state.
 type ByState = BTreeMap<State, i64>;
 
-/// Count. When the table is long, these queues are counted, whose lines these are; `others` says that there are more.
+/// Count the unfinished jobs. When the table is long, only the given queues are counted; `lines` are their lanes, and
+/// `others` says that there are queues beside these.
 pub(super) async fn backlog(
     conn: &mut MySqlConnection,
     queues: &[Name],
@@ -75,7 +79,7 @@ pub(super) async fn backlog(
     Ok(Backlog { counts: sums.into_iter().map(count).collect(), exact: cut.is_empty() && !others, whole })
 }
 
-/// The counts of a short table; nothing when it is long.
+/// Return the counts of a short table, or nothing when the table is long.
 async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sqlx::Error> {
     let sql = "SELECT queue, state, COUNT(*) FROM (SELECT queue, state FROM owed FORCE INDEX (PRIMARY) LIMIT ?) o \
                GROUP BY queue, state ORDER BY queue, state";
@@ -91,14 +95,14 @@ async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sq
     Ok((rows < i64::from(FEW)).then_some(counts))
 }
 
-/// The first `share` jobs of each of these lines, by state.
+/// Count the first `share` jobs of each lane by state.
 async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
     let mut found = Vec::with_capacity(lines.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
     for lines in lines.chunks(MOST_BRANCHES) {
         let mut query = statement(counts(padded(lines.len())));
         for place in 0..padded(lines.len()) {
-            // Branches that fill the statement up count nothing.
+            // The branches that only pad the statement to its length count nothing.
             let (line, rows) = lines.get(place).map_or((&lines[0], 0), |line| (line, most));
             query = query.bind(line.queue.as_str()).bind(line.priority.level()).bind(rows);
         }
@@ -114,7 +118,8 @@ async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Re
     Ok(found)
 }
 
-/// Counts of so many lines. What executes was due, so it stands at the front and is always among what is counted.
+/// The statement that counts this number of lanes. Executing jobs were due, so they stand at the front of their lane
+/// and are always among the counted rows.
 fn counts(lines: usize) -> String {
     let branch = |place: usize| {
         format!(

@@ -1,9 +1,9 @@
-//! The store without a runner, for `tickr bench`: the rows that the product writes, in whole batches over a connection of
-//! one's own, by statements of their own.
+//! The store without a runner, for `tickr bench`. It writes the same rows as the product, in whole batches over a
+//! connection of its own and with its own statements.
 //!
-//! The statements are written out here and not shared with the product, so that the yardstick stays as long as it is when
-//! the product's change. What is left out is what only a runner needs: locks before a settle, the state machine, and the
-//! cases in which a batch is not won as a whole.
+//! The statements are written out here and not shared with the product. So this measure stays the same when the
+//! statements of the product change. It leaves out what only a runner needs: the locks before a settle, the state
+//! machine, and batches of which a part cannot be claimed.
 
 use sqlx::{Connection, MySqlConnection, Row};
 use uuid::Uuid;
@@ -13,14 +13,15 @@ use super::shape::{places, rows, statement};
 use super::{Store, StoreError, link};
 use crate::job::{AttemptToken, Due, JobId, NewJob, RunnerId, Timestamp};
 
-/// How long a claim holds; nobody reaps here.
+/// Duration of a lease, in seconds. No reaper runs beside these batches.
 const LEASE_SECONDS: u32 = 30;
 
-/// One connection, and batches of at most [`FULL`](Self::FULL) jobs that are written on it.
+/// One connection, and the batches of at most [`FULL`](Self::FULL) jobs that are written on it.
 pub struct BareLane {
     conn: MySqlConnection,
     runner: RunnerId,
-    /// Lane of the tallies: connections do not wait for each other's.
+    /// The value of the column `tallies.lane`. Each connection has its own, so that connections do not wait for each
+    /// other's rows.
     number: u8,
 }
 
@@ -30,7 +31,7 @@ impl std::fmt::Debug for BareLane {
     }
 }
 
-/// Jobs that were claimed together.
+/// Jobs that were claimed in one batch.
 #[derive(Debug)]
 pub struct BareClaims {
     token: AttemptToken,
@@ -46,10 +47,10 @@ struct BareClaim {
 }
 
 impl Store {
-    /// A connection for bare batches. Those that write at once need different numbers.
+    /// Open a connection for bare batches. Connections that write at the same time need different numbers.
     ///
     /// # Errors
-    /// When MySQL cannot be reached.
+    /// [`StoreError`] when MySQL cannot be reached.
     pub async fn bare_lane(&self, number: u8) -> Result<BareLane, StoreError> {
         let conn = link::open(&self.shared.options).await;
         let conn = conn.map_err(|e| StoreError::from_driver("open a connection for bare batches", &e))?;
@@ -58,36 +59,36 @@ impl Store {
 }
 
 impl BareLane {
-    /// The size of a batch.
+    /// The greatest number of jobs in a batch.
     pub const FULL: usize = 250;
 
-    /// Commit new jobs, sorted by id.
+    /// Commit new jobs. `jobs` must be sorted by id.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; nothing is tried again.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. Nothing is retried.
     pub async fn insert(&mut self, jobs: &[NewJob]) -> Result<(), StoreError> {
         self.try_insert(jobs).await.map_err(|e| StoreError::from_driver("insert a bare batch", &e))
     }
 
-    /// Claim due jobs, sorted by id, and read what a handler would need.
+    /// Claim due jobs and read what a handler would need. `ids` must be sorted.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert), and when not all of them could be had.
+    /// The errors of [`insert`](Self::insert), and an error when not all of these jobs could be claimed.
     pub async fn claim(&mut self, ids: &[JobId]) -> Result<BareClaims, StoreError> {
         self.try_claim(ids).await.map_err(|e| StoreError::from_driver("claim a bare batch", &e))
     }
 
-    /// End claimed jobs as succeeded.
+    /// Settle claimed jobs as succeeded.
     ///
     /// # Errors
-    /// As [`claim`](Self::claim).
+    /// The errors of [`claim`](Self::claim).
     pub async fn settle(&mut self, claims: &BareClaims) -> Result<(), StoreError> {
         self.try_settle(claims).await.map_err(|e| StoreError::from_driver("settle a bare batch", &e))
     }
 
     async fn try_insert(&mut self, jobs: &[NewJob]) -> Result<(), sqlx::Error> {
         let mut tx = self.conn.begin().await?;
-        // What is due now is due at the moment of the statement.
+        // A job that is due now gets the time of the statement.
         let tuple = "(?,?,?,?,?,NULL,NULL,?,COALESCE(?, UTC_TIMESTAMP(3)),UTC_TIMESTAMP(6),NULL,NULL)";
         let mut asked = statement(format!(
             "INSERT INTO jobs (id, kind, queue, priority, max_attempts, unique_key, options, payload, execute_at, \
@@ -147,7 +148,7 @@ impl BareLane {
         let found = read.bind(token.uuid()).fetch_all(&mut self.conn).await?;
         whole("read", found.len() as u64, ids.len())?;
         let claim = |row: &sqlx::mysql::MySqlRow| {
-            // A handler would be given these: decoding them is part of the price.
+            // A runner hands these to the handler, so decoding them is part of what the benchmark measures.
             let handed_on: (&str, &str) = (row.try_get(4)?, row.try_get(5)?);
             std::hint::black_box(handed_on);
             let (id, number) = (row.try_get(0)?, row.try_get(1)?);
@@ -201,7 +202,7 @@ fn moment(job: &NewJob) -> Option<Timestamp> {
     }
 }
 
-/// A batch that is not had as a whole would make the figure a lie.
+/// Return an error unless the whole batch was written. A measurement over a part of a batch would be wrong.
 fn whole(step: &str, had: u64, wanted: usize) -> Result<(), sqlx::Error> {
     if had == wanted as u64 { Ok(()) } else { Err(corrupt(format!("the {step} had {had} of {wanted} rows"))) }
 }

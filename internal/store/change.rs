@@ -1,5 +1,5 @@
-//! Another due time or priority for a job that waits: one transaction that locks the row, asks the state machine, looks
-//! at the condition of whoever asks, and answers with the job as it is then.
+//! Changes of the due time or the priority of a waiting job. One transaction locks the row, asks the state machine,
+//! checks the condition of the request, and answers with the job after the change.
 
 use std::sync::Arc;
 
@@ -17,24 +17,25 @@ use super::settle::lock_held;
 use super::{Shared, Store, StoreError};
 use crate::job::{Actor, Attempt, Due, Event, Job, JobId, Priority, State, next};
 
-/// What is to be different. What is absent stays as it is.
+/// The requested change. An absent field stays as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// When it is due.
+    /// The new due time.
     pub due: Option<Due>,
-    /// Its urgency within its queue.
+    /// The new priority within the queue.
     pub priority: Option<Priority>,
 }
 
-/// What must be true of the job, with all its attempts, for it to be changed. Asked within the transaction.
+/// The condition of a request: given the job and all its attempts, it returns true if the job may be changed. It is
+/// checked within the transaction.
 pub type Holds = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
 
-/// What became of a change.
+/// Outcome of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// Done. The job waits, and the index should know.
+    /// The change is made. The job waits, and the caller should tell the index.
     Done(Moved),
-    /// Not possible in the state the job is in.
+    /// The job is in this state, in which it cannot be changed.
     Refused(State),
     /// The condition does not hold.
     Unmet,
@@ -42,7 +43,7 @@ pub enum Changed {
     Missing,
 }
 
-/// All that one request brings.
+/// All parts of one request.
 struct Wish {
     change: Change,
     act: Act,
@@ -52,11 +53,11 @@ struct Wish {
 }
 
 impl Store {
-    /// Change a waiting or retrying job, if `condition` holds; at most once for the key of `once`. `word` words the job as
-    /// it is then as the answer, which is kept with the key.
+    /// Change a waiting or retrying job, if `condition` holds, and at most once for the idempotency key of `once`.
+    /// `word` makes the response from the changed job. The response is stored with the idempotency key.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn change_job(
         &self,
         id: JobId,
@@ -83,7 +84,7 @@ async fn step(
     wish: &Wish,
     earlier: Earlier,
 ) -> Result<Outcome<Changed>, sqlx::Error> {
-    // The lock comes first: requests about one job take turns here, and whoever comes second finds what the first did.
+    // Lock first: requests about one job run one after the other here, and the second one sees what the first one did.
     let held = lock_held(conn, std::iter::once(id)).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let Some((job, attempts)) = read_job(conn, id).await? else { return Ok(Outcome::Refused(Changed::Missing)) };
@@ -100,7 +101,7 @@ async fn step(
     };
     let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &wish.act).await?;
     if own {
-        // An earlier run was committed, and its answer was lost on the way. The job may run by now.
+        // An earlier run of this transaction was committed, but its answer was lost. The job may be executing by now.
         let moved =
             if job.state == State::Executing { Moved::Done(job.state) } else { waits(job.priority, job.execute_at) };
         let steered = Steered { moved, job, attempts };
@@ -123,14 +124,15 @@ async fn step(
         .execute(&mut *conn)
         .await?;
     if priority != before {
-        // The only thing about a job that is asked for twice. A byte for a byte: the row does not grow.
+        // Of a row in `jobs`, only the priority ever changes after the insert. It is one byte before and after, so the
+        // row does not grow.
         sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
             .bind(priority.level())
             .bind(id.uuid())
             .execute(&mut *conn)
             .await?;
     }
-    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job that is owed and not there"))?;
+    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job is in owed but not in jobs"))?;
     let steered = Steered { moved: waits(priority, execute_at), job, attempts };
     let answer = (wish.word)(&steered);
     if let Some(once) = &wish.once
@@ -146,7 +148,7 @@ async fn step(
     Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer })
 }
 
-/// Nothing is changed. The same request may have been carried out before; then its answer is given again.
+/// Answer that nothing is changed. If the same request was carried out before, return its stored response instead.
 async fn refuse(conn: &mut MySqlConnection, wish: &Wish, why: Changed) -> Result<Outcome<Changed>, sqlx::Error> {
     if let Some(once) = &wish.once
         && let Some(kept) = find(conn, once).await?

@@ -1,4 +1,4 @@
-//! Starting attempts: compare and set, by primary key.
+//! Claims: the writes that start attempts. A claim is a compare-and-set on the row in `owed`, found by primary key.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,39 +20,39 @@ use super::settle::SUSPECT_FROM;
 use super::shape::{pad, padded, places, statement};
 use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
 
-/// A claim that won: the attempt is committed, the handler may start.
+/// A successful claim. The attempt is committed, and the handler may start.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     /// The job.
     pub id: JobId,
-    /// The right to write about this attempt.
+    /// The token of the attempt: the right to write about it.
     pub token: AttemptToken,
-    /// Its kind.
+    /// Kind of the job.
     pub kind: Name,
-    /// Its queue.
+    /// Queue of the job.
     pub queue: Name,
-    /// Number of this execution, for the ledger.
+    /// Number of this execution, for the ledger. The first is 1.
     pub number: u32,
-    /// Which attempt counts now: executions less those that burned nothing.
+    /// Number of attempts used, this one included: all executions minus those that burned no attempt.
     pub attempt: u32,
-    /// How many may be burned.
+    /// Number of attempts that may be used.
     pub max_attempts: u32,
-    /// The input.
+    /// The input of the handler, as JSON.
     pub payload: Box<RawValue>,
-    /// The rarer wishes.
+    /// The less common options of the job.
     pub options: JobOptions,
-    /// When it was accepted.
+    /// The time when the job was accepted.
     pub created_at: Timestamp,
-    /// When it was due.
+    /// The time when the job was due.
     pub execute_at: Timestamp,
-    /// When it was claimed, by the store's clock.
+    /// The time of the claim, by the clock of the database.
     pub started_at: Timestamp,
     runner: Arc<RunnerId>,
     keyed: bool,
 }
 
-/// What a claim found and nobody changes while its attempt is open. With it a success is settled without reading the row
-/// again.
+/// The data from the claim that no other process changes while the attempt is open. With it, a success is settled
+/// without reading the row again.
 #[derive(Clone, Debug)]
 pub struct Opened {
     pub(super) kind: Name,
@@ -61,12 +61,12 @@ pub struct Opened {
     pub(super) burned: u32,
     pub(super) execute_at: Timestamp,
     pub(super) started_at: Timestamp,
-    /// Does the job hold a unique key?
+    /// True if the job holds a unique key.
     pub(super) keyed: bool,
 }
 
 impl Claimed {
-    /// For the settlement of this attempt.
+    /// Return the data that the settlement of this attempt needs.
     #[must_use]
     pub fn opened(&self) -> Opened {
         Opened {
@@ -81,57 +81,59 @@ impl Claimed {
     }
 }
 
-/// An attempt that was claimed and cannot be run. An answer of its own, because an error would leave its neighbours in
-/// the batch claimed and unrun.
+/// An attempt that was claimed but cannot be executed, because its row cannot be read. It is an answer and not an
+/// error, because an error would leave the other jobs of the batch claimed and not started.
 #[derive(Clone, Debug)]
 pub struct Unreadable {
     /// The job.
     pub id: JobId,
-    /// The right to write about this attempt.
+    /// The token of the attempt: the right to write about it.
     pub token: AttemptToken,
     /// Number of this execution.
     pub number: u32,
-    /// Its kind, unless that cannot be read.
+    /// Kind of the job, unless that is unreadable.
     pub kind: Option<Name>,
-    /// Its queue, unless that cannot be read.
+    /// Queue of the job, unless that is unreadable.
     pub queue: Option<Name>,
-    /// What cannot be read.
+    /// The reason why it cannot be read.
     pub error: String,
 }
 
-/// What became of one claim.
+/// Outcome of one claim.
 #[derive(Clone, Debug)]
 pub enum Claim {
-    /// Ours.
+    /// This runner has the job.
     Won(Box<Claimed>),
-    /// Not due yet by the store's clock: the index popped it too early and should have it back.
+    /// The job is not due yet by the clock of the database. The index delivered it too early and should get it back.
     NotDue(DueJob),
-    /// A kind that this runner does not have. It waits for one that does.
+    /// The job has a kind that this runner does not execute. It waits for a runner that does.
     OtherKind(DueJob),
-    /// Its last runners died under it. It is due, and claimed only by a process that runs nothing else, or by a runner that
-    /// has no such process to give it.
+    /// The job is due, but its last runners died while they executed it. Only
+    /// [`Claimant::claim_suspect`](super::Claimant::claim_suspect) claims it: from a process that executes nothing
+    /// else, or from a runner that cannot start such a process.
     Suspect(DueJob),
-    /// Ours, but what it asks cannot be read: no handler can run it.
+    /// This runner has the job, but its row cannot be read, so no handler can execute it.
     Unreadable(Box<Unreadable>),
-    /// Executing already, or ended: the index delivered it twice. Drop it.
+    /// The job is executing already or has ended: the index delivered its id twice. Drop it.
     Gone,
 }
 
-/// The group commit of claims by one runner.
+/// The group commit of the claims of one runner.
 pub(super) struct Claims {
     pub(super) runner: Arc<RunnerId>,
     pub(super) kinds: Vec<Name>,
     pub(super) lease: Duration,
-    /// Are jobs whose last runners died under them taken as well?
+    /// True if suspects are claimed as well: jobs whose last runners died while they executed them.
     pub(super) suspects: bool,
-    /// What this process has claimed and not yet settled.
+    /// The attempts that this process has claimed and not yet settled.
     pub(super) open: Arc<OpenClaims>,
 }
 
 impl Batch for Claims {
     type Item = JobId;
     type Reply = Claim;
-    /// One token for the batch: with the job's id it names one attempt, and one statement can write it.
+    /// One token for the whole batch. Token and job id together name one attempt, and a single statement can write the
+    /// token to all rows.
     type Mark = AttemptToken;
     const ATTEMPTED: &'static str = "claim jobs";
     const FULL: usize = 256;
@@ -140,7 +142,8 @@ impl Batch for Claims {
         Some(*id)
     }
 
-    /// The session that holds the row decides about the job; what still waits then is brought back by the reconciler.
+    /// The session that holds the row lock decides about the job. If the job still waits afterwards, the reconciler
+    /// brings it back.
     fn left_out() -> Option<Claim> {
         Some(Claim::Gone)
     }
@@ -163,14 +166,15 @@ impl Batch for Claims {
             let mut ids: Vec<Uuid> = items.iter().map(|id| id.uuid()).collect();
             ids.sort_unstable();
             ids.dedup();
-            // After a lost answer this takes nothing twice, and the token still finds what the lost run took.
+            // When the answer to an earlier run was lost, this update changes no row twice, and the token still finds
+            // the jobs that the earlier run claimed.
             let batch = Uuid::now_v7();
             let mut claims = self.take(conn, &ids, token, batch).await?;
             let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
             if !lost.is_empty() {
                 claims.extend(self.why_lost(conn, &lost).await?);
             }
-            // Whatever was found under the token, each attempt is handed out once: a batch may hold an id twice, and its
+            // Hand out each attempt that is found under the token only once. A batch may contain an id twice, and its
             // items may be claimed one by one under the same token.
             let won = |claim: &Claim| matches!(claim, Claim::Won(_) | Claim::Unreadable(_));
             let found: Vec<JobId> = claims.iter().filter(|(_, claim)| won(claim)).map(|(id, _)| *id).collect();
@@ -178,14 +182,14 @@ impl Batch for Claims {
                 let fresh = self.open.won(batch, token, &found);
                 claims.retain(|id, claim| !won(claim) || fresh.contains(id));
             }
-            // Taken out: of two callers with the same id in one batch, only the first may run it.
+            // `remove`, not `get`: if two callers in one batch have the same id, only the first may execute the job.
             Ok(items.iter().map(|id| claims.remove(id).unwrap_or(Claim::Gone)).collect())
         })
     }
 
     fn gave_up(&self, items: &[JobId], token: AttemptToken, locked: bool) {
-        // Of a row that another session holds nothing was claimed; unless it is an earlier run of this claim that holds it,
-        // whose COMMIT is still under way.
+        // If another session locks the row, this claim has changed nothing. The exception: the lock belongs to an
+        // earlier run of this same claim, whose COMMIT is still under way.
         if !locked || self.open.is_uncertain(token) {
             self.open.gave_up(token, items);
         }
@@ -193,14 +197,16 @@ impl Batch for Claims {
 }
 
 impl Claims {
-    /// The write, with the row that lets the reaper find it, and what the token won, with everything a handler needs.
+    /// Claim the jobs, write the row that lets the reaper find them, and read everything a handler needs of the jobs
+    /// under the token.
     ///
-    /// A transaction, and the COMMIT is only sent when the write has been answered. So a write that its caller has given up
-    /// waiting for, and that the server carries out later, is rolled back with its dead connection; and while a COMMIT is
-    /// under way, the rows are locked.
+    /// All of it is one transaction, and the COMMIT is sent only after MySQL has answered the update. So if the caller
+    /// stops waiting for the update and the server carries it out later, it is rolled back with its broken connection.
+    /// While a COMMIT is under way, the rows stay locked.
     ///
-    /// The write may wait for a row that another settles at this moment, and UTC_TIMESTAMP is when it began to wait. The
-    /// start is SYSDATE, which is when the row was had: no attempt begins before the last one ended.
+    /// The update may wait for a row that another transaction settles at this moment. UTC_TIMESTAMP is the time when
+    /// the statement began to wait; SYSDATE is the time after the wait. So `started_at` is SYSDATE, and no attempt
+    /// begins before the previous one ended.
     async fn take(
         &self,
         conn: &mut MySqlConnection,
@@ -208,7 +214,8 @@ impl Claims {
         token: AttemptToken,
         batch: Uuid,
     ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
-        // One request as well, when it is about few jobs: another way there and back costs more than reading the text.
+        // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
+        // text.
         let mut script = Script::about(ids.len(), 0);
         let (list, places_of_ids) = script.list(ids);
         let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
@@ -229,11 +236,12 @@ impl Claims {
         script.say(update, values);
         let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
 
-        // The rest in one request when there is little of it.
+        // The remaining statements also go in one request when there are few jobs.
         let mut script = Script::about(ids.len(), 0);
         let bytes: Vec<u8> = ids.iter().flat_map(|id| *id.as_bytes()).collect();
         if taken > 0 {
-            // Also those that were not won: which were is not known before the next statement, and this one need not wait.
+            // This lists all ids, also those that were not claimed. Only the next statement shows which were claimed,
+            // and this one need not wait for it.
             let values = vec![
                 Value::from(self.runner.as_str()),
                 batch.into(),
@@ -270,7 +278,8 @@ impl Claims {
             .collect()
     }
 
-    /// Why the rest was not won. Not part of the claim: a hint for the index, read a moment later.
+    /// Find out why the other jobs were not claimed. This is not part of the claim: it is a hint for the index, read a
+    /// moment later.
     async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
         let sql = format!(
             "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
@@ -282,7 +291,7 @@ impl Claims {
             query = query.bind(id);
         }
         let found = query.fetch_all(conn).await?;
-        // A row that cannot be read must not cost its neighbours the answer.
+        // An unreadable row must not cost the other jobs their answer.
         let readable = found
             .iter()
             .filter_map(|row| due_job(row).map(|job| (row, job)).map_err(|error| unreadable(&error.to_string())).ok());

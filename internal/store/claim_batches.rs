@@ -1,12 +1,12 @@
-//! Batches of claims: how the open attempts of a runner are found without reading `owed`.
+//! Batches of claims: they let the reaper find the open attempts of a runner without reading `owed`.
 //!
-//! Each claim writes one row of `claim_batches` for up to 256 jobs, in its own transaction. The reaper reads the rows of
-//! runners that fell silent and looks their jobs up by primary key. So its work depends on what is executed, and not on
-//! what waits. Whether an attempt is open is said by `owed` alone: a row of `claim_batches` that outlives its attempts
-//! costs a look and nothing else.
+//! Each claim writes one row of `claim_batches` for up to 256 jobs, in its own transaction. The reaper reads the rows
+//! of runners that sent no heartbeat and looks up their jobs by primary key. So the work of the reaper depends on the
+//! number of executing jobs and not on the backlog. Only `owed` says whether an attempt is open. A row of
+//! `claim_batches` that outlives its attempts costs one lookup and has no other effect.
 //!
-//! What this process has claimed is also kept in memory, in [`OpenClaims`]: it tells which rows can go, that no attempt is
-//! handed to two callers, and which claims were never answered.
+//! [`OpenClaims`] keeps the claims of this process in memory. It knows which rows can be deleted, makes sure that no
+//! attempt is handed to two callers, and remembers the claims that were never answered.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,32 +22,32 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{AttemptToken, JobId, RunnerId, Timestamp};
 
-/// Batches that are read in one page.
+/// Batches in one page.
 const PAGE: u32 = 64;
-/// Rows of finished batches that are deleted in one call, at most.
+/// Rows of finished batches that one call deletes at most.
 const MOST_CLOSED: usize = 8_192;
-/// Claims without an answer that are remembered. Beyond that their leases end them.
+/// Unanswered claims that are remembered. Attempts beyond that end with their leases.
 const MOST_UNANSWERED: usize = 8_192;
-/// Longer than a claim is repeated.
+/// An upper bound for the time in which a claim is repeated.
 const LONGEST_CLAIM: Duration = Duration::from_secs(10 * 60);
-/// Runners with batches that one look names.
+/// Runners with batches that one call lists at most.
 const MOST_RUNNERS: usize = 1_000;
 
-/// What this process has claimed and not yet settled.
+/// The attempts that this process has claimed and not yet settled.
 #[derive(Default)]
 pub(super) struct OpenClaims(Mutex<Open>);
 
 #[derive(Default)]
 struct Open {
-    /// The attempts that were handed out, with the row of their batch.
+    /// The attempts that were handed out. The UUID is the row of their batch.
     attempts: HashMap<JobId, (AttemptToken, Uuid)>,
-    /// How many attempts of a row are open.
+    /// Number of open attempts of each row.
     rows: HashMap<Uuid, usize>,
-    /// Rows none of whose attempts is open any more.
+    /// Rows whose attempts have all ended.
     closed: Vec<Uuid>,
-    /// Claims whose answer never came, by token.
+    /// Claims that were never answered, by token.
     unanswered: Vec<(AttemptToken, Vec<JobId>)>,
-    /// Tokens under which a claim was repeated because an earlier run of it got no answer, and since when.
+    /// Tokens of claims that were repeated because an earlier run got no answer, and the times of the repetition.
     uncertain: HashMap<AttemptToken, Instant>,
 }
 
@@ -56,8 +56,9 @@ impl OpenClaims {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A claim of these jobs was answered; `row` is its row in `claim_batches`. Those that are handed out now: not
-    /// those that were handed out before under the same token, which would start them twice.
+    /// Record that a claim of these jobs was answered; `row` is its row in `claim_batches`. Returns the jobs that are
+    /// to be handed out now. A job that was handed out before under the same token is not among them, because it would
+    /// start twice.
     pub(super) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId> {
         let mut open = self.lock();
         let mut fresh = HashSet::with_capacity(ids.len());
@@ -65,7 +66,8 @@ impl OpenClaims {
             match open.attempts.get(id) {
                 Some((held, _)) if *held == token => {}
                 _ => {
-                    // An older attempt of the same job was taken away, and its holder has not settled yet.
+                    // The reaper ended an older attempt of the same job, and the holder of that attempt has not settled
+                    // it yet.
                     if let Some((_, before)) = open.attempts.insert(*id, (token, row)) {
                         open.one_less(before);
                     }
@@ -81,7 +83,7 @@ impl OpenClaims {
         fresh
     }
 
-    /// The attempt is settled, by its holder or by another.
+    /// Record that the attempt is settled, by its holder or by another process.
     pub(super) fn ended(&self, id: JobId, token: AttemptToken) {
         let mut open = self.lock();
         if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
@@ -91,7 +93,7 @@ impl OpenClaims {
         }
     }
 
-    /// No answer came to a claim of these jobs under this token, and none will be waited for.
+    /// Remember that a claim of these jobs under this token got no answer and that its caller has stopped waiting.
     pub(super) fn gave_up(&self, token: AttemptToken, ids: &[JobId]) {
         let mut open = self.lock();
         let remembered: usize = open.unanswered.iter().map(|(_, ids)| ids.len()).sum();
@@ -100,7 +102,7 @@ impl OpenClaims {
         }
     }
 
-    /// A claim under this token is repeated, because an earlier run of it got no answer.
+    /// Record that a claim is repeated under this token, because an earlier run got no answer.
     pub(super) fn uncertain(&self, token: AttemptToken) {
         let mut open = self.lock();
         open.uncertain.retain(|_, since| since.elapsed() < LONGEST_CLAIM);
@@ -111,12 +113,12 @@ impl OpenClaims {
         self.lock().uncertain.contains_key(&token)
     }
 
-    /// How many claims were never answered, and may have been committed all the same.
+    /// Number of claims that were never answered and may have been committed nevertheless.
     fn unanswered(&self) -> usize {
         self.lock().unanswered.iter().map(|(_, ids)| ids.len()).sum()
     }
 
-    /// Rows all of whose open attempts run in this process.
+    /// Rows whose open attempts all run in this process.
     fn rows_that_run(&self, live: &HashSet<JobId>) -> HashSet<Uuid> {
         let open = self.lock();
         let mut rows: HashSet<Uuid> = open.rows.keys().copied().collect();
@@ -145,29 +147,30 @@ impl Open {
     }
 }
 
-/// What a page of a runner's batches says.
+/// One page of a runner's batches.
 #[derive(Debug, Default)]
 pub struct BatchPage {
-    /// Attempts whose lease has lapsed.
+    /// Attempts whose lease has ended.
     pub lapsed: Vec<Lapsed>,
-    /// Attempts that are open, those included.
+    /// Number of open attempts, including those in `lapsed`.
     pub open: usize,
-    /// Where to go on; absent at the end.
+    /// The place where the next page begins. Absent at the end.
     pub next: Option<Uuid>,
 }
 
-/// When a lease has lapsed.
+/// The rule that decides if a lease has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct LapseRule {
-    /// The database's time, as it was found to be in line with this process's own.
+    /// The time of the database, which was checked against the monotonic clock of this process. Leases that end before
+    /// it have ended.
     pub at: Timestamp,
-    /// A lease that ends later than this was taken before the database's clock was set back: it has lapsed as well, if
-    /// its runner is silent.
+    /// A lease that ends later than this was taken before the clock of the database was set back. It has ended as well,
+    /// if its runner sends no heartbeat.
     pub beyond: Option<Timestamp>,
 }
 
 impl LapseRule {
-    /// Leases that were over at this moment.
+    /// The rule for leases that end before this moment.
     #[must_use]
     pub const fn at(at: Timestamp) -> Self {
         Self { at, beyond: None }
@@ -179,15 +182,16 @@ impl LapseRule {
 }
 
 impl Store {
-    /// Every runner that has batches. Reads one row for each of them.
+    /// List the runners that have batches, at most 1,000. Reads one row for each.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn runners_with_batches(&self) -> Result<Vec<RunnerId>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read whose claims are open", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "list runners with open claims", move |conn, _| {
             Box::pin(async move {
                 let mut runners: Vec<RunnerId> = Vec::new();
-                // One dive into the primary key for each, because no server can be relied upon to skip through DISTINCT.
+                // One lookup in the primary key for each runner: neither MySQL nor MariaDB reliably skips through the
+                // index for a DISTINCT.
                 let sql = "SELECT runner FROM claim_batches WHERE runner > ? ORDER BY runner LIMIT 1";
                 while runners.len() < MOST_RUNNERS {
                     let after = runners.last().map_or("", RunnerId::as_str);
@@ -201,11 +205,12 @@ impl Store {
         .await
     }
 
-    /// A page of the batches of a runner, from `after` on: which of their attempts have lapsed. Batches without an open
-    /// attempt are deleted. Those all of whose attempts this process runs, as `live` says, are not looked at.
+    /// Read the page of a runner's batches behind `after`, and return the attempts whose lease has ended. Batches
+    /// without an open attempt are deleted. Batches whose attempts all run in this process, according to `live`, are
+    /// skipped.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn lapsed_of(
         &self,
         runner: &RunnerId,
@@ -214,7 +219,7 @@ impl Store {
         live: Arc<HashSet<JobId>>,
     ) -> Result<BatchPage, StoreError> {
         let (runner, shared) = (runner.clone(), self.shared.clone());
-        on_pool(&self.shared.pools.loops, "look at the claims of a runner", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the claims of a runner", move |conn, _| {
             let (runner, shared, live) = (runner.clone(), shared.clone(), Arc::clone(&live));
             Box::pin(async move {
                 let run_here = shared.open_claims.rows_that_run(&live);
@@ -224,10 +229,10 @@ impl Store {
         .await
     }
 
-    /// Delete the rows of batches that this process has settled, as far as one call should.
+    /// Delete the rows of batches that this process has settled, up to the limit of one call.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; they are deleted by a later call.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. A later call deletes the rows.
     pub async fn delete_closed_batches(&self, runner: &RunnerId) -> Result<(), StoreError> {
         let open_claims = Arc::clone(&self.shared.open_claims);
         let closed: Arc<[Uuid]> = {
@@ -250,18 +255,18 @@ impl Store {
         deleted
     }
 
-    /// How many claims of this process were never answered, and are not yet known to have come to nothing.
+    /// Number of claims of this process that were never answered and may still have been committed.
     #[must_use]
     pub fn unanswered_claims(&self) -> usize {
         self.shared.open_claims.unanswered()
     }
 
-    /// The claims that were never answered, to be given back with [`give_back`](Self::give_back).
+    /// Take the claims that were never answered, to give them back with [`give_back`](Self::give_back).
     pub(super) fn take_unanswered(&self) -> Vec<(AttemptToken, Vec<JobId>)> {
         std::mem::take(&mut self.shared.open_claims.lock().unanswered)
     }
 
-    /// Does this process run this attempt?
+    /// Return true if this process has handed out this attempt and not yet settled it.
     pub(super) fn is_handed_out(&self, id: JobId, token: AttemptToken) -> bool {
         self.shared.open_claims.holds(id, token)
     }
@@ -278,7 +283,7 @@ async fn page_of(
     let query = sqlx::query(sql).bind(runner.as_str()).bind(after.unwrap_or(Uuid::nil())).bind(PAGE);
     let found = query.fetch_all(&mut *conn).await?;
     let mut page = BatchPage::default();
-    // The batch of each attempt. A job may be in several, claimed under other tokens.
+    // The batch of each attempt. A job may be in several batches, claimed under different tokens.
     let mut batch_of: HashMap<(Uuid, Uuid), Uuid> = HashMap::new();
     let mut batches: HashSet<Uuid> = HashSet::new();
     for row in &found {
@@ -326,7 +331,7 @@ async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) ->
     let mut rows = rows.to_vec();
     rows.sort_unstable();
     for rows in rows.chunks(MOST_ROWS) {
-        // A single-table DELETE takes no index hint; the order and the limit have the same effect.
+        // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
         let sql = format!(
             "DELETE FROM claim_batches WHERE runner = ? AND id IN {} ORDER BY runner, id LIMIT ?",
             places(padded(rows.len()))
@@ -349,7 +354,8 @@ mod tests {
         let (open, token, row) = (OpenClaims::default(), AttemptToken::new(), Uuid::now_v7());
         let ids = [JobId::new(), JobId::new()];
         assert_eq!(open.won(row, token, &ids).len(), 2);
-        // Found again under the same token, by a run of its own: neither is started again, and the new row can go.
+        // A second run finds the attempts again under the same token. It starts neither of them, and its row can be
+        // deleted.
         let other = Uuid::now_v7();
         assert!(open.won(other, token, &ids).is_empty());
         assert_eq!(open.lock().closed, [other]);
@@ -359,7 +365,7 @@ mod tests {
         let runs = |ids: &[JobId]| open.rows_that_run(&ids.iter().copied().collect());
         assert!(runs(&ids[1..]).contains(&row) && open.holds(ids[1], token));
         assert!(runs(&[]).is_empty(), "its attempt does not run");
-        // A newer attempt of the same job takes the place of the older one.
+        // A newer attempt of the same job replaces the older one.
         let (newer, next) = (AttemptToken::new(), Uuid::now_v7());
         assert_eq!(open.won(next, newer, &ids[1..]).len(), 1);
         assert_eq!(runs(&ids), HashSet::from([next]));

@@ -1,8 +1,8 @@
-//! The store's clock, as far as this process can tell without asking.
+//! An estimate of the database's clock that needs no query.
 //!
-//! One clock decides when work is due: the database's (G7). This estimate only tells how long to sleep and how far the
-//! index's clock is off; the claim itself compares on the server. It runs on the monotonic clock between samples, so a
-//! step of this host's wall clock does not move it.
+//! One clock decides when work is due: that of the database (G7). This estimate is only used for the length of a sleep
+//! and to measure the error of the index's clock; the claim itself compares the times on the server. Between two
+//! samples the estimate follows the monotonic clock, so it does not move when the wall clock of this host is set.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,24 +21,24 @@ pub struct StoreClock {
 struct Anchor {
     taken: Instant,
     moment: Timestamp,
-    /// How far off the sample may be: half its round trip.
+    /// The greatest error of the sample: half its round trip.
     error: Duration,
 }
 
 /// One reading of the database's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// A moment of this process before it was taken.
+    /// A moment before the server read its clock, by the monotonic clock of this process.
     pub sent: Instant,
-    /// A moment of this process after it was taken.
+    /// A moment after the server read its clock, by the monotonic clock of this process.
     pub received: Instant,
-    /// What the clock showed.
+    /// The time of the database.
     pub moment: Timestamp,
 }
 
-/// How much less is known about the database's clock for every second since the sample: clocks drift, and are stepped.
+/// Growth of the error, in seconds for each second since the sample: clocks drift, and are adjusted.
 const DRIFT: f64 = 0.000_5;
-/// Two readings that differ by more than what is known of their errors, and this much, are of a clock that was set.
+/// If two readings differ by more than their errors and this, the clock was set between them.
 const SLACK: TimeDelta = TimeDelta::milliseconds(100);
 
 impl StoreClock {
@@ -46,33 +46,33 @@ impl StoreClock {
         Self { anchor: Mutex::new(Anchor::new(sent, received, moment)) }
     }
 
-    /// Take over a reading of the database's clock whose request left at `sent` and whose answer came at `received`,
-    /// unless what is known is better. One answer that was held up must not throw the estimate off.
+    /// Use a reading of the database's clock as the new sample, unless the current one is better. `sent` and `received`
+    /// are the times of the request and of the answer. A single answer that was delayed must not falsify the estimate.
     pub(super) fn sample(&self, sent: Instant, received: Instant, moment: Timestamp) {
         let sample = Anchor::new(sent, received, moment);
         let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
         let aged = anchor.error + received.saturating_duration_since(anchor.taken).mul_f64(DRIFT);
-        // What cannot both be true shows a clock that was set.
+        // Two samples that cannot both be right show that the clock was set.
         let contradicts = (sample.moment - anchor.at(sample.taken)).abs() > delta(sample.error + aged) + SLACK;
         if sample.error <= aged || contradicts {
             *anchor = sample;
         }
     }
 
-    /// The reading that the estimate rests on.
+    /// The reading on which the estimate is based.
     #[must_use]
     pub fn reading(&self) -> Reading {
         let Anchor { taken, moment, error } = *self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
         Reading { sent: taken.checked_sub(error).unwrap_or(taken), received: taken + error, moment }
     }
 
-    /// What the database's clock shows now, to about half a round trip.
+    /// The estimated time of the database now. The error is about half a round trip.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.at(Instant::now())
     }
 
-    /// What the database's clock showed, or will show, at a moment of this process.
+    /// The estimated time of the database at a past or future moment of this process.
     #[must_use]
     pub fn at(&self, when: Instant) -> Timestamp {
         self.anchor.lock().unwrap_or_else(PoisonError::into_inner).at(when)
@@ -106,13 +106,13 @@ mod tests {
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let at = |ms| chrono::DateTime::from_timestamp_millis(ms).unwrap();
         let clock = StoreClock::starting_at(start, start + ms(2), at(1_000_001));
-        // Held up for 800 ms on the way back: it would put the clock 399 ms behind.
+        // This answer was delayed by 800 ms on its way back. It would move the clock back by 399 ms.
         clock.sample(start + ms(1_000), start + ms(1_800), at(1_001_001));
         assert_eq!(clock.at(start + ms(2_000)), at(1_002_000));
-        // A good one is taken.
+        // An accurate sample replaces the old one.
         clock.sample(start + ms(3_000), start + ms(3_002), at(1_003_101));
         assert_eq!(clock.at(start + ms(3_001)), at(1_003_101));
-        // A clock that was set an hour back is believed at once, though its reading took longer.
+        // A clock that was set back by an hour is accepted at once, although this sample has a longer round trip.
         clock.sample(start + ms(3_100), start + ms(3_110), at(1_003_205 - 3_600_000));
         assert_eq!(clock.at(start + ms(3_105)), at(1_003_205 - 3_600_000));
     }

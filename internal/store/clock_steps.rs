@@ -1,4 +1,4 @@
-//! When the database's clock was set, as runners noticed it: evidence for a checker, which reads times.
+//! Steps of the database's clock that runners noticed. `tickr verify` needs them, because it compares times.
 
 use chrono::TimeDelta;
 use sqlx::Row;
@@ -8,27 +8,28 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{RunnerId, Timestamp};
 
-/// Rows that are kept, the newest.
+/// Number of rows that are kept: the newest.
 const MOST_KEPT: u32 = 1_000;
-/// How far off a reading may be that was held up on its way.
+/// The greatest error of a reading whose answer was delayed.
 const SLACK: TimeDelta = TimeDelta::seconds(2);
 
-/// The clock was set between two readings of one runner.
+/// A step of the database's clock between two readings of one runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockStep {
-    /// What it showed at the reading before.
+    /// The time of the database at the reading before the step.
     pub before: Timestamp,
-    /// What it showed at the reading after.
+    /// The time of the database at the reading after the step.
     pub after: Timestamp,
-    /// By how much it was set, at the least.
+    /// The least size of the step. Negative when the clock was set back.
     pub step: TimeDelta,
 }
 
 impl ClockStep {
-    /// May what happened first have been given the time `first`, and what came later the earlier time `then`?
+    /// Return true if this step can be the reason that an event was recorded at `first` and a later event at the
+    /// earlier time `then`.
     #[must_use]
     pub fn explains(&self, first: Timestamp, then: Timestamp) -> bool {
-        // The clock was set somewhere between the two readings.
+        // The clock was set at some moment between the two readings.
         self.step < TimeDelta::zero()
             && first <= self.after - self.step + SLACK
             && then >= self.before + self.step - SLACK
@@ -36,16 +37,16 @@ impl ClockStep {
 }
 
 impl Store {
-    /// Note that the clock was set.
+    /// Record a step of the clock. Deletes the oldest rows, so that at most 1,000 remain.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn note_clock_step(&self, runner: &RunnerId, step: ClockStep) -> Result<(), StoreError> {
         let (id, runner) = (Uuid::now_v7(), runner.clone());
-        on_pool(&self.shared.pools.loops, "note that the clock was set", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "record a clock step", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
-                // A repetition finds its own row.
+                // A repeated run finds its own row.
                 sqlx::query(
                     "INSERT IGNORE INTO clock_steps (id, runner, before_at, after_at, step_us) VALUES (?, ?, ?, ?, ?)",
                 )
@@ -69,12 +70,12 @@ impl Store {
         .await
     }
 
-    /// The steps that are known.
+    /// Read the recorded steps, newest first.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn clock_steps(&self) -> Result<Vec<ClockStep>, StoreError> {
-        on_pool(&self.shared.pools.reads, "read when the clock was set", |conn, _| {
+        on_pool(&self.shared.pools.reads, "read clock steps", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT before_at, after_at, step_us FROM clock_steps ORDER BY id DESC LIMIT ?";
                 let found = sqlx::query(sql).bind(MOST_KEPT).fetch_all(conn).await?;
@@ -98,10 +99,10 @@ mod tests {
         let at = |seconds: i64| chrono::DateTime::from_timestamp(1_800_000_000 + seconds, 0).unwrap();
         let hour = TimeDelta::hours(1);
         let back = ClockStep { before: at(0), after: at(3) - hour, step: -hour };
-        // Ended a minute before it was set, began again half an hour after.
+        // An attempt ended a minute before the clock was set back, and the next one began half an hour after.
         assert!(back.explains(at(-60), at(-60) - hour + TimeDelta::minutes(31)));
         assert!(back.explains(at(3), at(0) - hour));
-        // By more than the clock was set, or after it had come to this time again.
+        // Not explained: a difference greater than the step, and times after the clock had passed its old value again.
         assert!(!back.explains(at(-60), at(-60) - hour));
         assert!(!back.explains(at(600), at(500)));
         assert!(!ClockStep { step: hour, ..back }.explains(at(-60), at(-61)));

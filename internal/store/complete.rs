@@ -1,8 +1,9 @@
-//! Ending attempts that succeeded, without reading their rows first.
+//! Settlement of attempts that succeeded, without reading their rows first.
 //!
-//! Most attempts succeed, and what the ledger says of them is known since the claim. So the rows are deleted as far as
-//! token and all say that they are still held, and the count of the deleted tells whether that was so for each of them.
-//! If not, nothing of it is kept, and the batch goes the long way (`settle.rs`), which finds out what became of whom.
+//! Most attempts succeed, and the claim has already read everything that the ledger needs. So the rows are deleted by
+//! id and token, unless a cancel was requested. The number of deleted rows tells if every attempt still held its job.
+//! If one did not, the transaction is rolled back and the whole batch is settled in `settle.rs`, which reads the rows
+//! and decides about each one.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +16,14 @@ use super::script::{Script, Value};
 use super::settle::{Settlement, tally};
 use crate::job::{Name, State, Verdict};
 
-/// A success that asks for nothing else.
+/// A success with nothing else to write: no follow-up jobs and no unique key.
 pub(super) struct Success<'a> {
     item: &'a Settlement,
     opened: &'a Opened,
 }
 
 impl<'a> Success<'a> {
-    /// Can this attempt be ended without looking?
+    /// Return the success if the attempt can be settled without reading its row.
     pub(super) fn of(item: &'a Settlement) -> Option<Self> {
         let opened = item.opened.as_ref()?;
         let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
@@ -34,7 +35,8 @@ impl<'a> Success<'a> {
     }
 }
 
-/// End all of them, or none: false when the token of one does not hold its job any more, or somebody asked it to stop.
+/// Settle all of them or none. Returns false, with nothing written, when a token no longer holds its job or a cancel
+/// was requested for one of them.
 pub(super) async fn complete(
     conn: &mut MySqlConnection,
     successes: &[Success<'_>],
@@ -45,8 +47,9 @@ pub(super) async fn complete(
     let bytes = sorted.iter().map(|success| success.bytes()).sum();
 
     let ids: Vec<Uuid> = sorted.iter().map(|success| success.item.id.uuid()).collect();
-    // The fence is the pair. A token alone is that of a batch of claims, in which a job may be that has moved on. Behind it
-    // stands the ledger's key: an attempt that was lost has its line there, and a second one is refused.
+    // The fence is the pair of id and token. The token alone is not enough: it belongs to a whole batch of claims, and
+    // one job of that batch may have a newer attempt. The primary key of the ledger is a second fence: a lost attempt
+    // has its row there, and MySQL refuses another one.
     let pairs: Vec<[u8; 32]> = sorted.iter().map(|success| pair(success.item)).collect();
     let pairs: Vec<&[u8]> = pairs.iter().map(<[u8; 32]>::as_slice).collect();
     let mut take = Script::about(sorted.len(), bytes);
@@ -54,7 +57,7 @@ pub(super) async fn complete(
     values.extend(pairs);
     values.push(i64::try_from(ids.len()).unwrap_or(i64::MAX).into());
     take.say("BEGIN", Vec::new());
-    // A single-table DELETE takes no index hint; the order and the limit have the same effect.
+    // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
     let delete = format!(
         "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
          ORDER BY id LIMIT ?"
@@ -67,8 +70,8 @@ pub(super) async fn complete(
     }
 
     let mut write = Script::about(sorted.len(), bytes);
-    // The clock is read now, after the locks: what a caller asked for while this waited came before the end. One that was set
-    // back must not let an attempt end before it began.
+    // SYSDATE is read after the locks are taken, so a request that was made while this statement waited comes before
+    // the end. GREATEST makes sure that an attempt does not end before it began when the clock was set back.
     let ledger = [
         "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
          result) VALUES",

@@ -1,20 +1,20 @@
-//! What must be there for a change to be made, so that nobody overwrites unseen what somebody else changed.
+//! Preconditions of a change, so that a client does not overwrite a change that it has not seen.
 
-/// What must be there for a change to be made. `V` tells one wording of a thing from all others.
+/// The precondition of a change. `V` identifies one version of the thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition<V> {
-    /// Anything, or nothing.
+    /// No precondition.
     Any,
-    /// Nothing.
+    /// The thing must not exist.
     Absent,
-    /// Something, whatever it says.
+    /// The thing must exist, in any version.
     Present,
-    /// One of these wordings.
+    /// The thing must exist in one of these versions.
     OneOf(Vec<V>),
 }
 
 impl<V: PartialEq> Condition<V> {
-    /// Does it hold for what was found?
+    /// Return true if the precondition holds for the version that was found.
     pub(super) fn holds(&self, found: Option<V>) -> bool {
         match self {
             Self::Any => true,

@@ -1,7 +1,7 @@
-//! Dead letters: written with the failure, replayed as new jobs, discarded with a reason.
+//! Dead letters: inserted together with the failure of a job, replayed as new jobs, or discarded with a reason.
 //!
-//! The row of a job in `jobs` is the lock: a retry, a replay, a discard and a purge of one job take turns there. Whoever
-//! holds it knows that a failed job stays failed.
+//! The lock is the row of the job in `jobs`: a retry, a replay, a discard and a purge of one job run one after the
+//! other. While a transaction holds this lock, a failed job stays failed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,20 +25,20 @@ use crate::job::{
     Actor, DeadLetter, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, Standing, State, Timestamp,
 };
 
-/// Longest beginning of an error that stands beside a dead letter, in characters; the column has this width.
+/// Longest part of an error that is stored with a dead letter, in characters. The column has this width.
 const MOST_ERROR: usize = 500;
-/// Dead letters that are counted; beyond them a count is a floor.
+/// Dead letters that are counted at most. A count that reaches this is a lower bound.
 const MOST_COUNTED: i64 = 100_000;
-/// Failures of one job among which the first with the same cause is looked for.
+/// Failures of one job that are searched at most for the first one with the same cause.
 const MOST_LIVES: u32 = 100;
-/// As [`MOST_COUNTED`], where the rows themselves have to be read.
+/// The limit of counts that read the rows themselves, as [`MOST_COUNTED`] is for counts in an index.
 const MOST_READ: i64 = 20_000;
-/// Hours of which it is told how many letters each saw.
+/// Hours for which a group has the number of its failures per hour.
 const HOURS: usize = 24;
-/// Ledger lines looked at in one page of the search for missing letters.
+/// Ledger rows that are read in one page of the search for missing dead letters.
 const PAGE: i64 = 2_000;
 
-/// A failed job, before something is made of it.
+/// A failed job as it is stored, the source of a replay.
 #[derive(Clone, Debug)]
 pub struct Original {
     /// The job.
@@ -49,35 +49,36 @@ pub struct Original {
     pub queue: Name,
     /// Its priority.
     pub priority: Priority,
-    /// Its attempts.
+    /// Its limit of attempts.
     pub max_attempts: u32,
     /// Its unique key.
     pub unique_key: Option<String>,
-    /// Its wishes.
+    /// Its options.
     pub options: JobOptions,
     /// Its payload.
     pub payload: Box<RawValue>,
 }
 
-/// How a new job is made of a failed one; an error text when that cannot be done any more.
+/// Makes the new job of a replay from the failed job. Returns an error text when the failed job cannot be accepted any
+/// more.
 pub type Remake = Arc<dyn Fn(&Original) -> Result<NewJob, String> + Send + Sync>;
 
-/// Why a dead letter stays as it is.
+/// The reason why a replay or a discard is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// There is no such job.
     Missing,
-    /// It has not failed; it is in this state.
+    /// The job has not failed; it is in this state.
     State(State),
-    /// It was replayed already, as this job.
+    /// The dead letter was replayed already, as this job.
     Replayed(JobId),
-    /// It was discarded.
+    /// The dead letter was discarded.
     Discarded,
     /// This unfinished job has its unique key.
     KeyTaken(JobId),
-    /// A new job cannot be made of it, for this reason.
+    /// A new job cannot be made from it, for this reason.
     Unfit(String),
-    /// This version of tickr cannot read it, for this reason.
+    /// This version of tickr cannot read the job, for this reason.
     Unreadable(String),
 }
 
@@ -100,18 +101,18 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// A job that is about to be known as failed.
+/// A new dead letter: a job that fails in this transaction.
 pub(super) struct Grave<'a> {
     pub(super) id: Uuid,
     pub(super) kind: &'a Name,
     pub(super) queue: &'a Name,
     pub(super) failed_at: Timestamp,
     pub(super) error: &'a str,
-    /// It may have failed before, and been retried.
+    /// True if the job was retried before, so that it may have failed before.
     pub(super) lived_before: bool,
 }
 
-/// What a row of `dead_letters` is to say.
+/// The columns of a row of `dead_letters` that record its status.
 struct Fate<'a> {
     standing: Standing,
     since: Timestamp,
@@ -120,7 +121,7 @@ struct Fate<'a> {
     reason: Option<&'a str>,
 }
 
-/// Write the letters of jobs that failed, sorted by id, in the transaction that ends them.
+/// Insert the dead letters of jobs that failed, in the transaction that ends the jobs. `graves` must be sorted by id.
 pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
     let open = |grave: &Grave<'_>| Fate {
         standing: Standing::Open,
@@ -138,8 +139,8 @@ pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Re
     Ok(())
 }
 
-/// Note of jobs that failed before, with the same cause, when that was first: a retry in vain is no new incident. Seldom, so
-/// that it costs other failures nothing.
+/// Store the time of the first failure with the same cause, for jobs that failed before: a retry that fails again is no
+/// new incident. This runs only for retried jobs, which are rare, so it costs other failures nothing.
 async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
     for grave in graves.iter().filter(|grave| grave.lived_before) {
         let ends = sqlx::query(
@@ -170,8 +171,8 @@ async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -
     Ok(())
 }
 
-/// Note of jobs that were made of failed ones, and failed with the same cause, when that was first: a replay in vain is no new
-/// incident either. One more read for a batch in which jobs failed.
+/// Store the time of the first failure with the same cause, for jobs that are replays: a replay that fails again is no
+/// new incident either. Costs one more read for each batch in which jobs failed.
 async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
     let ids: Vec<Uuid> = graves.iter().map(|grave| grave.id).collect();
     if ids.is_empty() {
@@ -180,7 +181,7 @@ async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<
     let sql = "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
     let mut original_of: BTreeMap<Uuid, Uuid> = BTreeMap::new();
     for row in in_list(sql, &ids, " AND options LIKE '%\"replay_of\"%'").fetch_all(&mut *conn).await? {
-        // Options that cannot be read are no reason to leave a failure unwritten.
+        // The failure is recorded even if the options of the job are unreadable.
         if let Some(original) = JobOptions::as_far_as_readable(row.try_get(1)?).replay_of {
             original_of.insert(row.try_get(0)?, original.uuid());
         }
@@ -209,7 +210,8 @@ async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<
 
 async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -> Result<(), sqlx::Error> {
     for group in groups(letters) {
-        // A row may be there: of a job that failed before, or that a binary without dead letters retried.
+        // A row may exist already: of a job that failed before, or of one that was retried by an old binary that knows
+        // no dead letters.
         let sql = format!(
             "INSERT INTO dead_letters (job_id, kind, queue, fingerprint, failed_at, error, standing, since, replayed_as, \
              actor, reason) VALUES {} ON DUPLICATE KEY UPDATE first_failed_at = IF(fingerprint = VALUES(fingerprint), \
@@ -239,19 +241,20 @@ async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -
     Ok(())
 }
 
-/// Forget the letter of a job that gets a new life. Behind the lock of the job.
+/// Delete the dead letter of a job that is retried. The caller holds the lock of the job.
 pub(super) async fn unbury(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
     sqlx::query("DELETE FROM dead_letters WHERE job_id = ?").bind(id).execute(conn).await.map(drop)
 }
 
-/// Was a new job made of this one? Behind the lock of the job.
+/// Return true if the job was replayed. The caller holds the lock of the job.
 pub(super) async fn was_replayed(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
     let standing: Option<String> =
         sqlx::query_scalar("SELECT standing FROM dead_letters WHERE job_id = ?").bind(id).fetch_optional(conn).await?;
     Ok(standing.as_deref() == Some(Standing::Replayed.as_str()))
 }
 
-/// A letter, if there is one: fingerprint, failed_at, standing, since, replayed_as, actor, reason, from column `at` on.
+/// Read the dead letter of a row, if there is one. Its columns start at `at`: fingerprint, failed_at, standing, since,
+/// replayed_as, actor, reason.
 pub(super) fn letter(row: &MySqlRow, at: usize) -> Result<Option<DeadLetter>, sqlx::Error> {
     let Some(fingerprint) = row.try_get::<Option<&[u8]>, _>(at)? else { return Ok(None) };
     Ok(Some(DeadLetter {
@@ -277,7 +280,7 @@ pub(super) fn in_list(sql: &str, ids: &[Uuid], tail: &str) -> super::search::Sql
     query
 }
 
-/// How a job failed, or why it is not to be touched.
+/// The failure of a job, as the tables have it.
 struct Failure {
     kind: Name,
     queue: Name,
@@ -288,12 +291,13 @@ struct Failure {
 impl Failure {
     fn grave(&self, id: Uuid) -> Grave<'_> {
         let Self { kind, queue, failed_at, error } = self;
-        // Its letter is there, and knows when it failed first.
+        // The dead letter exists already and has the time of its first failure.
         Grave { id, kind, queue, failed_at: *failed_at, error, lived_before: false }
     }
 }
 
-/// Lock these jobs, in order of their ids, and say which have failed and nobody has seen to.
+/// Lock these jobs in the order of their ids. Returns the failure of each failed job that was neither replayed nor
+/// discarded, and a refusal for each other job.
 async fn lock_failed(
     conn: &mut MySqlConnection,
     ids: &[Uuid],
@@ -329,7 +333,7 @@ async fn lock_failed(
     Ok(found)
 }
 
-/// These jobs; what of one cannot be read, if anything.
+/// Read these jobs. A job that cannot be read is returned with the reason.
 async fn originals(
     conn: &mut MySqlConnection,
     ids: &[Uuid],
@@ -364,7 +368,7 @@ async fn originals(
     in_list(sql, ids, " ORDER BY id").fetch_all(conn).await?.iter().map(original).collect()
 }
 
-/// Take the unique key of a new job. Says who has it, if somebody has.
+/// Take the unique key of a new job. Returns a refusal when another unfinished job has it.
 async fn take_key(conn: &mut MySqlConnection, job: &NewJob) -> Result<Option<Refusal>, sqlx::Error> {
     let Some(key) = &job.unique_key else { return Ok(None) };
     for _ in 0..2 {
@@ -385,18 +389,19 @@ async fn take_key(conn: &mut MySqlConnection, job: &NewJob) -> Result<Option<Ref
             .await;
         match inserted {
             Ok(_) => return Ok(None),
-            // Taken between the two statements: look again.
+            // Another transaction took the key between the two statements: look again.
             Err(e) if fault(&e) == Fault::Duplicate => {}
             Err(e) => return Err(e),
         }
     }
-    Err(super::error::again("a unique key comes and goes"))
+    Err(super::error::again("other transactions keep taking and releasing the unique key"))
 }
 
-/// What became of one job in a batch.
+/// The outcome for each job of a batch.
 pub(super) type Each<T> = Vec<(JobId, Result<T, Refusal>)>;
 
-/// Make new jobs of failed ones, and link both ways. Within the caller's transaction; `ids` are sorted.
+/// Insert a new job for each failed job, and store in both which one belongs to it. Runs in the caller's transaction.
+/// `ids` must be sorted.
 pub(super) async fn replay_all(
     conn: &mut MySqlConnection,
     ids: &[Uuid],
@@ -457,7 +462,7 @@ pub(super) async fn replay_all(
     Ok(each.into_iter().map(|(id, done)| (JobId::from_uuid(id), done)).collect())
 }
 
-/// Discard dead letters. Within the caller's transaction; `ids` are sorted.
+/// Discard dead letters. Runs in the caller's transaction. `ids` must be sorted.
 pub(super) async fn discard_all(
     conn: &mut MySqlConnection,
     ids: &[Uuid],
@@ -481,11 +486,11 @@ pub(super) async fn discard_all(
 }
 
 impl Store {
-    /// Make `job` of the failed job `id`, which stays failed and is marked as replayed. At most once for the key of
-    /// `once`; `word` words the receipt as the answer.
+    /// Insert `job` as the replay of the failed job `id`, which stays failed and is marked as replayed. This is done at
+    /// most once for the idempotency key of `once`; `word` makes the response from the receipt.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn replay(
         &self,
         id: JobId,
@@ -506,7 +511,7 @@ impl Store {
                 let each = replay_all(conn, &[id.uuid()], &remake, &act.actor, now).await?;
                 let done = each.into_iter().next().map_or(Err(Refusal::Missing), |(_, done)| done);
                 let done = match done {
-                    // Our own, whose commit was not answered.
+                    // This is the job of an earlier run of this call, whose commit got no answer.
                     Err(Refusal::Replayed(made)) if made == job.id && earlier == Earlier::MayHaveCommitted => {
                         receipts(conn, &[&job]).await?.pop().ok_or(Refusal::Replayed(made))
                     }
@@ -519,10 +524,11 @@ impl Store {
         .await
     }
 
-    /// Discard the failed job `id`. At most once for the key of `once`; `word` words the job as the answer.
+    /// Discard the dead letter of the failed job `id`. This is done at most once for the idempotency key of `once`;
+    /// `word` makes the response from the job.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn discard(
         &self,
         id: JobId,
@@ -555,11 +561,12 @@ impl Store {
         .await
     }
 
-    /// Look for failed jobs without a letter, in one page of the ledger from the newest job on: those that failed before
-    /// there were letters, or under a binary that writes none. How many were found, and where to go on.
+    /// Insert the dead letters that are missing, in one page of the ledger, from the newest job on. A failed job has
+    /// none if it failed before there were dead letters, or under an old binary that writes none. Returns the number of
+    /// inserted rows and the place where the next page begins.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn bury_missing(&self, before: Option<JobId>) -> Result<(usize, Option<JobId>), StoreError> {
         transact(&self.shared.pools.loops, "look for missing dead letters", move |conn, _| {
             Box::pin(async move { bury_missing(conn, before).await })
@@ -577,7 +584,7 @@ async fn conclude<T>(
     now: Timestamp,
 ) -> Result<Outcome<Result<T, Refusal>>, sqlx::Error> {
     let Some(answer) = answer else {
-        // Perhaps it was this very request, in an earlier call.
+        // An earlier call may have carried out this same request.
         let kept = match once {
             Some(once) => find(conn, once).await?.map(|kept| kept.meet(once, None)),
             None => None,
@@ -623,22 +630,22 @@ async fn bury_missing(
     Ok((buried, full.then_some(JobId::from_uuid(last))))
 }
 
-/// Failures that are the same failure.
+/// A group of open dead letters with the same cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadGroup {
-    /// Which.
+    /// The fingerprint that names the group.
     pub fingerprint: Fingerprint,
-    /// Their kind.
+    /// Kind of the jobs.
     pub kind: Name,
-    /// Open letters that were counted.
+    /// Number of open dead letters that were counted.
     pub open: u64,
-    /// There may be more.
+    /// True if there may be more than were counted.
     pub capped: bool,
-    /// The oldest failure among those counted.
+    /// The time of the first failure.
     pub first_seen: Timestamp,
-    /// The newest one.
+    /// The time of the last failure.
     pub last_seen: Timestamp,
-    /// How many of those counted failed in each of the last 24 hours, the oldest hour first; the last one ends now.
+    /// Number of counted failures in each of the last 24 hours, the oldest hour first. The last hour ends now.
     pub recent: [u64; HOURS],
     /// The newest job.
     pub sample: JobId,
@@ -646,25 +653,25 @@ pub struct DeadGroup {
     pub error: String,
 }
 
-/// Open letters of one kind.
+/// The open dead letters of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadCount {
     /// The kind.
     pub kind: Name,
-    /// How many, as far as they are counted.
+    /// Their number, up to the limit of the count.
     pub open: u64,
-    /// How long ago the oldest failed, in milliseconds, by the database's clock.
+    /// Age of the oldest failure in milliseconds, by the clock of the database.
     pub oldest_ms: i64,
 }
 
-/// All letters of one group, whatever became of them.
+/// All dead letters of one group, whatever their status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadGroupWhole {
-    /// How many of each standing, as far as they are counted.
+    /// Number of dead letters by status, up to the limit of the count.
     pub standings: BTreeMap<&'static str, u64>,
-    /// There may be more.
+    /// True if there may be more than were counted.
     pub capped: bool,
-    /// The oldest and the newest failure among those counted.
+    /// The times of the first and the last failure among the counted dead letters.
     pub seen: (Timestamp, Timestamp),
     /// The newest job.
     pub sample: JobId,
@@ -678,11 +685,12 @@ const OPEN_BY_AGE: &str = "FROM (SELECT fingerprint, kind, since, job_id FROM de
                            WHERE standing = 'open' ORDER BY since DESC LIMIT ?) d";
 
 impl Store {
-    /// Groups of open letters, the one that failed last first, behind `after` (when its last one failed, and which it
-    /// is). Counts the newest hundred thousand letters.
+    /// List groups of open dead letters, the group with the latest failure first. `after` is the end of the previous
+    /// page: the time of the last failure of a group, and its fingerprint. Counts only the newest 100,000 open dead
+    /// letters.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn dead_groups(
         &self,
         kind: Option<Name>,
@@ -696,10 +704,10 @@ impl Store {
         .await
     }
 
-    /// One group as a whole; nothing when there is no letter of it.
+    /// Read one group, or nothing when it has no dead letter.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn dead_group(&self, fingerprint: Fingerprint) -> Result<Option<DeadGroupWhole>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a group of dead letters", move |conn, _| {
             Box::pin(async move { dead_group(conn, fingerprint).await })
@@ -707,10 +715,10 @@ impl Store {
         .await
     }
 
-    /// The jobs of one standing that came to it last, the last one first.
+    /// List the jobs that changed to this status last, the latest first.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn latest_dead(&self, standing: Standing, limit: u32) -> Result<Vec<JobId>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the latest dead letters", move |conn, _| {
             Box::pin(async move {
@@ -724,10 +732,10 @@ impl Store {
         .await
     }
 
-    /// Open letters by kind, and how old the oldest is. Counts the oldest hundred thousand.
+    /// Count the open dead letters by kind, with the age of the oldest. Counts only the oldest 100,000.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn dead_counts(&self) -> Result<Vec<DeadCount>, StoreError> {
         on_pool(&self.shared.pools.loops, "count dead letters", |conn, _| {
             Box::pin(async move {
@@ -766,7 +774,8 @@ async fn dead_groups(
         .try_get(0)?;
     let of_kind = if kind.is_some() { "WHERE d.kind = ?" } else { "" };
     let behind = if after.is_some() { "HAVING MAX(h.last) < ? OR (MAX(h.last) = ? AND h.fingerprint < ?)" } else { "" };
-    // Letters are grouped by their hour first, in the one walk through them, and hours by their cause then.
+    // The inner query groups the dead letters by cause and hour, in a single scan. The outer query groups these hours
+    // by cause.
     let hours = (0..HOURS).rev().map(|hour| format!("CAST(SUM(IF(h.hour = {hour}, h.letters, 0)) AS SIGNED)"));
     let sql = format!(
         "SELECT h.fingerprint, h.kind, CAST(SUM(h.letters) AS SIGNED), MIN(h.first), MAX(h.last), MAX(h.newest), {} FROM \
@@ -815,7 +824,8 @@ async fn dead_groups(
     found.iter().map(dead_group).collect()
 }
 
-/// When the retried jobs of these groups first failed. The key has it for each group at hand.
+/// Read the time of the first failure of the retried jobs in these groups. The index `dead_letters_first` has it for
+/// each fingerprint.
 async fn first_failures(
     conn: &mut MySqlConnection,
     groups: &[MySqlRow],

@@ -1,4 +1,4 @@
-//! Owed jobs by their ids and by number: what the index is compared with. `line.rs` reads them in order.
+//! Lookups and counts of unfinished jobs, for the comparison with the index. `line.rs` reads the same jobs in order.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Priority, Timestamp};
 
-/// One waiting job, as the index needs to know it.
+/// One waiting job, with what the index has to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueJob {
     /// The job.
     pub id: JobId,
-    /// The line it waits in.
+    /// Its queue.
     pub queue: Name,
-    /// Urgency within the queue.
+    /// Its priority within the queue.
     pub priority: Priority,
-    /// When it is due.
+    /// The time when it is due.
     pub execute_at: Timestamp,
-    /// Its kind, which not every runner has.
+    /// Its kind. Not every runner executes every kind.
     pub kind: Name,
 }
 
 impl Store {
-    /// Which of these jobs still wait.
+    /// Return those of these jobs that still wait.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn still_waiting(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
         let waiting = "AND state IN ('waiting', 'retrying')";
         let select = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
-        self.ids_found("look at waiting jobs again", select, ids, waiting).await
+        self.ids_found("check which jobs still wait", select, ids, waiting).await
     }
 
-    /// The ids that a lookup by primary key finds, page by page.
+    /// Return the ids that a lookup by primary key finds, page by page.
     async fn ids_found(
         &self,
         attempted: &'static str,
@@ -69,31 +69,32 @@ impl Store {
     }
 }
 
-/// Most rows that [`Store::due_within`] counts.
+/// Rows that [`Store::due_within`] counts at most.
 const MOST_COUNTED: i64 = 50_000;
 
-/// What the store holds that the index should.
+/// The jobs in the store that the index should have.
 #[derive(Clone, Debug)]
 pub struct DueWithin {
-    /// The database's clock at the count.
+    /// The time of the database at the count.
     pub at: Timestamp,
-    /// Jobs that wait and are due.
+    /// Number of waiting jobs that are due.
     pub due: u32,
-    /// Jobs that wait and become due before the end.
+    /// Number of waiting jobs that become due before the end of the period.
     pub upcoming: u32,
-    /// Jobs that execute. Not in the index.
+    /// Number of executing jobs. They are not in the index.
     pub executing: u32,
-    /// There are more than were counted.
+    /// True if there are more jobs than were counted.
     pub more: bool,
     /// The queues that were counted: those that living runners serve.
     pub queues: BTreeSet<Name>,
 }
 
 impl Store {
-    /// Count what is owed and due before so long from now in the queues that living runners serve, up to a limit.
+    /// Count the unfinished jobs that are due now or within `ahead`, in the queues that living runners serve. Counts at
+    /// most 50,000 rows.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn due_within(&self, ahead: Duration) -> Result<DueWithin, StoreError> {
         let micros = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
         on_pool(&self.shared.pools.reads, "count what is due", move |conn, _| {
@@ -134,21 +135,21 @@ impl Store {
         .await
     }
 
-    /// Which of these ids are jobs, whatever became of them.
+    /// Return those of these ids that are jobs, in whatever state.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn known(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
-        self.ids_found("look for jobs", "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").await
+        self.ids_found("look up jobs", "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").await
     }
 
-    /// Those of these jobs that wait, as they stand now.
+    /// Return those of these jobs that wait, with their current values.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn due_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, DueJob>, StoreError> {
         let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
-        on_pool(&self.shared.pools.loops, "look at due jobs again", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read due jobs again", move |conn, _| {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
                 let mut due = HashMap::new();
@@ -176,7 +177,7 @@ impl Store {
     }
 }
 
-/// The first five columns of a row: id, queue, priority, execute_at, kind.
+/// Read a job from the first five columns of a row: id, queue, priority, execute_at, kind.
 pub(super) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
     let name = |at, what| row.try_get::<&str, _>(at)?.parse().map_err(|_| corrupt(what));
     Ok(DueJob {

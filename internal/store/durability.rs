@@ -1,40 +1,40 @@
-//! Does the server's own set-up make a commit durable (G1)?
+//! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::link::{FIRST_WORDS, on_pool, within};
 use super::{Store, StoreError};
 
-/// What the server's settings promise for an acknowledged commit.
+/// The durability of an acknowledged commit, according to the server's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Durability {
-    /// Survives a crash of the machine?
+    /// True if a commit survives a crash of the machine.
     pub durable: bool,
-    /// If not: which settings are to blame.
+    /// The settings that make commits less durable. Empty when `durable` is true.
     pub weaknesses: Vec<String>,
     /// The server's version, for the log.
     pub server: String,
 }
 
 impl Store {
-    /// Read the settings that decide whether a commit survives a power cut.
+    /// Read the settings that decide if a commit survives a power failure.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn durability(&self) -> Result<Durability, StoreError> {
         on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
     }
 
-    /// As [`durability`](Self::durability), and try a write: a server that was demoted to a replica, or lost its quorum, still
-    /// answers every question. Both in one turn on one connection.
+    /// Read the settings as [`durability`](Self::durability) does, and try a write. A server that was demoted to a
+    /// replica or has lost its quorum still answers every read. Both use one connection, one after the other.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or takes no writes.
+    /// [`StoreError`] when MySQL cannot be reached or accepts no writes.
     pub async fn writable(&self) -> Result<Durability, StoreError> {
         on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
             Box::pin(async move {
                 let durability = settings(&mut *conn).await?;
-                // A write that changes nothing is refused all the same.
+                // The server refuses this write in the same way, although it changes no row.
                 sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await?;
                 Ok(durability)
             })
@@ -57,7 +57,7 @@ async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error>
         if flush != 1 {
             weaknesses.push(format!("innodb_flush_log_at_trx_commit is {flush}, not 1"));
         }
-        // Without a binary log there is nothing that its sync setting could weaken.
+        // Without a binary log, its sync setting has no effect.
         if log_bin != 0 && sync_binlog != 1 {
             weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
         }
@@ -66,14 +66,15 @@ async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error>
     .await
 }
 
-/// Settings of the server that a start has to know.
+/// Settings of the server that tickr has to know before it starts.
 pub(super) struct Variables {
     log_bin: bool,
     statement_format: bool,
     prepared_statements: Option<usize>,
 }
 
-/// Read them. By SHOW, because newer servers may not have each of them any more.
+/// Read these settings. SHOW VARIABLES simply leaves out a variable that the server does not have; a SELECT of it would
+/// fail.
 pub(super) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, sqlx::Error> {
     let names = "'log_bin', 'binlog_format', 'max_prepared_stmt_count'";
     let found = sqlx::raw_sql(AssertSqlSafe(format!("SHOW VARIABLES WHERE Variable_name IN ({names})")));
@@ -83,7 +84,7 @@ pub(super) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, s
         match name.as_str() {
             "log_bin" => variables.log_bin = value.eq_ignore_ascii_case("ON"),
             "binlog_format" => variables.statement_format = value.eq_ignore_ascii_case("STATEMENT"),
-            // Servers without a limit may say -1.
+            // A server without a limit may report -1.
             _ => variables.prepared_statements = value.parse().ok(),
         }
     }
@@ -91,16 +92,17 @@ pub(super) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, s
 }
 
 impl Variables {
-    /// Why the server would refuse every write of a READ COMMITTED session (its error 1665), if it would.
+    /// Return the reason why the server would refuse every write of a READ COMMITTED session (its error 1665), or
+    /// nothing if it accepts them.
     pub(super) fn refuses_writes(&self) -> Option<String> {
         (self.log_bin && self.statement_format).then(|| {
-            "the server's binlog_format is STATEMENT, with which it refuses every write of tickr's READ COMMITTED sessions; \
+            "the server's binlog_format is STATEMENT, so it refuses every write of tickr's READ COMMITTED sessions; \
              set binlog_format=ROW"
                 .to_owned()
         })
     }
 
-    /// How many prepared statements the server has room for, if it has a limit.
+    /// The greatest number of prepared statements on the server, if it has a limit.
     pub(super) const fn prepared_statements(&self) -> Option<usize> {
         self.prepared_statements
     }

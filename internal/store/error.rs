@@ -1,4 +1,4 @@
-//! What can go wrong between tickr and MySQL, sorted by what a caller can do about it.
+//! Errors between tickr and MySQL, sorted by what a caller can do about them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,73 +6,75 @@ use std::time::{Duration, Instant};
 
 use sqlx::mysql::MySqlDatabaseError;
 
-/// A failed call to the store. Texts name what was attempted and the server's own short reason; they may be logged but
-/// never reach an HTTP answer.
+/// A failed call to the store. The texts name what was attempted and the short reason of the server. They may be
+/// logged, but they are never part of an HTTP response.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
-    /// MySQL cannot be reached or cannot write now. Nothing is known to be written; trying again later is right.
+    /// MySQL cannot be reached or cannot write now. A write may or may not have been committed. The caller can try
+    /// again later.
     #[error("{attempted}: mysql is unavailable: {cause}")]
     Unavailable {
-        /// What was attempted.
+        /// The action that was attempted.
         attempted: &'static str,
-        /// The last reason seen.
+        /// The last error that was seen.
         cause: String,
     },
-    /// More calls are in flight than the store takes; try again later.
+    /// Too many calls are in flight. The caller can try again later.
     #[error("{attempted}: too many calls in flight")]
     Overloaded {
-        /// What was attempted.
+        /// The action that was attempted.
         attempted: &'static str,
     },
-    /// MySQL refused, and would refuse again until an operator mends it: a defect in tickr, in the schema, in the account's
-    /// privileges or in the server's set-up.
+    /// MySQL refused the statement, and will refuse it until an operator corrects the cause: a defect in tickr, the
+    /// schema, the privileges of the account or the set-up of the server.
     #[error("{attempted}: {cause}")]
     Refused {
-        /// What was attempted.
+        /// The action that was attempted.
         attempted: &'static str,
-        /// The server's reason.
+        /// The reason of the server.
         cause: String,
     },
-    /// MySQL does not take what this row says, and never will: a value that does not fit, or a key that another row has.
+    /// MySQL will never accept this row: a value does not fit, or another row has its unique value.
     #[error("{attempted}: {cause}")]
     Unfit {
-        /// What was attempted.
+        /// The action that was attempted.
         attempted: &'static str,
-        /// The server's reason.
+        /// The reason of the server.
         cause: String,
     },
-    /// A row says something that no version of tickr writes.
+    /// A row contains a value that no version of tickr writes.
     #[error("{attempted}: unreadable row: {cause}")]
     Corrupt {
-        /// What was attempted.
+        /// The action that was attempted.
         attempted: &'static str,
-        /// What could not be read.
+        /// The unreadable value.
         cause: String,
     },
 }
 
-/// What MySQL says of a statement for tables of another version.
+/// The server's errors for a statement that was written for tables of another version.
 const NO_SUCH_TABLE: u16 = 1146;
 const NO_SUCH_COLUMN: u16 = 1054;
 
-/// What a failed statement asks of us.
+/// The reaction to a failed statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Deadlock, lock wait, snapshot conflict: roll back and run the whole closure again.
+    /// A deadlock, a lock wait or a snapshot conflict: roll back and run the whole closure again.
     Again,
-    /// The connection or the server is gone or cannot write: take a new connection, then run the closure again.
+    /// The connection or the server is gone or cannot write: open a new connection, then run the closure again.
     Reconnect,
-    /// A unique key is taken (1062). Expected in some places, a defect elsewhere.
+    /// A unique value is taken (1062). Some callers expect this; for the others it is a defect.
     Duplicate,
-    /// The statement is wrong for this schema, or the account may not run it. It can help to run it again only after an
-    /// operator has mended that.
+    /// The statement is wrong for this schema, or the account may not run it. Another run only helps after an operator
+    /// has corrected the cause.
     Refused,
-    /// The row itself is wrong: running it again cannot help.
+    /// The row itself is wrong: another run cannot help.
     Unfit,
 }
 
-/// Sort a driver error by what to do about it. An error that tickr does not know is an outage: servers, proxies and clusters
-/// have many ways to say that they cannot write now, and an outage costs patience where a wrong "never" costs a result.
+/// Classify a driver error. An unknown error counts as an outage, because servers, proxies and clusters have many ways
+/// to say that they cannot write now. An error that is wrongly taken for an outage costs only time, and one that is
+/// wrongly taken for permanent loses a result.
 pub(super) fn fault(error: &sqlx::Error) -> Fault {
     match error {
         sqlx::Error::Database(_) => match number(error) {
@@ -93,19 +95,19 @@ pub(super) fn fault(error: &sqlx::Error) -> Fault {
     }
 }
 
-/// The number of the server's error.
+/// Return the number of the server's error.
 pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
     error.as_database_error().and_then(|db| db.try_downcast_ref::<MySqlDatabaseError>()).map(MySqlDatabaseError::number)
 }
 
 fn fault_of(number: u16) -> Fault {
     match number {
-        // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6), lock table full, statement
-        // must be prepared again, statement timeouts, rolled back by the cluster.
+        // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6), lock table full,
+        // statement must be prepared again, statement timeouts, rollback by the cluster.
         1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 1969 | 3024 | 3101 => Fault::Again,
         1062 => Fault::Duplicate,
-        // A value that is too long, out of range, of another type, not UTF-8 or null; a CHECK; a foreign key; a row or a
-        // packet that is too large for the server.
+        // A value that is too long, out of range, of a wrong type, not UTF-8 or null; a CHECK; a foreign key; a row or
+        // a packet that is too large for the server.
         1406
         | 1264
         | 1265
@@ -127,8 +129,8 @@ fn fault_of(number: u16) -> Fault {
         | 1451
         | 1452
         | 3140..=3146 => Fault::Unfit,
-        // Syntax, tables and columns that are not there, privileges, variables and functions that the server does not know,
-        // a binary log whose format forbids every write.
+        // Wrong syntax, missing tables and columns, missing privileges, variables and functions that the server does
+        // not know, and a binary log format that forbids every write.
         1064 | 1065 | 1146 | 1051 | 1052 | 1054 | 1055 | 1072 | 1109 | 1136 | 1142 | 1143 | 1227 | 1370 | 1193
         | 1231 | 1210 | 1222 | 1235 | 1295 | 1305 | 1390 | 1419 | 1665 | 1046 | 1175 | 1176 | 1267 | 1288 | 1060
         | 1061 | 1050 | 1091 => Fault::Refused,
@@ -136,9 +138,9 @@ fn fault_of(number: u16) -> Fault {
     }
 }
 
-/// Outages that servers are known for: too many connections, shutting down, connection killed, Galera without quorum,
-/// read-only servers, query interrupted, gone away, lost, disconnected by the server, packets torn, and the server's own disk
-/// full or failing.
+/// Outages that servers are known for: too many connections, shutdown, killed connection, Galera without quorum,
+/// read-only server, interrupted query, server gone away, lost connection, disconnected by the server, broken packets,
+/// and a full or failing disk of the server.
 fn is_known_outage(number: u16) -> bool {
     matches!(
         number,
@@ -162,8 +164,9 @@ fn is_known_outage(number: u16) -> bool {
     )
 }
 
-/// Has the server rolled back for certain, even if it said so in answer to a COMMIT? A deadlock, a lost certification and a lock
-/// that was not had leave nothing written; about everything else a later run has to look.
+/// Return true if the server has certainly rolled the transaction back, even when the error is the answer to a COMMIT.
+/// A deadlock, a failed certification and a lock that was not granted write nothing. After any other error, a later run
+/// has to check what was written.
 pub(super) fn certainly_rolled_back(error: &sqlx::Error) -> bool {
     match number(error) {
         Some(number) => matches!(number, 1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 3024 | 3101),
@@ -171,25 +174,26 @@ pub(super) fn certainly_rolled_back(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Has the server answered with an error that is neither an ordinary outage nor a reason to try again?
+/// Return true if the server answered with an error that is neither an ordinary outage nor a reason to retry.
 pub(super) fn is_unusual(error: &sqlx::Error) -> bool {
     number(error).is_some_and(|number| !is_known_outage(number) && fault_of(number) != Fault::Again)
 }
 
-/// Has the server no room for another prepared statement?
+/// Return true if the server has no room for another prepared statement.
 pub(super) fn is_out_of_statements(error: &sqlx::Error) -> bool {
     number(error) == Some(1461)
 }
 
-/// Would the first connection of a process fail again in the same way, because of what its URL says? A running process waits
-/// for such an error to end (a password that is being changed); a start says it at once.
+/// Return true if the first connection of a process would fail in the same way again, because of its URL. A running
+/// process waits for the end of such an error (a password that is being changed); a process that starts reports it at
+/// once.
 pub(super) fn is_wrong_address(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1045 | 1049 | 1130 | 1698 | 1251))
 }
 
-/// Say an outage that is not an ordinary one loudly, and each kind of it once a minute at most.
+/// Log an outage of an unusual kind as an error, each kind at most once a minute.
 pub(super) fn tell_outage(attempted: &'static str, error: &sqlx::Error) {
-    /// More kinds than this are not told apart.
+    /// Kinds that are logged in one minute at most.
     const MOST_KINDS: usize = 64;
     static TOLD: Mutex<BTreeMap<u16, Instant>> = Mutex::new(BTreeMap::new());
     let Some(number) = number(error).filter(|number| !is_known_outage(*number)) else { return };
@@ -201,15 +205,15 @@ pub(super) fn tell_outage(attempted: &'static str, error: &sqlx::Error) {
         }
         told.insert(number, Instant::now());
     }
-    tracing::error!(attempted, number, %error, "mysql cannot be used; tickr goes on trying");
+    tracing::error!(attempted, number, %error, "mysql cannot be used; tickr keeps trying");
 }
 
-/// Did a statement wait for a row lock until its time was over?
+/// Return true if a statement waited for a row lock until its timeout.
 pub(super) fn waited_for_lock(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
 
-/// What a closure read at its beginning has changed: roll back and run the whole closure again.
+/// The error of a closure whose first reads are out of date: roll back and run the whole closure again.
 pub(super) fn again(what: &'static str) -> sqlx::Error {
     sqlx::Error::AnyDriverError(Box::new(MovedOn(what)))
 }
@@ -219,11 +223,11 @@ pub(super) fn again(what: &'static str) -> sqlx::Error {
 struct MovedOn(&'static str);
 
 impl StoreError {
-    /// The error for a caller, of a driver error that will not be retried any more.
+    /// Make the caller's error from a driver error that will not be retried any more.
     pub(super) fn from_driver(attempted: &'static str, error: &sqlx::Error) -> Self {
         let mut cause = error.to_string();
         if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) {
-            cause.push_str("; these are not the tables of this version: run `tickr migrate` or start `tickr serve`, which does it as well");
+            cause.push_str("; the tables do not match this version of tickr: run `tickr migrate`, or start `tickr serve`, which migrates as well");
         }
         match (fault(error), error) {
             (Fault::Again | Fault::Reconnect, _) => Self::Unavailable { attempted, cause },
@@ -235,7 +239,7 @@ impl StoreError {
         }
     }
 
-    /// May the same call succeed later without anybody changing anything?
+    /// Return true if the same call may succeed later without any change by an operator.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
         match self {
@@ -244,14 +248,16 @@ impl StoreError {
         }
     }
 
-    /// Is it about this very row, so that the same write fails for ever and its neighbours' writes do not?
+    /// Return true if the error is about this row alone: the same write fails every time, and writes of other rows do
+    /// not.
     #[must_use]
     pub const fn is_about_the_row(&self) -> bool {
         matches!(self, Self::Unfit { .. } | Self::Corrupt { .. })
     }
 }
 
-/// A value in a row that no version of tickr writes, as a driver error, so that it travels the usual way.
+/// Report a value that no version of tickr writes as a driver error, so that it takes the same way as the other errors
+/// of a statement.
 pub(super) fn corrupt(what: impl Into<String>) -> sqlx::Error {
     sqlx::Error::Decode(what.into().into())
 }

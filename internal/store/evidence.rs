@@ -1,8 +1,9 @@
-//! What the tables say, for a checker: every job with what is owed of it and what was done about it, page by page.
+//! The contents of the tables, for `tickr verify`: every job with its row in `owed` and its rows in the ledger, page by
+//! page.
 //!
-//! Each page is a snapshot of its own, so none is older than the reading of one page, however large the tables are: the
-//! server keeps no old rows for the checker, and an `ALTER TABLE` waits for it no longer than that. What a check needs
-//! beyond one page is read in single statements, each of which sees one moment.
+//! Each page is a snapshot of its own, and no snapshot lasts longer than the reading of one page, however large the
+//! tables are. So the server keeps no old row versions for the checker, and an `ALTER TABLE` does not wait longer than
+//! that. Checks that need more than one page use single statements, each of which sees one moment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,16 +21,16 @@ use crate::job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of
 
 /// Jobs in one page.
 const PAGE: u32 = 2_000;
-/// How long one page may take. A server that needs longer is not to be burdened.
+/// Time limit of one page. The check gives up on a server that needs longer, so as not to burden it.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
-/// Rows that cannot be read, of which it is said what is wrong.
+/// Unreadable rows that are listed with their errors.
 const MOST_UNREADABLE: usize = 20;
-/// Clocks of hosts, which make the ids of the audit, may be off by so much.
+/// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
-/// Longer than a transaction that retries jobs takes, with its waits for locks.
+/// An upper bound for the duration of a transaction that retries jobs, including its waits for locks.
 const LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
-/// The tables, page by page, on a connection of its own.
+/// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
     conn: MySqlConnection,
     at: Timestamp,
@@ -39,16 +40,16 @@ pub struct Evidence {
     examples: Vec<String>,
 }
 
-/// The next jobs, all at one moment.
+/// The next jobs, all read at one moment.
 #[derive(Clone, Debug)]
 pub struct EvidencePage {
-    /// The database's clock at the snapshot.
+    /// The time of the database at the snapshot.
     pub at: Timestamp,
-    /// The longest lease among runners that lived then; nothing when none did.
+    /// The longest lease of the runners that were alive then, in milliseconds. Absent when none was.
     pub longest_lease_ms: Option<u32>,
-    /// The jobs, in order of their ids.
+    /// The jobs, in the order of their ids.
     pub jobs: Vec<JobEvidence>,
-    /// The last id that was looked at.
+    /// The last id that this page covers.
     pub until: JobId,
 }
 
@@ -58,35 +59,35 @@ impl std::fmt::Debug for Evidence {
     }
 }
 
-/// Everything the tables say about one job.
+/// All data of one job in the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobEvidence {
     /// The job.
     pub id: JobId,
-    /// What was asked; absent when other tables speak of a job that is not there.
+    /// Its row in `jobs`. Absent when other tables have rows for a job that does not exist.
     pub asked: Option<Asked>,
-    /// What is owed; absent when the job has ended.
+    /// Its row in `owed`. Absent when the job has ended.
     pub owed: Option<OwedNow>,
-    /// What was done, in order of the line's number.
+    /// Its rows in the ledger, in the order of their numbers.
     pub lines: Vec<LedgerLine>,
-    /// Has it a row in `dead_letters`?
+    /// True if it has a row in `dead_letters`.
     pub letter: bool,
 }
 
-/// A row of `jobs`, as far as it can be contradicted.
+/// A row of `jobs`: the columns that other tables could contradict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Its kind.
     pub kind: Name,
     /// Its queue.
     pub queue: Name,
-    /// Attempts that may be burned.
+    /// Number of attempts that may be used.
     pub max_attempts: u32,
-    /// Has it a unique key?
+    /// True if it has a unique key.
     pub keyed: bool,
-    /// Whom it was accepted with.
+    /// The batch of jobs with which it was accepted, if there is one.
     pub batch: Option<BatchPlace>,
-    /// When it was accepted.
+    /// The time when it was accepted.
     pub created_at: Timestamp,
 }
 
@@ -95,19 +96,20 @@ pub struct Asked {
 pub struct OwedNow {
     /// Copy of the job's kind.
     pub kind: Name,
-    /// Copy of the job's limit.
+    /// Copy of the job's limit of attempts.
     pub max_attempts: u32,
-    /// Does it say that it holds a row in `unique_keys`?
+    /// True if the row says that the job holds a row in `unique_keys`.
     pub keyed: bool,
-    /// Does it hold the row of its key, if it says so?
+    /// True if the job holds that row, or does not say that it does.
     pub key_held: bool,
-    /// Where it is in its life.
+    /// State of the job.
     pub state: State,
-    /// When it is due.
+    /// The time when it is due.
     pub execute_at: Timestamp,
-    /// Executions begun.
+    /// Number of executions that were started.
     pub attempt: u32,
-    /// Is there a runner, a token, a start and a lease (all of them, or none)?
+    /// True if the row has a runner, a token, a start and a lease; false if it has none of them. Absent if it has only
+    /// some.
     pub leased: Option<bool>,
     /// Start of the open attempt.
     pub started_at: Timestamp,
@@ -115,39 +117,40 @@ pub struct OwedNow {
     pub lease_until: Timestamp,
 }
 
-/// A line of the ledger.
+/// A row of the ledger (table `attempts`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerLine {
-    /// Its number.
+    /// Number of the execution.
     pub number: u32,
-    /// Attempts burned up to it.
+    /// Number of attempts used up to this row.
     pub burned: u32,
-    /// Did a runner execute it, or does it only close the job?
+    /// True if a runner executed it. False for a row that only ends the job.
     pub executed: bool,
-    /// When the attempt was due.
+    /// The time when the attempt was due.
     pub execute_at: Timestamp,
-    /// When it was claimed.
+    /// The time of its claim.
     pub started_at: Timestamp,
-    /// When it was settled.
+    /// The time of its settlement.
     pub finished_at: Timestamp,
-    /// What it came to.
+    /// Verdict of the attempt.
     pub verdict: Verdict,
-    /// The end state in which it left the job, if it ended it.
+    /// The end state of the job, if this row ended it.
     pub end: Option<State>,
-    /// When the cancel that it saw was asked for.
+    /// The time of the cancel request that the settlement found, if there was one.
     pub cancel_requested_at: Option<Timestamp>,
 }
 
-/// How many jobs ended, ever, as they were counted when they ended.
+/// Number of all jobs that ever ended, as they were counted at their end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tallies {
     by_queue: BTreeMap<TallyKey, i64>,
-    /// Those of queues that rested for longer than jobs are kept, by kind and state.
+    /// Counts of queues that did not change for longer than jobs are kept, by kind and state.
     elsewhere: BTreeMap<(Name, State), i64>,
 }
 
 impl Tallies {
-    /// How many were counted. Those of old queues could have been of this one.
+    /// Return the count for this queue, kind and state. The counts of old queues are added, because they may include
+    /// this queue.
     #[must_use]
     pub fn of(&self, key: &TallyKey) -> i64 {
         let elsewhere = self.elsewhere.get(&(key.kind.clone(), key.state)).copied().unwrap_or(0);
@@ -155,7 +158,7 @@ impl Tallies {
     }
 }
 
-/// A tally, summed over its lanes.
+/// A queue, kind and end state. A tally is the sum over all values of the column `lane`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TallyKey {
     /// The queue.
@@ -167,10 +170,10 @@ pub struct TallyKey {
 }
 
 impl Store {
-    /// Begin to read the tables, from jobs made at `since` on.
+    /// Begin to read the tables, with the jobs that were made at `since` or later.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn evidence(&self, since: Option<Timestamp>) -> Result<Evidence, StoreError> {
         let opened = async {
             let mut conn = link::open(&self.shared.options).await?;
@@ -178,38 +181,38 @@ impl Store {
             Ok::<_, sqlx::Error>((conn, at))
         };
         let (conn, at) = opened.await.map_err(|e| StoreError::from_driver("read the tables", &e))?;
-        // Before the first id that is wanted.
+        // The id before the first one that is wanted.
         let after = since.map_or(Uuid::nil(), |since| Uuid::from_u128(first_id_of(since).as_u128().saturating_sub(1)));
         Ok(Evidence { conn, at, after, done: false, unreadable: 0, examples: Vec::new() })
     }
 }
 
-/// A walk through a table in the order of its key: rows are looked at a page at a time.
+/// The progress of a walk through a table in the order of its primary key, page by page.
 #[derive(Clone, Debug)]
 pub enum Walk<Place> {
-    /// Go on behind this row.
+    /// The walk continues behind this row.
     From(Place),
-    /// All of it was looked at.
+    /// All rows were read.
     Over,
 }
 
-/// A place in the ledger of ticks.
+/// A position in the ledger of ticks: schedule, due time and number.
 pub type TickPlace = (String, Timestamp, u32);
 
 impl Evidence {
-    /// The database's clock when the reading began.
+    /// The time of the database when the reading began.
     #[must_use]
     pub const fn at(&self) -> Timestamp {
         self.at
     }
 
-    /// Jobs up to this id are not looked at, because they were made before `since`.
+    /// The last id before the range that is read: jobs up to it were made before `since`.
     #[must_use]
     pub const fn begins_behind(&self) -> JobId {
         JobId::from_uuid(self.after)
     }
 
-    /// How many rows could not be read, and what was wrong with some of them.
+    /// Number of rows that could not be read, and the errors of the first of them.
     #[must_use]
     pub fn unreadable(&self) -> (u64, &[String]) {
         (self.unreadable, &self.examples)
@@ -222,11 +225,11 @@ impl Evidence {
         }
     }
 
-    /// The next jobs in order of their ids; nothing when all have been read. Jobs of which a row cannot be read are left
-    /// out, and counted.
+    /// Read the next jobs in the order of their ids; nothing when all have been read. A job with an unreadable row is
+    /// left out, and the row is counted.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn next_page(&mut self) -> Result<Option<EvidencePage>, StoreError> {
         if self.done {
             return Ok(None);
@@ -258,7 +261,7 @@ impl Evidence {
         .bind(PAGE)
         .fetch_all(&mut self.conn)
         .await?;
-        // What the other tables say beyond the last job belongs to no job, and to the last page.
+        // Rows of other tables behind the last job belong to no job. They are part of the last page.
         let until: Uuid = match asked.last() {
             Some(last) if asked.len() == PAGE as usize => last.try_get(0)?,
             _ => {
@@ -313,7 +316,7 @@ impl Evidence {
         Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
     }
 
-    /// Write down what a row says; or that it cannot be read, and nothing is known of its job.
+    /// Store the data of a row with its job. If the row is unreadable, count it and leave its job out.
     fn note<T>(
         &mut self,
         jobs: &mut Jobs,
@@ -333,10 +336,11 @@ impl Evidence {
         Ok(())
     }
 
-    /// One page of unique keys behind `after`: those that are held for a job which is not owed, or is not theirs.
+    /// Check one page of unique keys behind `after`. Returns the jobs that hold a unique key although they have ended,
+    /// or although their own unique key is another one.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn stray_keys(
         &mut self,
         after: (String, Vec<u8>),
@@ -371,11 +375,11 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare unique keys", &e))
     }
 
-    /// One page of the ledger of ticks behind `after`: those recorded at `since` or later that say that they made a job
-    /// which is not there and was not removed.
+    /// Check one page of the ledger of ticks behind `after`. Returns the ticks that were recorded at `since` or later,
+    /// name a job that does not exist, and do not say that it was removed.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn ticks_without_jobs(
         &mut self,
         since: Timestamp,
@@ -416,11 +420,11 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))
     }
 
-    /// One page of replayed jobs behind `after`: those whose new job does not say that it was made of them. One that was
-    /// purged says nothing.
+    /// Check one page of replayed jobs behind `after`. Returns those whose new job does not name them as its original.
+    /// A new job that was purged is not an error.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn stray_replays(&mut self, after: JobId) -> Result<(Vec<JobId>, Walk<JobId>), StoreError> {
         let read = async {
             let found = sqlx::query(
@@ -448,12 +452,11 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare replays", &e))
     }
 
-    /// How many jobs of a batch there are, between the first one and the last that was seen, and how many were removed
-    /// after they had ended. One statement: a batch that was accepted while pages were read, or loses a job now, is seen
-    /// as a whole.
+    /// Count the jobs of a batch, from its first to the last that was seen, and those that were removed after their
+    /// end. A single statement, because the batch may be accepted or lose a job while pages are read.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn batch_now(&mut self, first: JobId, last: JobId) -> Result<(u64, u64), StoreError> {
         let read = async {
             let row = sqlx::query(
@@ -471,11 +474,12 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count a batch", &e))
     }
 
-    /// How many jobs that had ended may have been given a new life since the reading began. Each took an end out of the
-    /// tallies. A retry says when its transaction began, and is seen when that ends, so some from before count as well.
+    /// Count the ended jobs that may have been retried since the reading began. Each of them was subtracted from the
+    /// tallies. A retry has the time when its transaction began and becomes visible when the transaction ends, so some
+    /// retries from before are counted as well.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn retries_meanwhile(&mut self) -> Result<i64, StoreError> {
         let read = sqlx::query_scalar(
             "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
@@ -486,10 +490,10 @@ impl Evidence {
         link::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count retries", &e))
     }
 
-    /// How many jobs ended, ever, as they were counted when they ended.
+    /// Read the number of all jobs that ever ended, as they were counted at their end.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn tallies(&mut self) -> Result<Tallies, StoreError> {
         let read = async {
             let found = sqlx::query(

@@ -1,4 +1,4 @@
-//! What stands between a job and its start, as far as the tables know.
+//! The position of an unfinished job: what stands between it and its start, according to the tables.
 
 use sqlx::Row;
 
@@ -6,31 +6,32 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{JobId, Timestamp};
 
-/// Jobs of a queue that are looked at, at most.
+/// Jobs that are counted at most.
 const MOST_AHEAD: i64 = 10_000;
 
-/// What the row of an unfinished job tells beside the job itself.
+/// The position and the lease of an unfinished job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The database's clock at the reading.
+    /// The time of the database at the reading.
     pub at: Timestamp,
-    /// Runners that died under it, one after the other.
+    /// Number of runners in a row that died while they executed the job.
     pub losses: u32,
-    /// Until when its attempt is its runner's, if it runs.
+    /// End of the lease, if the job is executing.
     pub lease_until: Option<Timestamp>,
-    /// Jobs of its queue, as urgent or more urgent, that wait and were due before it; up to a bound.
+    /// Number of waiting jobs of the same queue, with the same or a more urgent priority, that were due earlier.
+    /// Counted up to a limit.
     pub ahead: u32,
-    /// There are more than were counted.
+    /// True if there are more than were counted.
     pub more_ahead: bool,
 }
 
 impl Store {
-    /// How an unfinished job stands; nothing when it has ended or never was.
+    /// Read the position of an unfinished job; nothing when the job has ended or does not exist.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn standing(&self, id: JobId) -> Result<Option<Standing>, StoreError> {
-        on_pool(&self.shared.pools.reads, "look at a job's place", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read the position of a job", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
                     "SELECT UTC_TIMESTAMP(6), losses, lease_until, state = 'executing', queue, execute_at, priority \
@@ -43,7 +44,7 @@ impl Store {
                 let executing: bool = row.try_get(3)?;
                 let (queue, execute_at, priority): (String, Timestamp, u8) =
                     (row.try_get(4)?, row.try_get(5)?, row.try_get(6)?);
-                // Its own line first, then the more urgent ones; how much is read is bounded for all of them together.
+                // The lane of the job first, then the more urgent ones. The limit holds for all of them together.
                 let (mut ahead, mut left) = (0_i64, MOST_AHEAD);
                 for priority in (0..=priority).rev() {
                     let counts = sqlx::query(

@@ -1,4 +1,4 @@
-//! What is to come: jobs that wait for their time, and the schedules that will make more.
+//! The forecast: jobs that wait for their due time, and the schedules that will enqueue more.
 
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
@@ -10,40 +10,40 @@ use super::shape::statement;
 use super::{Store, StoreError};
 use crate::job::{Cadence, Timestamp};
 
-/// Jobs due in one hour that are counted at most.
+/// Jobs that are counted in one hour at most.
 const MOST_IN_AN_HOUR: i64 = 50_000;
-/// Queues whose jobs are counted beside those that runners serve, the first by name.
+/// Queues that are counted at most beside those that runners serve, in the order of their names.
 const MOST_QUEUES: usize = 200;
-/// Schedules of a forecast, those that tick first.
+/// Schedules in a forecast at most: those that tick first.
 const MOST_SCHEDULES: usize = 2_000;
 
-/// Jobs that become due within an hour.
+/// The jobs that become due within one hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HourDue {
     /// The beginning of the hour.
     pub from: Timestamp,
-    /// How many become due in it.
+    /// Number of jobs that become due in it.
     pub jobs: u32,
-    /// There are more than were counted.
+    /// True if there are more than were counted.
     pub more: bool,
 }
 
-/// Schedules that will tick.
+/// The schedules that will tick.
 #[derive(Debug, Default)]
 pub struct Ahead {
-    /// When each ticks, and its first tick that nobody has seen to.
+    /// The cadence of each schedule, and the time of its first tick that is not yet processed.
     pub cadences: Vec<(Cadence, Timestamp)>,
-    /// Those that this binary cannot understand.
+    /// Number of schedules that this binary cannot read.
     pub unreadable: u32,
-    /// There are more schedules than these.
+    /// True if there are more schedules than these.
     pub more: bool,
 }
 
 impl Store {
-    /// What becomes due in each of the next `hours` hours, the first of which begins now.
+    /// Count the jobs that become due in each of the next `hours` hours. The first hour begins now.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn due_by_hour(&self, hours: u32) -> Result<Vec<HourDue>, StoreError> {
         on_pool(&self.shared.pools.reads, "count what becomes due", move |conn, _| {
             Box::pin(async move {
@@ -55,7 +55,7 @@ impl Store {
                 if hours == 0 {
                     return Ok(forecast);
                 }
-                // One statement for each line, with a branch for each hour.
+                // One statement for each lane, with a branch for each hour.
                 let branch = |hour| {
                     format!(
                         "SELECT {hour}, COUNT(*) FROM (SELECT 1 FROM owed FORCE INDEX (owed_line) WHERE queue = ? \
@@ -86,10 +86,10 @@ impl Store {
         .await
     }
 
-    /// The schedules that are not paused and tick before `end`, at most two thousand, those first that tick first.
+    /// List the schedules that are not paused and tick before `end`, in the order of their next ticks, at most 2,000.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn ticking_before(&self, end: Timestamp) -> Result<Ahead, StoreError> {
         on_pool(&self.shared.pools.reads, "read which schedules tick", move |conn, _| {
             Box::pin(async move {

@@ -1,4 +1,5 @@
-//! Rows that end by rest: runners that stopped, tallies that no job changes any more, notes about batches.
+//! Removal of rows that are no longer used: runners that stopped, tallies that no job changes any more, and records
+//! about batches.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,28 +12,28 @@ use super::shape::statement;
 use super::{Store, StoreError};
 use crate::job::{JobId, RunnerId};
 
-/// How long the row of a stopped runner is kept: for operators who look at a deploy of last week.
+/// Retention of the row of a stopped runner. A week lets operators look back at the last deploy.
 pub const KEEP_RUNNERS: Duration = Duration::from_secs(7 * 86_400);
-/// A tally that did not change for so long is added to the lane of all that rest. The lanes of living runners that count
-/// are younger.
+/// Seconds without a change after which a tally is added to lane 0. Living runners change the tallies in their own
+/// lanes more often than that.
 const REST: i64 = 600;
-/// Rows looked at in one page.
+/// Rows in one page.
 const PAGE: u32 = 200;
-/// What tallies of queues that are gone are added to. No queue can have this name.
+/// Queue name under which the tallies of old queues are summed up. No queue can have this name.
 pub(super) const OTHER: &str = "_other";
 
-/// Notes about batches of which jobs were removed.
+/// Records of batches from which jobs were removed.
 const DEPARTURES: Aged = Aged { table: "departures", made: "at" };
 
-/// The key of a tally behind its lane.
+/// The rest of a tally's primary key, behind the lane: queue, kind and state.
 type Key = (String, String, String);
 
 impl Store {
-    /// Is this the runner that has lived longest? It does what one runner of the cluster is enough for. Two may believe
-    /// it for a moment, and none may: nothing but speed depends on it.
+    /// Return true if this is the runner that has lived longest. It does the work for which one runner of the cluster
+    /// is enough. For a moment two runners may get true, or none; this costs time and nothing else.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn is_eldest(&self, runner: &RunnerId) -> Result<bool, StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "look for the eldest runner", move |conn, _| {
@@ -48,13 +49,14 @@ impl Store {
         .await
     }
 
-    /// Forget runners that stopped longer ago than `keep`, a page at most; how many, and whether there may be more.
+    /// Delete runners that stopped longer ago than `keep`, one page at most. Returns the number of deleted rows, and
+    /// true if there may be more.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn forget_runners(&self, keep: Duration) -> Result<(u64, bool), StoreError> {
         let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
-        on_pool(&self.shared.pools.loops, "forget stopped runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "delete stopped runners", move |conn, _| {
             Box::pin(async move {
                 let old: Vec<String> = sqlx::query_scalar(
                     "SELECT id FROM runners FORCE INDEX (runners_stopped) \
@@ -66,7 +68,8 @@ impl Store {
                 .await?;
                 let mut gone = 0;
                 for id in &old {
-                    // A process never takes up an id again; asked again all the same, so that no living row can go.
+                    // A process never uses an id again. The condition is repeated nevertheless, so that the row of a
+                    // living runner cannot be deleted.
                     let sql = "DELETE FROM runners WHERE id = ? AND stopped_at < UTC_TIMESTAMP(6) - INTERVAL ? SECOND";
                     gone += sqlx::query(sql).bind(id).bind(keep).execute(&mut *conn).await?.rows_affected();
                 }
@@ -76,10 +79,11 @@ impl Store {
         .await
     }
 
-    /// Add up tallies that rest: those of one queue, kind and state in lane 0. How many rows went, and where to go on.
+    /// Sum up tallies that no longer change: add those of one queue, kind and state to lane 0. Returns the number of
+    /// deleted rows and the place where the next page begins.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn fold_lanes(&self, after: Option<TallyPlace>) -> Result<(usize, Option<TallyPlace>), StoreError> {
         transact(&self.shared.pools.loops, "add up tallies", move |conn, _| {
             let after = after.clone();
@@ -99,11 +103,12 @@ impl Store {
         .await
     }
 
-    /// Add tallies of queues that no job has changed for longer than jobs are kept to those of no queue. How many rows
-    /// went, and where to go on.
+    /// Sum up tallies of old queues, which no job has changed for longer than `keep`: add them to the name that stands
+    /// for all old queues. `keep` must be longer than jobs are kept. Returns the number of deleted rows and the place
+    /// where the next page begins.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn fold_queues(
         &self,
         after: Option<TallyPlace>,
@@ -129,17 +134,18 @@ impl Store {
         .await
     }
 
-    /// Forget notes about batches older than `keep`, looking at one page after `after`; how many, and where to go on.
+    /// Delete records about batches older than `keep`, in the page behind `after`. Returns the number of deleted rows
+    /// and the place where the next page begins.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn forget_departures(
         &self,
         after: Option<JobId>,
         keep: Duration,
     ) -> Result<(usize, Option<JobId>), StoreError> {
         let shared = self.shared.clone();
-        transact(&self.shared.pools.loops, "forget old batches", move |conn, _| {
+        transact(&self.shared.pools.loops, "delete records of old batches", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let (gone, next) = purge_aged(conn, &shared, &DEPARTURES, after.map(JobId::uuid), keep).await?;
@@ -150,15 +156,15 @@ impl Store {
     }
 }
 
-/// A row of the tallies.
+/// The primary key of a tally.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TallyPlace {
     lane: u8,
     key: Key,
 }
 
-/// The next rows from those of `after` on, in lanes up to `last`, that have not changed for `rest` seconds. Without locks.
-/// A page may end between the states of one kind, so the next one begins with that kind again.
+/// Read the next rows from `after` on, in lanes up to `last`, that have not changed for `rest` seconds. Takes no locks.
+/// A page may end between the states of one kind, so the next page begins with that kind again.
 async fn resting(
     conn: &mut MySqlConnection,
     after: &TallyPlace,
@@ -192,7 +198,8 @@ async fn resting(
     Ok((rests, next.filter(|_| found.len() == PAGE as usize)))
 }
 
-/// Take these rows out, in the order of their key, those excepted that changed meanwhile.
+/// Delete these rows in the order of their primary key and return their counts. Rows that have changed in the meantime
+/// stay.
 async fn take(
     conn: &mut MySqlConnection,
     places: &[TallyPlace],

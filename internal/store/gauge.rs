@@ -1,12 +1,13 @@
-//! What `tickr bench` reads from the server: its counters, and what became of the jobs of a run, by MySQL's own stored
-//! times. A connection of its own, so that reading neither waits for the product's pool nor takes from it.
+//! Readings that `tickr bench` takes from the server: its counters, and the outcome of the jobs of a run by the times
+//! that MySQL stored. They use a connection of their own, so that they neither wait for the product's pool nor take a
+//! connection from it.
 
 use sqlx::{AssertSqlSafe, MySqlConnection, Row};
 
 use super::{Store, StoreError, link};
 use crate::job::{JobId, Timestamp};
 
-/// A connection for looking.
+/// A connection for readings.
 pub struct Gauge {
     conn: MySqlConnection,
 }
@@ -17,63 +18,65 @@ impl std::fmt::Debug for Gauge {
     }
 }
 
-/// What the tables say about the jobs of a run.
+/// The rows of the jobs of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lives {
     /// Rows in `jobs`.
     pub jobs: u64,
     /// Rows in `owed`.
     pub owed: u64,
-    /// Of those, how many wait and were never started.
+    /// Rows in `owed` of jobs that wait and were never started.
     pub untouched: u64,
     /// Rows in `attempts`.
     pub attempts: u64,
-    /// Jobs with an attempt that succeeded and ended them, and that are owed no more.
+    /// Jobs that have ended with an attempt that succeeded, and have no row in `owed`.
     pub completed: u64,
 }
 
 impl Lives {
-    /// Did each of `done` jobs complete exactly once, and is each of `waiting` others as it was made?
+    /// Return true if each of `done` jobs completed exactly once and each of `waiting` other jobs is untouched.
     #[must_use]
     pub fn are_exactly_once(&self, done: u64, waiting: u64) -> bool {
         *self == Self { jobs: done + waiting, owed: waiting, untouched: waiting, attempts: done, completed: done }
     }
 }
 
-/// Counters of the server since it started.
+/// Counters of the server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
-    /// Deadlocks; absent when the account may not know.
+    /// Deadlocks. Absent when the account may not read the counter.
     pub deadlocks: Option<u64>,
-    /// Statements of every kind, but for the packets that close prepared ones.
+    /// Statements of every kind, without the packets that close prepared statements.
     pub questions: u64,
-    /// Transactions whose remains are not purged yet; absent where it is not published.
+    /// Transactions whose old row versions are not purged yet (the history list length). Absent where the server does
+    /// not publish it.
     pub history: Option<u64>,
 }
 
-/// Statements that were overheard.
+/// Statements in the general log of the server, counted by what they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overheard {
-    /// Those that take work or end it: a claim, a settle, a locking read.
+    /// Statements that take or end work: a claim, a settle, a locking read.
     pub taking_work: u64,
-    /// Those that only look at what is owed.
+    /// Statements that only read `owed`.
     pub looking: u64,
 }
 
 impl Store {
-    /// A connection for looking.
+    /// Open a connection for readings.
     ///
     /// # Errors
-    /// When MySQL cannot be reached.
+    /// [`StoreError`] when MySQL cannot be reached.
     pub async fn gauge(&self) -> Result<Gauge, StoreError> {
         let conn = link::open(&self.shared.options).await;
-        conn.map(|conn| Gauge { conn }).map_err(|e| StoreError::from_driver("open a connection for looking", &e))
+        conn.map(|conn| Gauge { conn }).map_err(|e| StoreError::from_driver("open a connection for readings", &e))
     }
 
-    /// Drop the database that `url` names, if it is there. Only for databases that the caller made.
+    /// Drop the database that `url` names, if it exists. For databases that the caller has created, and for no others.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the URL names none, otherwise when MySQL cannot be reached or refuses.
+    /// [`StoreError::Refused`] when the URL names no database, otherwise [`StoreError`] when MySQL cannot be reached or
+    /// refuses the statement.
     pub async fn drop_database(url: &str) -> Result<(), StoreError> {
         let attempted = "drop the database";
         let (mut conn, name) = Self::outside_of(url, attempted).await?;
@@ -83,10 +86,11 @@ impl Store {
 }
 
 impl Gauge {
-    /// Jobs that ended so far, and the server's clock at that moment. Cheap: it reads the tallies.
+    /// Count the jobs that have ended so far, and read the server's clock at that moment. This reads only the tallies,
+    /// so it is cheap.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses, here and below.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The same holds for the methods below.
     pub async fn ended(&mut self) -> Result<(u64, Timestamp), StoreError> {
         let sql = "SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED), UTC_TIMESTAMP(6) FROM tallies";
         let row = sqlx::query(sql).fetch_one(&mut self.conn).await;
@@ -95,7 +99,8 @@ impl Gauge {
         Ok((ended.unsigned_abs(), now))
     }
 
-    /// When the first of the jobs from `first` on was accepted, and when the first of them was started.
+    /// Read the time when the first job was accepted and the time when the first job was started, of the jobs from id
+    /// `first` on.
     pub async fn beginnings(&mut self, first: JobId) -> Result<(Option<Timestamp>, Option<Timestamp>), StoreError> {
         let sql = "SELECT (SELECT MIN(created_at) FROM jobs WHERE id >= ?), \
                    (SELECT MIN(started_at) FROM attempts WHERE job_id >= ?)";
@@ -104,14 +109,14 @@ impl Gauge {
         read.map_err(|e| StoreError::from_driver("read when jobs began", &e))
     }
 
-    /// How late each attempt of the jobs from `first` on began, in microseconds after its due time.
+    /// Read the lateness of each attempt of the jobs from id `first` on, in microseconds after the due time.
     pub async fn lateness_us(&mut self, first: JobId) -> Result<Vec<i64>, StoreError> {
         let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) FROM attempts WHERE job_id >= ?";
         let found = sqlx::query_scalar(sql).bind(first.uuid()).fetch_all(&mut self.conn).await;
         found.map_err(|e| StoreError::from_driver("read lateness", &e))
     }
 
-    /// What became of the jobs from `first` on.
+    /// Count the rows of the jobs from id `first` on.
     pub async fn lives(&mut self, first: JobId) -> Result<Lives, StoreError> {
         let sql = "SELECT (SELECT COUNT(*) FROM jobs WHERE id >= ?), \
                    (SELECT COUNT(*) FROM owed WHERE id >= ?), \
@@ -129,21 +134,22 @@ impl Gauge {
             let (jobs, owed, untouched) = (count(0)?, count(1)?, count(2)?);
             Ok(Lives { jobs, owed, untouched, attempts: count(3)?, completed: count(4)? })
         });
-        read.map_err(|e| StoreError::from_driver("read what became of the jobs", &e))
+        read.map_err(|e| StoreError::from_driver("read the outcome of the jobs", &e))
     }
 
-    /// Let the server write down every statement. Only for servers that nobody else uses: it slows all of them.
+    /// Switch on the general log, in which the server writes every statement. For servers without other users only,
+    /// because it slows all of them.
     pub async fn overhear(&mut self) -> Result<(), StoreError> {
         for sql in
             ["SET GLOBAL log_output = 'TABLE'", "TRUNCATE TABLE mysql.general_log", "SET GLOBAL general_log = ON"]
         {
             let done = sqlx::raw_sql(sql).execute(&mut self.conn).await;
-            done.map_err(|e| StoreError::from_driver("let the server write down statements", &e))?;
+            done.map_err(|e| StoreError::from_driver("switch on the general log", &e))?;
         }
         Ok(())
     }
 
-    /// What was written down since [`overhear`](Self::overhear), which ends here.
+    /// Switch off the general log and count the statements since [`overhear`](Self::overhear).
     pub async fn overheard(&mut self) -> Result<Overheard, StoreError> {
         let read = async {
             sqlx::raw_sql("SET GLOBAL general_log = OFF").execute(&mut self.conn).await?;
@@ -151,10 +157,10 @@ impl Gauge {
             let said: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut self.conn).await?;
             Ok::<_, sqlx::Error>(sort_out(said.iter().map(String::as_str)))
         };
-        read.await.map_err(|e| StoreError::from_driver("read which statements were sent", &e))
+        read.await.map_err(|e| StoreError::from_driver("read the general log", &e))
     }
 
-    /// The server's counters.
+    /// Read the server's counters.
     pub async fn counters(&mut self) -> Result<ServerCounters, StoreError> {
         let sql =
             "SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_deadlocks', 'Questions', 'Innodb_history_list_length')";
@@ -170,7 +176,7 @@ impl Gauge {
                 }
             }
             if counters.deadlocks.is_none() {
-                // MySQL has no such status variable, and tells only accounts with the PROCESS privilege.
+                // MySQL has no such status variable. It shows the counter only to accounts with the PROCESS privilege.
                 let sql =
                     "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS WHERE NAME = 'lock_deadlocks'";
                 let found: Result<Option<i64>, _> = sqlx::query_scalar(sql).fetch_optional(&mut self.conn).await;

@@ -1,4 +1,5 @@
-//! Many jobs at a glance, by primary key: whether anything about them has changed, and what they are called.
+//! Short lookups of many jobs by primary key: their revisions, to find out if anything has changed, and their kinds and
+//! queues.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,8 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, State, Timestamp};
 
-/// What of a job can change, without its payload, its result and its errors. Absent parts mean that it is not owed.
+/// The revision of a job: everything that can change, without payload, result and errors. The fields of `owed` are
+/// absent when the job has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glimpse {
     state: Option<State>,
@@ -20,18 +22,18 @@ pub struct Glimpse {
     priority: Option<u8>,
     cancel_requested_at: Option<Timestamp>,
     progress: Option<String>,
-    /// The last line of its ledger.
+    /// Number of the last row in its ledger.
     lines: Option<u32>,
 }
 
 impl Store {
-    /// Look at these jobs; those that are not there are left out.
+    /// Read the revisions of these jobs. Jobs that do not exist are left out.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Glimpse>, StoreError> {
         let ids = sorted(ids);
-        on_pool(&self.shared.pools.reads, "look at jobs", move |conn, _| {
+        on_pool(&self.shared.pools.reads, "read job revisions", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut seen = HashMap::with_capacity(ids.len());
@@ -68,10 +70,10 @@ impl Store {
         .await
     }
 
-    /// Kind and queue of these jobs; those that are not there are left out.
+    /// Read the kind and the queue of these jobs. Jobs that do not exist are left out.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn kinds_and_queues(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, (Name, Name)>, StoreError> {
         let ids = sorted(ids);
         on_pool(&self.shared.pools.reads, "look up kinds and queues", move |conn, _| {

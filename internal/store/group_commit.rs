@@ -1,20 +1,20 @@
-//! Group commit: calls that arrive while a write is under way share the next one.
+//! Group commit: calls that arrive during a write share the next write.
 //!
-//! A durable commit costs about the same for one row as for hundreds. So callers put their item on a bounded channel and
-//! wait; a few flushers, each with a connection of its own, take *everything that queued up while they were writing* and
-//! write it in one transaction. An idle system flushes a single item at once, a busy one forms batches of the size its
-//! load gives. (The idea is as old as database logs; PostgreSQL's `commit_siblings` and Kafka's batching producer are
-//! relatives.)
+//! A durable commit costs about the same for one row as for hundreds. So callers put their item on a bounded channel
+//! and wait. A few flushers, each with a connection of its own, take *everything that queued up while they were
+//! writing* and write it in one transaction. An idle system writes a single item at once; a busy one forms batches
+//! whose size follows the load. (The idea is as old as database logs; PostgreSQL's `commit_siblings` and Kafka's
+//! batching producer are relatives.)
 //!
 //! Two rules keep the batches whole, because two half batches cost nearly twice as much as one:
-//! - A flusher that has its first item lets everybody run who is ready to run before it takes the rest. Those whose
-//!   answers have just gone out come back with their next item at that very moment.
-//! - While another flusher writes, a batch that is not yet worth a commit of its own waits for the end of that write.
-//!   It waits [`PATIENCE`] at most: a write that is stuck on a lock must not hold up the others.
+//! - A flusher that has its first item lets all tasks run that are ready to run, and takes the rest of its batch
+//!   afterwards. Callers that have just got their answers hand in their next item at that moment.
+//! - While another flusher writes, a batch that is too small for a commit of its own waits for the end of that write.
+//!   It waits [`PATIENCE`] at most, so that a write that is stuck on a lock does not hold up the others.
 //!
-//! And one rule takes them apart: a batch that has waited for a lock in vain is written in pieces, until the rows that
-//! another session holds are alone. Those go to a lane of their own (`stuck.rs`), and later writes of the same rows follow them there, so that
-//! the next batches do not wait for them again.
+//! A third rule splits a batch: when it has waited for a lock until the timeout, it is written in pieces, until only
+//! the rows that another session locks are left. These go to a connection of their own (`stuck.rs`). Later writes of
+//! the same rows go there directly, so that the next batches do not wait for these rows again.
 
 use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
@@ -33,61 +33,65 @@ use super::link::{Earlier, Link, Step, Target};
 use super::stuck::Stuck;
 use crate::job::JobId;
 
-/// How long a small batch waits for the end of a write that is under way.
+/// The longest wait of a small batch for the end of another flusher's write.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Times in a row that nobody may come before a batch is taken as it is.
+/// Turns of the runtime without a new item, in a row, after which a batch is taken as it is.
 const QUIET_TURNS: u32 = 3;
-/// A runtime that takes longer to come back is busy with something else, and is not waited for again.
+/// Time limit of gathering a batch. A runtime that takes longer to run the flusher again is busy with something else.
 const LONGEST_GATHERING: Duration = Duration::from_millis(1);
 
-/// How one kind of write treats a batch.
+/// The rules for the batches of one kind of write.
 pub(super) trait Batch: Send + Sync + 'static {
-    /// What a caller hands in.
+    /// The item that a caller hands in.
     type Item: Send + Sync + 'static;
-    /// What the caller gets back.
+    /// The answer that the caller gets.
     type Reply: Send + 'static;
-    /// Made once for a batch and the same in every run of it, so that a repeated run recognises its own work.
+    /// A value that is made once for a batch and is the same in every run of it, so that a repeated run recognises its
+    /// own work.
     type Mark: Copy + Send + Sync + 'static;
 
-    /// For errors and logs.
+    /// The action, for errors, logs and metrics.
     const ATTEMPTED: &'static str;
-    /// Weight at which a batch is full.
+    /// The weight at which a batch is full.
     const FULL: usize;
 
-    /// How much of a batch `item` takes: its rows, and one more for every [`BYTES_PER_ROW`] bytes.
+    /// Return the weight of `item`: its rows, and one more for every [`BYTES_PER_ROW`](super::shape::BYTES_PER_ROW)
+    /// bytes.
     fn weight(item: &Self::Item) -> usize {
         let _ = item;
         1
     }
 
-    /// How much memory `item` takes while it waits.
+    /// Return the memory in bytes that `item` takes while it waits.
     fn bytes(item: &Self::Item) -> usize {
         let _ = item;
         0
     }
 
-    /// The job whose row in `owed` this item has to lock, if it needs one that is there already.
+    /// Return the job whose row in `owed` this item has to lock, if the row exists before the write.
     fn row(item: &Self::Item) -> Option<JobId> {
         let _ = item;
         None
     }
 
-    /// The answer for an item that need not be written now: its row is locked by another session, or another item of its
-    /// batch is about the same row and the two are not written together. Without one an item stays until it is written.
+    /// Return the answer for an item that need not be written now: another session locks its row, or another item of
+    /// the batch is about the same row and the two are written apart. Without such an answer an item waits until it is
+    /// written.
     fn left_out() -> Option<Self::Reply> {
         None
     }
 
-    /// The mark of a new batch.
+    /// Return the mark of a new batch.
     fn mark(&self) -> Self::Mark;
 
-    /// No answer to a write of these items will be waited for, or their row is `locked`. The write may have been committed
-    /// all the same; of a locked row only if an earlier run of the write got no answer.
+    /// Note that the flusher does not wait for an answer to these items any more, or that their row is `locked`. The
+    /// write may have been committed nevertheless; for a locked row this is possible only if an earlier run of the
+    /// write got no answer.
     fn gave_up(&self, items: &[Self::Item], mark: Self::Mark, locked: bool) {
         let _ = (items, mark, locked);
     }
 
-    /// Write all items, or none, and answer each in order.
+    /// Write all items or none. Return one answer for each item, in order.
     fn write<'c>(
         &'c self,
         conn: &'c mut MySqlConnection,
@@ -97,23 +101,23 @@ pub(super) trait Batch: Send + Sync + 'static {
     ) -> Step<'c, Vec<Self::Reply>>;
 }
 
-/// Memory that the items of callers outside may take, in KiB: a quarter of a gigabyte.
+/// Memory that the waiting items of outside callers may take, in KiB: 256 MiB in all.
 const MOST_KIB: usize = 256 << 10;
 
-/// An item that waits, and who waits for it.
+/// A waiting item, and the way to its caller.
 pub(super) struct Waiting<B: Batch> {
     pub(super) item: B::Item,
     pub(super) reply: Reply<B>,
 }
 
-/// Where the answer goes, and the room that the item takes until then.
+/// The way to the caller, and the memory that the item occupies until it is answered.
 pub(super) struct Reply<B: Batch> {
     answer: oneshot::Sender<Result<B::Reply, StoreError>>,
     room: Option<OwnedSemaphorePermit>,
 }
 
 impl<B: Batch> Reply<B> {
-    /// A caller that went away does not need its answer.
+    /// Answer the caller. A caller that has gone away needs no answer.
     pub(super) fn send(self, answer: Result<B::Reply, StoreError>) {
         let Self { answer: waits, room } = self;
         drop(room);
@@ -121,24 +125,24 @@ impl<B: Batch> Reply<B> {
     }
 }
 
-/// The entrance to one kind of batched write. Dropping it lets its flushers finish and end.
+/// The entrance to one kind of batched write. When it is dropped, its flushers write what is left and end.
 pub(super) struct GroupCommit<B: Batch> {
     entrance: mpsc::Sender<Waiting<B>>,
     traffic: Arc<Traffic>,
     room: Arc<Semaphore>,
 }
 
-/// What the flushers of one kind of write know of each other.
+/// The state that the flushers of one kind of write share.
 #[derive(Default)]
 struct Traffic {
-    /// Flushers that are writing.
+    /// Number of flushers that are writing.
     writing: AtomicUsize,
-    /// The next batch need not wait any longer: a write ended, or enough has queued up.
+    /// Signal that the next batch need not wait any longer: a write has ended, or enough items have queued up.
     go: Notify,
 }
 
 impl Traffic {
-    /// Count one that writes, until the guard is dropped.
+    /// Count a flusher as writing until the guard is dropped.
     fn enter(&self) -> impl Drop + '_ {
         struct Writing<'a>(&'a Traffic);
         impl Drop for Writing<'_> {
@@ -151,10 +155,10 @@ impl Traffic {
         Writing(self)
     }
 
-    /// Wait while somebody writes and there is little to write, within reason.
+    /// Wait while another flusher writes and the batch is small, at most [`PATIENCE`].
     async fn turn(&self, little: impl Fn() -> bool) {
         let wait = async {
-            // Looked at again after each call, which may be an old one that nobody waited for.
+            // Check again after each signal: it may be an old one, sent when no flusher waited.
             while self.writing.load(Ordering::SeqCst) > 0 && little() {
                 self.go.notified().await;
             }
@@ -164,7 +168,7 @@ impl Traffic {
 }
 
 impl<B: Batch> GroupCommit<B> {
-    /// Start `flushers` flushers with room for `capacity` waiting items. The tasks are joined through `tasks`.
+    /// Start `flushers` flushers with room for `capacity` waiting items. The caller joins the tasks through `tasks`.
     pub(super) fn start(batch: B, target: &Target, flushers: usize, capacity: usize, tasks: &TaskTracker) -> Self {
         let (entrance, queue) = mpsc::channel(capacity);
         let traffic = Arc::new(Traffic::default());
@@ -174,7 +178,7 @@ impl<B: Batch> GroupCommit<B> {
             let (batch, queue, target) = (Arc::clone(&batch), Arc::clone(&queue), target.clone());
             let (traffic, stuck) = (Arc::clone(&traffic), stuck.clone());
             tasks.spawn(async move {
-                // A panic loses its batch, whose callers are told, but never the flusher.
+                // A panic loses one batch, whose callers get an error. The flusher itself goes on.
                 loop {
                     let link = Link::new(target.clone());
                     let flusher = Flusher { batch: Arc::clone(&batch), link, stuck: stuck.clone() };
@@ -188,15 +192,15 @@ impl<B: Batch> GroupCommit<B> {
         Self { entrance, traffic, room: Arc::new(Semaphore::new(MOST_KIB)) }
     }
 
-    /// An item was handed in. Half a batch is worth a write beside the one that is under way.
+    /// Signal the flushers if half a batch is waiting: that is worth a write beside the one that is under way.
     fn came(&self) {
         if self.entrance.max_capacity() - self.entrance.capacity() >= B::FULL / 2 {
             self.traffic.go.notify_one();
         }
     }
 
-    /// Hand in one item and wait until the batch that carries it is committed. A caller that goes away does not take
-    /// its item back: it may still be written.
+    /// Hand in one item and wait until its batch is committed. A caller that goes away does not withdraw its item,
+    /// which may still be written.
     pub(super) async fn submit(&self, item: B::Item) -> Result<B::Reply, StoreError> {
         let (reply, answer) = oneshot::channel();
         let closed = || StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "the store is closing".into() };
@@ -206,8 +210,8 @@ impl<B: Batch> GroupCommit<B> {
         answer.await.map_err(|_| closed())?
     }
 
-    /// As [`submit`](Self::submit), but refuses at once when too many wait or what waits takes too much memory: for callers
-    /// outside, who can be told to come back.
+    /// Hand in one item like [`submit`](Self::submit), but refuse at once when too many items wait or they take too
+    /// much memory. For outside callers, which can be asked to come back later.
     pub(super) async fn submit_or_refuse(&self, item: B::Item) -> Result<B::Reply, StoreError> {
         let kib = (B::bytes(&item) >> 10).min(MOST_KIB);
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(kib).unwrap_or(u32::MAX));
@@ -227,7 +231,8 @@ impl<B: Batch> GroupCommit<B> {
     }
 }
 
-/// Pieces that a batch is cut into when one of its rows is locked. Each that is stuck costs a second.
+/// Pieces into which a batch is split when one of its rows is locked. Each piece with a locked row costs a wait of one
+/// second.
 const PIECES: usize = 16;
 
 /// Writes batches, one at a time, over a connection of its own.
@@ -237,13 +242,14 @@ struct Flusher<B: Batch> {
     stuck: Stuck<B>,
 }
 
-/// What was written of a batch, or of a piece of it.
+/// Outcome of the write of a batch or of a piece of it.
 enum Flushed<B: Batch> {
-    /// Everything: each caller has its answer.
+    /// All items are written, and each caller has its answer.
     Written,
-    /// Nothing: another session holds a lock.
+    /// Nothing is written, because another session holds a lock.
     Locked(Vec<Waiting<B>>),
-    /// Nothing, and the rest of the batch will not be written either. Those in it have their answers.
+    /// Nothing is written, and the rest of the batch will not be written either. The callers of these items have their
+    /// answers.
     Out(StoreError),
 }
 
@@ -254,8 +260,8 @@ impl<B: Batch> Flusher<B> {
         loop {
             let mut taken: Vec<Waiting<B>> = Vec::new();
             let writing = {
-                // One flusher at a time fills its batch; the lock is released before the write, so the next flusher
-                // gathers while this one waits for the disk.
+                // One flusher at a time fills its batch. The lock is released before the write, so the next flusher
+                // gathers a batch while this one waits for the disk.
                 let mut queue = queue.lock().await;
                 let Some(first) = queue.recv().await else { return };
                 traffic.turn(|| queue.len() + 1 < B::FULL / 2).await;
@@ -271,7 +277,8 @@ impl<B: Batch> Flusher<B> {
             let began = Instant::now();
             self.write(taken, mark).await;
             commit.record(began.elapsed().as_secs_f64());
-            // After the answers, so that whoever waits for the end of this write can take in what follows from them.
+            // Dropped after the answers: a flusher that waits for the end of this write can then take the next items of
+            // the same callers.
             drop(writing);
         }
     }
@@ -289,8 +296,9 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write a batch in pieces and leave those whose row is locked to their lane. Gives back what is left when nothing gets
-    /// through: then the lock is not about single rows, and pieces would only wait one after the other.
+    /// Write a batch in pieces, and hand items with locked rows to `stuck.rs`. Returns the remaining items when no
+    /// piece could be written: then the lock is not about single rows, and the pieces would only wait one after the
+    /// other.
     async fn write_in_pieces(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
         let mut rest = without_twins(taken);
         let size = rest.len().div_ceil(PIECES).max(1);
@@ -317,7 +325,7 @@ impl<B: Batch> Flusher<B> {
         Vec::new()
     }
 
-    /// Write all of these, or none if a row of theirs is locked.
+    /// Write all of these items, or none if one of their rows is locked.
     async fn flush(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
         if taken.is_empty() {
             return Flushed::Written;
@@ -333,7 +341,7 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write all of these, however long a lock is to be waited for, within the rules of a [`Link`].
+    /// Write all of these items and wait for locks, within the limits of a [`Link`].
     async fn flush_patiently(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
         let (items, replies) = apart(taken);
         let written = self.link.run(B::ATTEMPTED, step(&self.batch, &items, mark)).await;
@@ -355,7 +363,7 @@ impl<B: Batch> Flusher<B> {
                 }
                 Flushed::Written
             }
-            // One bad item must not fail its neighbours: try each on its own and let it answer for itself.
+            // One bad item must not fail the others: write each one separately, with an answer of its own.
             Err(error) if error.is_about_the_row() && items.len() > 1 => {
                 tracing::warn!(%error, items = items.len(), "batch refused, writing its items one by one");
                 self.one_by_one(together(items, replies), mark).await
@@ -373,7 +381,7 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Leave those whose row is locked to their lane.
+    /// Hand items with locked rows to `stuck.rs`.
     fn leave_out(&self, locked: Vec<Waiting<B>>, mark: B::Mark) {
         for one in locked {
             self.batch.gave_up(std::slice::from_ref(&one.item), mark, true);
@@ -381,15 +389,16 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Under the same mark, which finds what the refused run had written before it failed.
+    /// Write each item separately. The mark stays the same, so that it finds what the refused run had written before it
+    /// failed.
     async fn one_by_one(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Flushed<B> {
         let mut rest = without_twins(taken).into_iter();
         while let Some(one) = rest.next() {
-            // In a box, because writing a single item could come back here as far as the compiler knows.
+            // Boxed, because the compiler sees a recursion here: `flush` can call this function again.
             match Box::pin(self.flush(vec![one], mark)).await {
                 Flushed::Written => {}
                 Flushed::Locked(one) => self.leave_out(one, mark),
-                // An outage meets all of them: their callers need not wait for two hundred tries of it.
+                // An outage concerns all items. Their callers need not wait until each one has been tried.
                 Flushed::Out(error) => {
                     answer_all(rest, &error);
                     return Flushed::Out(error);
@@ -405,8 +414,8 @@ pub(super) fn locked_row<B: Batch>() -> StoreError {
     StoreError::Unavailable { attempted: B::ATTEMPTED, cause: "another session holds a lock on its row".into() }
 }
 
-/// Only the first of several items about one row, if the others can be left out. Written together they know of each other;
-/// written apart, under one mark, each would take what the first has done for its own.
+/// Keep only the first of several items about one row, and answer the others if they can be left out. In one write
+/// these items are told apart. In separate writes under one mark, each would take the work of the first for its own.
 fn without_twins<B: Batch>(taken: Vec<Waiting<B>>) -> Vec<Waiting<B>> {
     let mut seen = HashSet::new();
     let mut kept = Vec::with_capacity(taken.len());
@@ -420,7 +429,7 @@ fn without_twins<B: Batch>(taken: Vec<Waiting<B>>) -> Vec<Waiting<B>> {
     kept
 }
 
-/// The same error for all of them.
+/// Answer all items with the same error.
 fn answer_all<B: Batch>(taken: impl Iterator<Item = Waiting<B>>, error: &StoreError) -> Vec<Waiting<B>> {
     for one in taken {
         one.reply.send(Err(error.clone()));
@@ -433,13 +442,13 @@ fn apart<B: Batch>(taken: Vec<Waiting<B>>) -> (Arc<Vec<B::Item>>, Vec<Reply<B>>)
     (Arc::new(items), replies)
 }
 
-/// Each item with its caller again. No step holds the items any more.
+/// Join each item with its caller again. No step holds the items any more.
 fn together<B: Batch>(items: Arc<Vec<B::Item>>, replies: Vec<Reply<B>>) -> Vec<Waiting<B>> {
     let items = Arc::into_inner(items).unwrap_or_default();
     items.into_iter().zip(replies).map(|(item, reply)| Waiting { item, reply }).collect()
 }
 
-/// Fill a batch: what waits already, and what those hand in who are ready to run.
+/// Fill a batch with the items that wait already, and with those that ready tasks hand in now.
 async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<B>>, taken: &mut Vec<Waiting<B>>) {
     let mut weight = B::weight(&first.item);
     taken.push(first);
@@ -457,8 +466,9 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
         if weight >= B::FULL || quiet >= QUIET_TURNS || longest.is_elapsed() {
             return;
         }
-        // To the end of the line: this runtime first runs everybody who can, and looks for news from the network.
-        // It comes back by this thread alone. Should a handler block it, the clock wakes this task on another one.
+        // Go to the end of the runtime's queue, so that it first runs all tasks that are ready and reads news from the
+        // network. Only this thread would wake the task again; if a handler blocks the thread, the timer wakes the task
+        // on another one.
         tokio::select! {
             biased;
             () = tokio::task::yield_now() => {}
@@ -467,7 +477,7 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
     }
 }
 
-/// Write these, or nothing if a lock was waited for in vain.
+/// Write these items, or nothing if the wait for a lock timed out.
 pub(super) async fn flush<B: Batch>(
     batch: &Arc<B>,
     items: &Arc<Vec<B::Item>>,
@@ -484,7 +494,7 @@ fn step<B: Batch>(
     mark: B::Mark,
 ) -> impl for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, Vec<B::Reply>> {
     move |conn, earlier| {
-        // Shared, not borrowed: the step must be able to outlive any one connection.
+        // Shared and not borrowed, because the step must be able to outlive any one connection.
         let (batch, items) = (Arc::clone(batch), Arc::clone(items));
         Box::pin(async move { batch.write(conn, &items, mark, earlier).await })
     }
@@ -496,7 +506,7 @@ mod tests {
 
     use super::*;
 
-    /// Items that say how large they are.
+    /// Items that are their own size in bytes.
     struct Sizes;
 
     impl Batch for Sizes {
@@ -519,7 +529,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_waits_is_bounded_in_bytes() {
-        // Everything waits: on one thread the flusher does not come to run before this awaits something that is not ready.
+        // Every item waits: the test has one thread, and the flusher only runs when this task awaits something that is
+        // not ready.
         let group = GroupCommit::start(Sizes, &Target::new(MySqlConnectOptions::new()), 1, 100, &TaskTracker::new());
         let half = MOST_KIB << 9;
         let mut first = std::pin::pin!(group.submit_or_refuse(half));
@@ -528,7 +539,7 @@ mod tests {
         assert!((&mut second).now_or_never().is_none());
         let third = group.submit_or_refuse(1 << 10).await;
         assert!(matches!(third, Err(StoreError::Overloaded { .. })), "{third:?}");
-        // What is small is never in the way, and neither are those inside, who must not be refused.
+        // A small item is always accepted, and so is every item of an inside caller, which must not be refused.
         assert!(group.submit_or_refuse(1_000).now_or_never().is_none());
         assert!(group.submit(half).now_or_never().is_none());
     }

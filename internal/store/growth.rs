@@ -1,5 +1,5 @@
-//! A long history and a long future for `tickr bench --growth`, made on the server: rows as the product would have left
-//! them, older than any that a run makes.
+//! A long history and a large backlog for `tickr bench --growth`, made by statements on the server. The rows are those
+//! that the product would have left, and are older than all rows of a run.
 
 use chrono::TimeDelta;
 use sqlx::AssertSqlSafe;
@@ -8,26 +8,26 @@ use super::{Store, StoreError, link};
 
 /// Rows of one statement.
 const CHUNK: u64 = 10_000;
-/// The digits whose products are the numbers of a chunk.
+/// The ten digits. Their combinations are the numbers of the rows in a chunk.
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 \
                       UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
 
-/// What the tables hold before a run.
+/// The rows that the tables have before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// Jobs that completed two days ago.
+    /// Number of jobs that completed two days ago.
     pub finished: u64,
-    /// Jobs that wait for next month.
+    /// Number of jobs that wait for a due time 30 days from now.
     pub waiting: u64,
-    /// Bytes of each payload.
+    /// Size of each payload in bytes.
     pub payload_bytes: usize,
 }
 
 impl Store {
-    /// Fill the tables. `told` hears of every row.
+    /// Fill the tables. After each chunk, `told` is called with the number of its jobs.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
     pub async fn grow(&self, growth: Growth, mut told: impl FnMut(u64)) -> Result<(), StoreError> {
         let attempted = "fill the tables";
         let conn = link::open(&self.shared.options).await;

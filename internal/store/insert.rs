@@ -1,4 +1,4 @@
-//! Accepting jobs: rows in `jobs` and `owed`, in one transaction.
+//! Acceptance of jobs: their rows in `jobs` and `owed`, written in one transaction.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,24 +15,24 @@ use super::script::{Script, Value};
 use super::shape::{BYTES_PER_ROW, pad, padded, places, statement};
 use crate::job::{BatchPlace, Due, JobId, Name, NewJob, Priority, Timestamp, ceil_ms, floor_ms};
 
-/// The store's receipt for one accepted job: committed, with the times the store gave it.
+/// The receipt for one accepted job. The job is committed, and the receipt has the times that the store gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accepted {
     /// The job.
     pub id: JobId,
-    /// Picks its handler.
+    /// Its kind, which selects the handler.
     pub kind: Name,
-    /// The line it waits in.
+    /// Its queue.
     pub queue: Name,
-    /// Urgency within the queue.
+    /// Its priority within the queue.
     pub priority: Priority,
-    /// When it is due.
+    /// The time when it is due.
     pub execute_at: Timestamp,
-    /// When it was accepted.
+    /// The time when it was accepted.
     pub created_at: Timestamp,
 }
 
-/// The group commit of inserts. One item is one caller's jobs, all or nothing.
+/// The group commit of inserts. One item is the jobs of one caller, which are all written or not at all.
 pub(super) struct Inserts {
     pub(super) clock: Arc<StoreClock>,
 }
@@ -81,12 +81,12 @@ impl Batch for Inserts {
     }
 }
 
-/// How much memory a job takes while it waits to be written, about.
+/// Estimate the memory in bytes that a job takes while it waits to be written.
 pub(super) fn bytes_of(job: &NewJob) -> usize {
     512 + job.payload.get().len()
 }
 
-/// Note on each of these jobs that they are accepted together, so that it can be checked that all of them were.
+/// Mark these jobs as one batch, so that `tickr verify` can check that all of them were accepted.
 pub(super) fn together(mut jobs: Vec<NewJob>) -> Vec<NewJob> {
     let batch = match (jobs.first(), u16::try_from(jobs.len())) {
         (Some(first), Ok(size)) if size > 1 => Some(BatchPlace { first: first.id, size }),
@@ -98,7 +98,7 @@ pub(super) fn together(mut jobs: Vec<NewJob>) -> Vec<NewJob> {
     jobs
 }
 
-/// Write `jobs`, sorted by id, as accepted now. Within the caller's transaction.
+/// Insert `jobs`, sorted by id, with the current time of the server. Runs in the caller's transaction.
 pub(super) async fn insert_owed(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
@@ -115,8 +115,8 @@ pub(super) async fn insert_owed(
     Ok(accepted)
 }
 
-/// The receipts of an earlier run whose commit was not answered. The ids were made before the first run: if they are
-/// there, our own lost commit wrote them, all of them.
+/// Read the receipts of an earlier run whose commit got no answer. The ids were made before the first run. So if they
+/// exist, the lost commit was this one's own, and it wrote all of the jobs.
 async fn written_before(
     conn: &mut MySqlConnection,
     jobs: &[&NewJob],
@@ -129,7 +129,7 @@ async fn written_before(
     Ok((!found.is_empty()).then_some(found))
 }
 
-/// The receipt of a job that is accepted now.
+/// Make the receipt of a job that is accepted now.
 pub(super) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
     Accepted {
         id: job.id,
@@ -141,17 +141,17 @@ pub(super) fn accepted_at(job: &NewJob, now: Timestamp) -> Accepted {
     }
 }
 
-/// Write the rows of jobs, sorted by id, as their receipts say. Within the caller's transaction.
+/// Insert the rows of jobs, sorted by id, with the times in their receipts. Runs in the caller's transaction.
 pub(super) async fn write_jobs(conn: &mut MySqlConnection, pairs: &[(&NewJob, &Accepted)]) -> Result<(), sqlx::Error> {
     script_of(pairs, &options_of(pairs)?).run(conn).await.map(drop)
 }
 
-/// The wishes of each job as text, if it has any.
+/// Return the options of each job as JSON text, if it has any.
 fn options_of(pairs: &[(&NewJob, &Accepted)]) -> Result<Vec<Option<String>>, sqlx::Error> {
     pairs.iter().map(|(job, _)| options_text(job)).collect()
 }
 
-/// What writes these jobs, and what they wish beside them.
+/// Build the statements that write these jobs. `options` has the text of the options of each job.
 fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<String>]) -> Script<'a> {
     let bytes = |job: &NewJob| 400 + job.payload.get().len();
     let mut script = Script::about(pairs.len(), pairs.iter().map(|(job, _)| bytes(job)).sum());
@@ -204,7 +204,7 @@ fn script_of<'a>(pairs: &[(&'a NewJob, &'a Accepted)], options: &'a [Option<Stri
             ]);
         },
     );
-    // A statement more, for those jobs alone that have tags.
+    // One more statement, for the jobs that have tags.
     let tags: Vec<(&str, Uuid)> =
         pairs.iter().flat_map(|(job, _)| job.options.tags.iter().map(|tag| (tag.as_str(), job.id.uuid()))).collect();
     if !tags.is_empty() {
@@ -221,18 +221,19 @@ fn options_text(job: &NewJob) -> Result<Option<String>, sqlx::Error> {
     serde_json::to_string(&job.options).map(Some).map_err(|e| sqlx::Error::Encode(Box::new(e)))
 }
 
-/// The due time of a wish, by the store's clock: never before it, in whole milliseconds.
+/// Return the due time of a job by the clock of the database: in whole milliseconds and never earlier than requested. A
+/// requested time in the past becomes now.
 pub(super) fn due_at(due: Due, now: Timestamp) -> Timestamp {
     match due {
-        // Cut, not raised: what is due now is due already, and must not be early by the rest of a millisecond.
+        // Rounded down: the job is due already, and must not wait for the rest of the millisecond.
         Due::Now => floor_ms(now),
         Due::After(delay) => ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero())),
         Due::At(moment) => ceil_ms(moment).max(floor_ms(now)),
     }
 }
 
-/// Begin a transaction and read the server's clock, in one round trip. The driver does not know of this transaction: the
-/// caller ends it with a COMMIT, and an error anywhere in between with the link's ROLLBACK.
+/// Begin a transaction and read the server's clock in one round trip. The driver does not know of this transaction: the
+/// caller ends it with a COMMIT, and after an error the link sends a ROLLBACK.
 async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();
     let row = sqlx::raw_sql("BEGIN; SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
@@ -241,12 +242,13 @@ async fn begin(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timesta
     Ok(now)
 }
 
-/// End what [`begin`] began. A request of its own: of everything else it is known that it has not committed anything.
+/// End the transaction of [`begin`]. COMMIT is a request of its own, so that an error in any other request proves that
+/// nothing was committed.
 pub(super) async fn commit(conn: &mut MySqlConnection) -> Result<(), sqlx::Error> {
     sqlx::raw_sql("COMMIT").execute(conn).await.map(drop)
 }
 
-/// Read the server's clock and let the estimate follow it.
+/// Read the server's clock, and update the estimate with it.
 pub(super) async fn read_clock(conn: &mut MySqlConnection, clock: &StoreClock) -> Result<Timestamp, sqlx::Error> {
     let sent = Instant::now();
     let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
@@ -280,7 +282,7 @@ pub(super) async fn receipts(conn: &mut MySqlConnection, jobs: &[&NewJob]) -> Re
         .collect()
 }
 
-/// Receipts, sorted by id, in the order of the jobs they belong to.
+/// Return the receipts, which are sorted by id, in the order of their jobs.
 pub(super) fn in_order_of(jobs: &[NewJob], sorted: &[Accepted]) -> Result<Vec<Accepted>, sqlx::Error> {
     let receipt = |job: &NewJob| {
         let at = sorted.binary_search_by_key(&job.id, |a| a.id).map_err(|_| corrupt("receipt is missing"))?;

@@ -1,16 +1,18 @@
-//! Accepting jobs with unique keys: at most one unfinished job per (kind, key).
+//! Enqueueing of jobs with unique keys: at most one unfinished job per pair of kind and unique key.
 //!
-//! A row of `unique_keys` lives exactly as long as its job is owed, and is the lock of everything that is done about its
-//! key. Whoever wants the key inserts the row; the primary key decides between two at once. Whoever wants to replace its
-//! holder locks the row first, so that any number of them take turns.
+//! A row of `unique_keys` exists exactly as long as its job is unfinished. The row is the lock for every change that
+//! concerns its unique key. A request that wants the unique key inserts the row; the primary key decides between two
+//! concurrent requests. A request that wants to replace the holder locks the row first, so that concurrent requests
+//! take turns.
 //!
-//! A key is a word that others can guess. So a request is answered with a holder in full, and may replace it, only if the
-//! holder is a job of the same producer (`job::Producer`). Whose it is stands in the holder's options, and is read in the
-//! statement that reads its state.
+//! A client can guess a unique key. So the answer shows the holder in full, and a request may replace the holder, only
+//! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
+//! are read by the statement that reads the holder's state.
 //!
-//! The order of locks is: unique keys in key order, rows of replaced jobs in id order, the idempotency key, then new rows,
-//! and the tallies last. A settle comes the other way, from the owed row to its key; should it meet a replacement of the
-//! very job that it ends, MySQL picks one of them, which runs again and sees what the other did.
+//! Rows are locked in this order: unique keys in key order, rows of replaced jobs in id order, the idempotency key,
+//! then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row, then its unique
+//! key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one runs again and
+//! sees the result of the other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,27 +34,28 @@ use crate::job::{Actor, Attempt, Event, Job, JobId, JobOptions, NewJob, OnConfli
 /// An unfinished job that has a unique key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// Where it is in its life.
+    /// State of the job.
     pub state: State,
-    /// When it is due.
+    /// Due time of the job.
     pub execute_at: Timestamp,
-    /// Is it the job of another producer, who has not told this one what it holds?
+    /// True if the job belongs to another producer. The requesting producer may not see it in full and may not replace
+    /// it.
     pub foreign: bool,
 }
 
-/// What became of one job that was asked for.
+/// Outcome for one requested job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// Accepted.
+    /// The job was accepted.
     New(Accepted),
-    /// This job has the unique key, and stands for the one that was asked for.
+    /// The job was not written: this unfinished job holds the unique key and is the answer in its place.
     Held(Holder),
 }
 
 impl Placed {
-    /// The receipt, if the job is new.
+    /// Return the receipt, if the job is new.
     #[must_use]
     pub fn accepted(self) -> Option<Accepted> {
         match self {
@@ -62,25 +65,26 @@ impl Placed {
     }
 }
 
-/// What became of jobs that were asked for together.
+/// Outcome for jobs that were requested together.
 #[derive(Clone, Debug, Default)]
 pub struct Receipts {
-    /// In the order of the request.
+    /// One entry per requested job, in the order of the request.
     pub placed: Vec<Placed>,
-    /// Jobs that were cancelled, because new ones took their keys.
+    /// Jobs that were cancelled because new jobs took their unique keys.
     pub replaced: Vec<JobId>,
-    /// When a single job was asked for, and another of the same producer has its key: that one in full.
+    /// The holder in full. Set only if the request has a single job and a job of the same producer holds its unique
+    /// key.
     pub holder: Option<Box<(Job, Vec<Attempt>)>>,
 }
 
 impl Receipts {
-    /// All are new.
+    /// Return receipts in which all jobs are new.
     #[must_use]
     pub fn of(accepted: Vec<Accepted>) -> Self {
         Self { placed: accepted.into_iter().map(Placed::New).collect(), ..Self::default() }
     }
 
-    /// The receipts of the new ones.
+    /// Iterate over the receipts of the new jobs.
     pub fn accepted(&self) -> impl Iterator<Item = &Accepted> {
         self.placed.iter().filter_map(|placed| match placed {
             Placed::New(accepted) => Some(accepted),
@@ -89,20 +93,22 @@ impl Receipts {
     }
 }
 
-/// What became of jobs some of which have unique keys.
+/// Outcome for a request with unique keys.
 #[derive(Clone, Debug)]
 pub enum Keyed {
-    /// Each is accepted, or another stands for it, as it wished.
+    /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
     Accepted(Receipts),
-    /// Nothing was written: these jobs, by their place, may not have their keys, which these unfinished jobs hold.
+    /// Nothing was written. Each entry is the position of a job in the request and the unfinished job that holds its
+    /// unique key.
     Taken(Vec<(usize, Holder)>),
 }
 
-/// What an earlier run of a write decided, for a run that finds it committed.
+/// The decision of an earlier run of the same write. A later run returns it when it finds that the earlier one has
+/// committed.
 pub(super) type Memory = Mutex<Option<Receipts>>;
 
 impl Store {
-    /// Accept jobs some of which have unique keys, all or none.
+    /// Insert jobs, some of which have unique keys: all of them or none.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -110,7 +116,8 @@ impl Store {
         self.insert_keyed_for(Producer::tickr(), jobs).await
     }
 
-    /// As [`insert_keyed`](Self::insert_keyed), for a producer that may not reach the jobs of all others.
+    /// Insert jobs as [`insert_keyed`](Self::insert_keyed) does, for a producer that may not reach the jobs of other
+    /// producers.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -124,18 +131,18 @@ impl Store {
         });
         match outcome.await? {
             Outcome::First { done: Some(keyed), .. } | Outcome::Refused(keyed) => Ok(keyed),
-            _ => Err(StoreError::Corrupt { attempted, cause: "an answer that belongs to a key".into() }),
+            _ => Err(StoreError::Corrupt { attempted, cause: "a stored response without an idempotency key".into() }),
         }
     }
 }
 
-/// Jobs, and who asks for them.
+/// The requested jobs and their producer.
 pub(super) struct Asked {
     pub(super) jobs: Vec<NewJob>,
     pub(super) producer: Producer,
 }
 
-/// Note on each job with a unique key whose it is, unless that is known: a replay stays its first producer's.
+/// Record the producer in each job that has a unique key and no creator yet. A replayed job keeps its first creator.
 pub(super) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> {
     for job in jobs.iter_mut().filter(|job| job.unique_key.is_some()) {
         job.options.creator.get_or_insert_with(|| producer.creator().clone());
@@ -143,7 +150,7 @@ pub(super) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> 
     jobs
 }
 
-/// Write jobs, all or none, at most once if `once` says so. Within the caller's transaction.
+/// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
 pub(super) async fn insert_keyed(
     conn: &mut MySqlConnection,
     Asked { jobs, producer }: &Asked,
@@ -165,19 +172,20 @@ pub(super) async fn insert_keyed(
         lock_held(conn, decided.replace.values().map(|holder| holder.id)).await?
     };
     for (place, holder) in &decided.replace {
-        // Nobody ends a job without its key, which we hold; but somebody may have begun it since we looked.
+        // The holder cannot end without its unique key, which this transaction holds. But a runner may have started it
+        // since the read without a lock.
         let owed = held.get(&holder.id).ok_or_else(|| again("the holder of a unique key is gone"))?;
         if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {
             taken.push((*place, Holder { state: owed.state, ..*holder }));
         }
     }
     if !taken.is_empty() {
-        // The keys taken so far go back; the commit that follows finds nothing to do.
+        // This releases the unique keys taken so far. The commit that follows has nothing to write.
         sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
         if let Some((once, _)) = once
             && let Some(kept) = find(conn, once).await?
         {
-            // Perhaps it was this very request, in an earlier call, that took the keys.
+            // Perhaps an earlier call of this same request took the unique keys.
             return Ok(kept.meet(once, None));
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
@@ -233,7 +241,7 @@ pub(super) async fn insert_keyed(
     })
 }
 
-/// An earlier run may have committed: if it did, what it decided.
+/// Return the decision of an earlier run if that run has committed.
 async fn done_before(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
@@ -247,30 +255,30 @@ async fn done_before(
     let mut by_id: Vec<&NewJob> = jobs.iter().collect();
     by_id.sort_unstable_by_key(|job| job.id);
     let found = receipts(conn, &by_id).await?;
-    // The ids were made before the first run: if they are there, our own lost commit wrote them, all of them.
+    // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of them.
     Ok(decided.filter(|_| !found.is_empty()).map(|decided| Outcome::Refused(Keyed::Accepted(decided))))
 }
 
-/// What stands for a job that is not accepted itself.
+/// The job that is the answer for a requested job that is not written.
 #[derive(Clone, Copy)]
 enum StandIn {
-    /// An unfinished job that has its key.
+    /// An unfinished job that holds the unique key.
     Holder(Holder),
-    /// The job at this earlier place of the same request, which takes the key.
+    /// The job at this earlier position of the same request, which takes the unique key.
     Earlier(usize),
 }
 
-/// What is to become of the jobs of one request, by place. The keys are locked.
+/// The decision for each job of one request, by position. The rows of the unique keys are locked.
 #[derive(Default)]
 struct Decided {
     stand_ins: BTreeMap<usize, StandIn>,
-    /// Holders to cancel, as far as a look without a lock can tell.
+    /// Holders to cancel. Their state was read without a lock, so it is checked again later.
     replace: BTreeMap<usize, Holder>,
     taken: Vec<(usize, Holder)>,
 }
 
 async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer) -> Result<Decided, sqlx::Error> {
-    // In key order, so that two batches with the same keys wait for each other instead of deadlocking.
+    // In key order, so that two batches with the same unique keys wait for each other instead of deadlocking.
     let mut by_key: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
     for (place, job) in jobs.iter().enumerate() {
         if let Some(key) = &job.unique_key {
@@ -296,7 +304,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
                     decided.stand_ins.insert(first, stand_in);
                 }
                 OnConflict::Replace
-                    // To end the job of another takes more than knowing its key.
+                    // A producer may not end another producer's job only because it knows the unique key.
                     if !holder.foreign && next(holder.state, Event::Cancel) == Ok(State::Cancelled) =>
                 {
                     decided.replace.insert(first, holder);
@@ -307,7 +315,7 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
         for place in others {
             match jobs[*place].on_conflict {
                 OnConflict::Return => drop(decided.stand_ins.insert(*place, stand_in)),
-                // A job cannot push out its neighbour: both were asked for in the same breath.
+                // A job cannot replace another job of the same request.
                 OnConflict::Reject | OnConflict::Replace => {
                     let holder = holder.unwrap_or(Holder {
                         id: job.id,
@@ -323,8 +331,8 @@ async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer
     Ok(decided)
 }
 
-/// Take the key for `job`, or say who holds it. An upsert could not tell who won, because the driver counts matched
-/// rows; a plain insert can.
+/// Take the unique key for `job`, or return the job that holds it. A plain insert is used, because it reports a
+/// duplicate. An upsert could not tell which request won: the driver counts matched rows.
 async fn take_key(
     conn: &mut MySqlConnection,
     job: &NewJob,
@@ -346,12 +354,12 @@ async fn take_key(
         if let Some(id) = holder {
             return read_holder(conn, id, producer).await.map(Some);
         }
-        // The holder ended between the two statements: try again.
+        // The holder ended between the two statements, so try again.
     }
     Err(again("a unique key changed hands three times"))
 }
 
-/// Lock the key and say who holds it, or take it for `job`.
+/// Lock the unique key and return its holder, or take the key for `job`.
 async fn lock_key(
     conn: &mut MySqlConnection,
     job: &NewJob,
@@ -369,8 +377,9 @@ async fn lock_key(
     }
     match insert_key(conn, job, key).await {
         Ok(()) => Ok(None),
-        // Somebody took it between the two statements. The refused insert left a shared lock behind, and many who went
-        // on from there to the exclusive one would deadlock: begin again instead, and queue for the row.
+        // Another request took the unique key between the two statements. The refused insert left a shared lock behind.
+        // Many transactions that go on from the shared to the exclusive lock would deadlock. So begin again and wait
+        // for the row.
         Err(e) if fault(&e) == Fault::Duplicate => Err(again("a unique key was taken meanwhile")),
         Err(e) => Err(e),
     }
@@ -386,22 +395,22 @@ async fn insert_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Resu
     Ok(())
 }
 
-/// The holder of a key that is locked: owed, because its end would have to take the key away first. Read without a
-/// lock, so that nobody waits for somebody who waits for the key.
+/// Read the holder of a locked unique key. Its `owed` row exists, because its end would first have to delete the unique
+/// key. The read takes no lock, so that it does not wait for a transaction that itself waits for this unique key.
 async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<Holder, sqlx::Error> {
     let sql = "SELECT o.state, o.execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
                JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
     let row = sqlx::query(sql).bind(id).fetch_optional(conn).await?;
-    let row = row.ok_or_else(|| again("the holder of a unique key is not owed"))?;
+    let row = row.ok_or_else(|| again("the holder of a unique key has no owed row"))?;
     let state = State::from_word(row.try_get::<&str, _>(0)?).ok_or_else(|| corrupt("state"))?;
     let options: Option<String> = row.try_get(2)?;
-    // Options that this binary cannot read do not say that the job is the producer's own.
+    // If this binary cannot read the options, it must not assume that the job belongs to this producer.
     let options = options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default();
     Ok(Holder { id: JobId::from_uuid(id), state, execute_at: row.try_get(1)?, foreign: !producer.reaches(&options) })
 }
 
-/// A job in full. It takes several reads, and nothing holds the job still but the lock on its key, which keeps it from
-/// ending; so read until it did not move meanwhile.
+/// Read a job in full. This takes several reads. The lock on the unique key keeps the job from ending but not from
+/// changing, so read again until two reads in a row agree.
 async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec<Attempt>), sqlx::Error> {
     let mut seen: Option<(String, u32)> = None;
     for _ in 0..6 {
@@ -415,10 +424,10 @@ async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec
             _ => seen = now,
         }
     }
-    Err(again("a job would not hold still"))
+    Err(again("a job kept changing while it was read"))
 }
 
-/// Cancel these locked holders, give their keys to the jobs at those places, and write down who did it.
+/// Cancel these locked holders, give their unique keys to the jobs at these positions, and write audit records.
 async fn replace(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],

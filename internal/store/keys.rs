@@ -1,4 +1,4 @@
-//! Keys of the API: names, scopes and digests. The keys themselves are never here.
+//! API keys: names, scopes and digests. The secret values are never stored here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Actor, Name, Scope, Timestamp};
 
-/// Most keys that are good at the same time: each request is compared with all of them.
+/// Most API keys that are valid at the same time. Each request is compared with all of them.
 pub const MOST_KEYS: usize = 500;
 
-/// A key, as far as anybody but its holder knows it.
+/// An API key without its secret value.
 #[derive(Clone)]
 pub struct ApiKey {
-    /// Its id.
+    /// The id of the API key.
     pub id: Uuid,
-    /// Its name, which no other key has or had.
+    /// The name of the API key. Names are never used again, not even after a revocation.
     pub name: Name,
-    /// What it is good for.
+    /// The rights of the API key.
     pub scope: Scope,
-    /// The only kinds that it may enqueue, in order; all when absent.
+    /// The only kinds that the API key may enqueue, in order; all kinds when absent.
     pub kinds: Option<Arc<BTreeSet<Name>>>,
-    /// The name under which jobs with unique keys are its own; its own name when absent.
+    /// The producer name of its jobs with unique keys; the name of the API key when absent.
     pub producer: Option<Name>,
-    /// SHA-256 of the key.
+    /// SHA-256 of the secret value.
     pub digest: Digest,
-    /// When it was made, and by whom.
+    /// Time when the API key was created.
     pub created_at: Timestamp,
-    /// Who made it.
+    /// The actor that created it.
     pub created_by: Actor,
-    /// When it was last used, to about a minute.
+    /// Time when it was last used, precise to about a minute.
     pub last_used_at: Option<Timestamp>,
-    /// When and by whom it was revoked.
+    /// Time and actor of the revocation, if it was revoked.
     pub revoked: Option<(Timestamp, Actor)>,
 }
 
@@ -50,21 +50,21 @@ impl std::fmt::Debug for ApiKey {
     }
 }
 
-/// A key to make.
+/// An API key to create.
 #[derive(Clone, Debug)]
 pub struct NewKey {
-    /// Its name.
+    /// The name of the API key.
     pub name: Name,
-    /// What it is to be good for.
+    /// The rights of the API key.
     pub scope: Scope,
-    /// The only kinds that it may enqueue; all when absent.
+    /// The only kinds that it may enqueue; all kinds when absent.
     pub kinds: Option<BTreeSet<Name>>,
-    /// Under which name jobs with unique keys are its own; its own name when absent.
+    /// The producer name of its jobs with unique keys; its own name when absent.
     pub producer: Option<Name>,
 }
 
 impl NewKey {
-    /// A key without limits of its own.
+    /// Return an API key without limits of its own.
     #[must_use]
     pub const fn new(name: Name, scope: Scope) -> Self {
         Self { name, scope, kinds: None, producer: None }
@@ -72,32 +72,32 @@ impl NewKey {
 }
 
 impl ApiKey {
-    /// What is written beside the jobs with unique keys that its holder makes.
+    /// Return the creator that is stored with jobs that have unique keys.
     #[must_use]
     pub fn creator(&self) -> Actor {
         Actor::key(self.producer.as_ref().unwrap_or(&self.name).as_str())
     }
 }
 
-/// What became of a new key.
+/// Outcome of the creation of an API key.
 #[derive(Debug)]
 pub enum MadeKey {
-    /// It is good from now on.
+    /// The API key was created and is valid from now on.
     Made(ApiKey),
-    /// A key has or had this name.
+    /// Another API key has, or had, this name.
     NameTaken,
-    /// [`MOST_KEYS`] are good already.
+    /// There are [`MOST_KEYS`] valid API keys already.
     TooMany,
 }
 
-/// What became of a key that was to be revoked.
+/// Outcome of the revocation of an API key.
 #[derive(Debug)]
 pub enum RevokedKey {
-    /// It is good no longer.
+    /// The API key was revoked now.
     Revoked(ApiKey),
-    /// It was revoked before.
+    /// The API key was already revoked.
     Before(ApiKey),
-    /// There is no key of this name.
+    /// There is no API key with this name.
     Missing,
 }
 
@@ -105,7 +105,8 @@ const COLUMNS: &str =
     "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer";
 
 impl Store {
-    /// Every key that was ever made, newest first; those that are good at the least. For this process's own copy.
+    /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for the
+    /// copy in this process.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -113,7 +114,7 @@ impl Store {
         keys_through(&self.shared.pools.controls).await
     }
 
-    /// As [`keys`](Self::keys), for a client that lists them.
+    /// Read the same API keys as [`keys`](Self::keys), on a connection for clients that list them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -121,7 +122,7 @@ impl Store {
         keys_through(&self.shared.pools.reads).await
     }
 
-    /// Make a key.
+    /// Create an API key.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -129,7 +130,7 @@ impl Store {
         self.make_limited_key(NewKey::new(name.clone(), scope), digest, by).await
     }
 
-    /// Make a key with limits of its own.
+    /// Create an API key with limits of its own.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -144,7 +145,7 @@ impl Store {
         }
         let act = Act::new(by, "key.create", key.name.as_str()).with(detail);
         let (shared, kinds, id) = (self.shared.clone(), kinds.map(|kinds| kinds.join(",")), Uuid::now_v7());
-        transact(&self.shared.pools.controls, "make a key", move |conn, _| {
+        transact(&self.shared.pools.controls, "create an API key", move |conn, _| {
             let (shared, new, kinds, act) = (shared.clone(), key.clone(), kinds.clone(), act.clone());
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
@@ -173,7 +174,7 @@ impl Store {
                     Err(e) => return Err(e),
                 }
                 Ok(match read(conn, &new.name, "").await? {
-                    // Ours: now, or in an earlier run whose commit arrived after all.
+                    // Our own row: written now, or by an earlier run whose commit succeeded without an answer.
                     Some(key) if key.id == id => MadeKey::Made(key),
                     _ => MadeKey::NameTaken,
                 })
@@ -182,14 +183,14 @@ impl Store {
         .await
     }
 
-    /// End a key.
+    /// Revoke an API key.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn revoke_key(&self, name: &Name, by: &Actor) -> Result<RevokedKey, StoreError> {
         let act = Act::new(by, "key.revoke", name.as_str());
         let (shared, name) = (self.shared.clone(), name.clone());
-        transact(&self.shared.pools.controls, "revoke a key", move |conn, _| {
+        transact(&self.shared.pools.controls, "revoke an API key", move |conn, _| {
             let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
             Box::pin(async move {
                 let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedKey::Missing) };
@@ -211,7 +212,7 @@ impl Store {
         .await
     }
 
-    /// Note that these keys were used just now.
+    /// Record that these API keys were used now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -219,7 +220,7 @@ impl Store {
         if ids.is_empty() {
             return Ok(());
         }
-        on_pool(&self.shared.pools.controls, "note which keys were used", move |conn, _| {
+        on_pool(&self.shared.pools.controls, "record the use of API keys", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let sql = format!(
@@ -243,7 +244,7 @@ async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Re
 }
 
 async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
-    on_pool(pool, "read the keys", |conn, _| {
+    on_pool(pool, "read the API keys", |conn, _| {
         Box::pin(async move {
             let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
             statement(sql).fetch_all(conn).await?.iter().map(key).collect()

@@ -1,4 +1,4 @@
-//! Leases: renewed by their holder, taken away by the reaper.
+//! Leases: the heartbeat of the holder renews them, and the reaper ends attempts whose lease has lapsed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -19,58 +19,58 @@ use crate::job::{
     AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
 };
 
-/// One live attempt of this runner, as the heartbeat tells it to the store.
+/// One live attempt of this runner, as the heartbeat reports it to the store.
 #[derive(Clone, Debug)]
 pub struct LiveAttempt {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// The right to renew.
+    /// The token that allows the renewal.
     pub token: AttemptToken,
-    /// Its newest progress, if it said anything since the last beat.
+    /// The newest progress, if the handler reported any since the last heartbeat.
     pub progress: Option<Progress>,
-    /// A moment before the newest claim or renewal of its lease.
+    /// An instant shortly before the newest claim or renewal of the lease.
     pub leased: Instant,
 }
 
-/// What the store answers to a beat.
+/// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
 pub struct Beat {
-    /// Attempts that this runner does not hold any more: their handlers must stop.
+    /// Attempts that this runner does not hold any more. Their handlers must stop.
     pub lost: Vec<JobId>,
-    /// Attempts that somebody asked to cancel.
+    /// Attempts for which a cancel was requested.
     pub cancel_requested: Vec<JobId>,
 }
 
-/// What the runner tells about itself with each beat.
+/// The row of a runner, as the runner reports it about itself.
 #[derive(Clone, Debug)]
 pub struct RunnerRow {
-    /// Its identity.
+    /// The id of the runner.
     pub id: RunnerId,
     /// Version of the binary.
     pub version: &'static str,
-    /// Kinds it can run.
+    /// Kinds that it can run.
     pub kinds: Vec<Name>,
-    /// Which versions of their types it has.
+    /// The versions of its payload types, per kind.
     pub editions: Editions,
-    /// Queues it serves.
+    /// Queues that it serves.
     pub queues: Vec<Name>,
-    /// Its worker slots.
+    /// Number of its worker slots.
     pub slots: u32,
-    /// Its lease.
+    /// Length of its lease.
     pub lease: Duration,
-    /// The host it runs on.
+    /// Name of its host.
     pub host: String,
-    /// Its process there.
+    /// Its process id on that host.
     pub pid: u32,
-    /// The runner whose suspect it runs, if it is such a process.
+    /// The runner that started this process to run a suspect; absent for an ordinary runner.
     pub parent: Option<RunnerId>,
 }
 
-/// The heartbeat's own line to MySQL: one connection that nothing else uses.
+/// The connection of the heartbeat to MySQL. Nothing else uses it.
 pub struct Pulse {
     link: Link,
     clock: Arc<super::clock::StoreClock>,
-    /// The jobs in the runner's slots as they were last written down.
+    /// The jobs in the runner's slots, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
 
@@ -80,56 +80,56 @@ impl std::fmt::Debug for Pulse {
     }
 }
 
-/// A runner that has not stopped, as the list shows it.
+/// A runner that has not stopped, as its row shows it.
 #[derive(Clone, Debug)]
 pub struct RunnerBeat {
-    /// Its identity.
+    /// The id of the runner.
     pub id: RunnerId,
-    /// Its lease.
+    /// Length of its lease.
     pub lease: Duration,
-    /// Its last beat, by the database's clock at that time.
+    /// Time of its last heartbeat, by the database's clock.
     pub heartbeat_at: Timestamp,
-    /// Does it write down what it claims? Binaries before this one do not.
+    /// True if it records its claims in `claim_batches`. Older binaries do not.
     pub writes_batches: bool,
 }
 
-/// An attempt whose lease had lapsed when it was looked at.
+/// An attempt whose lease had lapsed when it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lapsed {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// The token that holds it.
+    /// The token of the attempt.
     pub token: AttemptToken,
-    /// When its lease ended. One that was renewed since ends later.
+    /// The time when the lease ended. If the holder has renewed the lease since, the row has a later time.
     pub until: Timestamp,
 }
 
-/// A page of a walk through the owed rows.
+/// One page of a walk through the `owed` rows.
 #[derive(Debug)]
 pub struct OwedPage {
     /// Attempts whose lease has lapsed.
     pub lapsed: Vec<Lapsed>,
-    /// Where to go on; absent at the end.
+    /// The position to continue after; absent at the end.
     pub next: Option<JobId>,
 }
 
 /// An attempt that was ended without its holder.
 #[derive(Clone, Debug)]
 pub struct Reaped {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// Its kind.
+    /// The kind of the job.
     pub kind: Name,
-    /// Its queue.
+    /// The queue of the job.
     pub queue: Name,
-    /// Its state now.
+    /// The state of the job now.
     pub state: State,
-    /// What became of the settlement.
+    /// Outcome of the settlement.
     pub settled: Settled,
 }
 
 impl Store {
-    /// A line for one heartbeat.
+    /// Return a connection for one heartbeat. It is opened at its first use.
     #[must_use]
     pub fn pulse(&self) -> Pulse {
         Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone(), told: None }
@@ -152,12 +152,12 @@ impl Store {
         .await
     }
 
-    /// The runners that have not stopped, and when each beat last.
+    /// Read the runners that have not stopped, with the time of their last heartbeat.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn runner_beats(&self) -> Result<Vec<RunnerBeat>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read the beats of runners", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read the heartbeats of runners", move |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT id, lease_ms, heartbeat_at, claim_batches FROM runners WHERE stopped_at IS NULL";
                 let found = sqlx::query(sql).fetch_all(conn).await?;
@@ -175,8 +175,9 @@ impl Store {
         .await
     }
 
-    /// One page of a walk through the owed rows in the order of their ids: the attempts whose lease has lapsed among the
-    /// next `rows`. For those that no batch of claims names: of binaries that do not write any.
+    /// Read one page of a walk through the `owed` rows in the order of their ids: the attempts among the next `rows`
+    /// rows whose lease has lapsed. The walk finds the attempts of older binaries, which do not record their claims in
+    /// `claim_batches`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -207,7 +208,7 @@ impl Store {
         .await
     }
 
-    /// The kinds that living runners can run.
+    /// Read the kinds that living runners can run.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -234,9 +235,9 @@ impl Store {
         .await
     }
 
-    /// Mark a silent runner as gone, if it has not beaten since it was read and none of its claims is open. The caller
-    /// waits until it has been silent for two leases. One would be too early: what it claimed after its last beat is leased
-    /// for longer than its silence.
+    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim. The caller
+    /// waits until the runner has been silent for two leases. One lease would be too short: the lease of a job that it
+    /// claimed after its last heartbeat ends later than that.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -260,10 +261,11 @@ impl Store {
         .await
     }
 
-    /// End attempts whose lease has lapsed as `lost`, as far as token and lease are as they were seen when the row is
-    /// locked. A job that lost its first attempt keeps its place in the due order and runs again at once. Those that lost
-    /// more run again after their own backoff, or that of their kind in `policies`, or the usual one. Those that MySQL refuses to
-    /// end are answered by themselves: one bad row must not keep the others lost.
+    /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
+    /// when the row is locked are ended. After its first loss a job keeps its position in the due order and runs again
+    /// at once. After further losses a job runs again after a backoff: its own, else that of its kind in `policies`,
+    /// else the default. If MySQL refuses to end an attempt, it is returned separately with the error, so that one bad
+    /// row does not block the others.
     ///
     /// # Errors
     /// When MySQL cannot be reached.
@@ -334,10 +336,11 @@ impl Store {
         Ok(reaped)
     }
 
-    /// Give back attempts that no handler was started for: they burn nothing, and are due at once. As far as the token
-    /// holds them.
+    /// Give back attempts whose handler was not started, if the token still holds them. They do not count against
+    /// `max_attempts`, and their jobs are due at once.
     ///
-    /// Waits for the locks of a claim whose COMMIT is under way, so that what this finds is decided for good.
+    /// This waits for the row locks of a claim whose COMMIT is under way, so that the claim is either committed or
+    /// rolled back when the rows are read.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -365,15 +368,15 @@ impl Store {
         Ok(given)
     }
 
-    /// Give back the attempts of claims that were never answered: no handler knows of them.
+    /// Give back the attempts of claims that were never answered. No handler was started for them.
     ///
     /// # Errors
-    /// When MySQL cannot be reached; those that are left are looked at by the next call.
+    /// When MySQL cannot be reached. The next call tries the remaining attempts again.
     pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
         let mut given = Vec::new();
         let mut unanswered = self.take_unanswered().into_iter();
         while let Some((token, ids)) = unanswered.next() {
-            // Claimed again under the same token, with an answer.
+            // A later claim under the same token took these jobs and was answered.
             let ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
             if ids.is_empty() {
                 continue;
@@ -386,7 +389,7 @@ impl Store {
                     }
                     return Err(error);
                 }
-                // Their leases end, and they are lost.
+                // The leases of these attempts end later, and the reaper ends them as lost.
                 Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unanswered claims back"),
             }
         }
@@ -394,13 +397,14 @@ impl Store {
     }
 }
 
-/// When a job runs again whose runner died under it. The first loss is no evidence against the job: it does not wait. What
-/// lost several together comes back at different times, because each draws its own.
+/// Return when a job runs again after its runner died. The first loss is no evidence against the job, so it does not
+/// wait. After further losses each job draws its own random delay, so that jobs lost together come back at different
+/// times.
 pub(super) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
     if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
 }
 
-/// The end of an attempt that its holder does not settle.
+/// Build the end of an attempt that its holder does not settle.
 fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> Settlement {
     Settlement {
         id,
@@ -423,7 +427,7 @@ async fn end(
     ends: &[Settlement],
     held: &std::collections::BTreeMap<JobId, Owed>,
 ) -> Result<Vec<Reaped>, sqlx::Error> {
-    // After the locks, for which this may have waited.
+    // Read the clock after the locks, because this may have waited for them.
     let now = read_clock(conn, &shared.clock).await?;
     let mut moves = Vec::with_capacity(ends.len());
     for item in ends {
@@ -446,7 +450,8 @@ async fn end(
     Ok(moves.iter().map(done).collect())
 }
 
-/// The backoff of those jobs that have their own. Options that cannot be read are no reason to leave a job lost.
+/// Read the retry policies of those jobs that have their own. If options cannot be read, the default applies: the job
+/// must not stay lost.
 pub(super) async fn own_policies(
     conn: &mut MySqlConnection,
     ids: &[JobId],
@@ -474,7 +479,7 @@ pub(super) async fn own_policies(
 }
 
 impl Pulse {
-    /// Enter this runner in the list. Its lease runs from here.
+    /// Register this runner in the table `runners`. Its lease runs from now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -511,11 +516,12 @@ impl Pulse {
             .await
     }
 
-    /// Renew the leases of all live attempts, and learn which are lost or asked to stop. Of those the first
-    /// [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) are written down for people, when they are others than before.
+    /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
+    /// first [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) attempts are written to the runner's row for operators, if they
+    /// have changed.
     ///
-    /// Leases are renewed in pages, those first that were renewed longest ago. `renewed` hears of each page at once, so
-    /// that a later one that fails, or takes too long, does not cost the earlier ones theirs.
+    /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
+    /// renewals of earlier pages count even if a later page fails or takes too long.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -529,14 +535,14 @@ impl Pulse {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
         let in_slots = slot_jobs(live);
-        // NULL leaves the column alone, and the statement is the same either way.
+        // NULL leaves the column unchanged, so the text of the statement is the same either way.
         let news = (self.told.as_ref() != Some(&in_slots)).then(|| Arc::new(in_slots));
         self.link
-            .run("beat", |conn, _| {
+            .run("write the heartbeat", |conn, _| {
                 let (clock, runner, news) = (clock.clone(), runner.clone(), news.clone());
                 Box::pin(async move {
                     read_clock(conn, &clock).await?;
-                    // By the best of the recent readings: this one may have been held up.
+                    // Use the best of the recent clock readings, because this one may have been delayed.
                     let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
                     sqlx::query(
                         "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, clock_skew_ms = ?, \
@@ -570,7 +576,7 @@ impl Pulse {
         Ok(beat)
     }
 
-    /// Between beats: learn of cancels, without renewing anything.
+    /// Read cancel requests between heartbeats, without renewing leases.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -586,8 +592,8 @@ impl Pulse {
         Ok(beat)
     }
 
-    /// Write what live attempts said of their progress, in one transaction. Not part of a beat: a lease must not depend
-    /// on it.
+    /// Write the progress of live attempts in one transaction. This is not part of a heartbeat, because a lease must
+    /// not depend on it.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -620,19 +626,19 @@ impl Pulse {
             .await
     }
 
-    /// Give up the connection: what was under way on it was not waited for.
+    /// Close the connection without waiting for the statement that runs on it.
     pub fn disconnect(&mut self) {
         self.link.disconnect();
     }
 
-    /// Strike this runner from the list of the living: its attempts are settled.
+    /// Mark this runner as stopped. Its attempts are settled by now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn goodbye(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         self.link
-            .run("strike the runner off", |conn, _| {
+            .run("mark the runner as stopped", |conn, _| {
                 let runner = runner.clone();
                 Box::pin(async move {
                     sqlx::query(
@@ -648,7 +654,8 @@ impl Pulse {
     }
 }
 
-/// Progress as it is kept. Its column holds 255 characters, which only a note full of quotes exceeds: that one goes.
+/// Return the progress as JSON for its column of 255 characters. Only a note with many escaped characters is too long
+/// for it; such a note is left out.
 fn progress_text(progress: &Progress) -> String {
     let text = serde_json::to_string(progress).unwrap_or_default();
     if text.len() <= 255 {
@@ -657,7 +664,7 @@ fn progress_text(progress: &Progress) -> String {
     serde_json::to_string(&Progress { percent: progress.percent, note: None }).unwrap_or_default()
 }
 
-/// One page of renewals: write, then read back what is still ours.
+/// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
 fn renew(
     conn: &mut MySqlConnection,
     _earlier: Earlier,
@@ -666,7 +673,7 @@ fn renew(
 ) -> Step<'_, Beat> {
     Box::pin(async move {
         let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
-        // Attempts share tokens by the batch that claimed them, so this list is short.
+        // Attempts that were claimed in one batch share a token, so this list is short.
         let mut tokens: Vec<Uuid> = page.iter().map(|attempt| attempt.token.uuid()).collect();
         tokens.sort_unstable();
         tokens.dedup();

@@ -1,11 +1,11 @@
-//! Lines of owed work: a queue at one priority, in order of due time.
+//! Lanes of unfinished jobs. A lane is one queue at one priority, in order of due time.
 //!
-//! The one index of `owed` beside its primary key begins with the line, so each line is a range of its own. A reader
-//! names its lines, and what stands in others costs it nothing: not a queue that is paused, not one at its limit, not
-//! one that no runner serves. Several lines are read in one statement, a `UNION ALL` with a branch for each.
+//! The only secondary index of `owed` begins with queue and priority, so each lane is a range of its own. A reader
+//! names its lanes, and rows in other lanes cost it nothing: paused queues, queues at their limit, queues that no
+//! runner serves. One statement reads several lanes: a `UNION ALL` with a branch for each.
 //!
-//! Executing rows stand at the front of their line, because they were due. There are at most as many as attempts are
-//! open, so a read may pass over them.
+//! Executing rows are at the front of their lane, because they were due first. There are at most as many as open
+//! attempts, so a read can skip them cheaply.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,12 +20,12 @@ use super::shape::{padded, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Priority, Timestamp};
 
-/// Most lines in one statement.
+/// Most lanes in one statement.
 pub(super) const MOST_BRANCHES: usize = 16;
-/// Rows of one line in a page that many lines share, at least.
+/// Minimum number of rows per lane when many lanes share a page.
 const FEWEST_ROWS: usize = 125;
 
-/// A queue at one priority.
+/// A lane: one queue at one priority.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DueLine {
     /// The queue.
@@ -34,7 +34,7 @@ pub struct DueLine {
     pub priority: Priority,
 }
 
-/// A place in the order of a line: everything after it has not been seen.
+/// A position in the order of a lane. Everything behind it has not been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DueCursor {
     execute_at: Timestamp,
@@ -42,77 +42,77 @@ pub struct DueCursor {
 }
 
 impl DueCursor {
-    /// Before the first job of a line.
+    /// The position before the first job of a lane.
     pub const FRONT: Self = Self::at(Timestamp::UNIX_EPOCH);
 
-    /// Before everything that is due at `moment` or later.
+    /// Return the position before every job that is due at `moment` or later.
     #[must_use]
     pub const fn at(moment: Timestamp) -> Self {
         Self { execute_at: moment, id: JobId::from_uuid(uuid::Uuid::nil()) }
     }
 
-    /// After the job `id`, due at `moment`.
+    /// Return the position after the job `id` that is due at `moment`.
     #[must_use]
     pub const fn after(moment: Timestamp, id: JobId) -> Self {
         Self { execute_at: moment, id }
     }
 
-    /// The due time of the place.
+    /// Return the due time of this position.
     #[must_use]
     pub const fn moment(&self) -> Timestamp {
         self.execute_at
     }
 
-    /// The job of the place.
+    /// Return the job id of this position.
     #[must_use]
     pub const fn id(&self) -> JobId {
         self.id
     }
 }
 
-/// A part of a line, to be read.
+/// A part of a lane, to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueRange {
-    /// The line.
+    /// The lane.
     pub line: DueLine,
-    /// Where to begin.
+    /// The position to read after.
     pub after: DueCursor,
-    /// The last due time that counts.
+    /// The latest due time to read, inclusive.
     pub until: Timestamp,
 }
 
 impl DueRange {
-    /// All of a line that is due before or at `until`.
+    /// Return the range of all jobs of a lane that are due at or before `until`.
     #[must_use]
     pub const fn until(line: DueLine, until: Timestamp) -> Self {
         Self { line, after: DueCursor::FRONT, until }
     }
 }
 
-/// A job of a line.
+/// A job of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueRow {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// When it is due.
+    /// Due time of the job.
     pub execute_at: Timestamp,
-    /// Its kind, if that was asked for.
+    /// The kind of the job, if the read asked for it.
     pub kind: Option<Name>,
 }
 
-/// A page of one line.
+/// A page of one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinePage {
-    /// The line.
+    /// The lane.
     pub line: DueLine,
-    /// Its jobs, in order of due time.
+    /// Jobs of the lane, in order of due time.
     pub rows: Vec<DueRow>,
-    /// Where to go on; absent when the range is exhausted.
+    /// The position to continue after; absent when the range is exhausted.
     pub next: Option<DueCursor>,
 }
 
 impl LinePage {
-    /// The jobs of the page, as far as their kinds were read.
+    /// Iterate over the jobs of the page whose kinds were read.
     pub fn jobs(&self) -> impl Iterator<Item = DueJob> + '_ {
         self.rows.iter().filter_map(|row| {
             Some(DueJob {
@@ -126,30 +126,30 @@ impl LinePage {
     }
 }
 
-/// Which jobs of a line to read, and how much of each.
+/// Selection of the jobs of a lane to read, and of their columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// Every job that is owed, also those that execute: id and due time, which the index alone can answer.
+    /// Every unfinished job, executing ones included: id and due time, which the index alone can answer.
     Owed,
-    /// Those that wait, with their kinds. A row that cannot be read is left out.
+    /// Jobs that are not executing, with their kinds. A row that cannot be read is left out.
     Waiting,
 }
 
 impl Store {
-    /// The lines of these queues that may hold jobs, queue by queue, the most urgent first. A line between two others may
-    /// be empty.
+    /// List the lanes of these queues that may hold jobs: queue by queue, the most urgent lane first. A lane between
+    /// two others may be empty.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn lines_of(&self, queues: Vec<Name>) -> Result<Vec<DueLine>, StoreError> {
-        on_pool(&self.shared.pools.loops, "look for lines of owed jobs", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "look for lanes of unfinished jobs", move |conn, _| {
             let queues = queues.clone();
             Box::pin(async move { lines_of(conn, &queues).await })
         })
         .await
     }
 
-    /// The first `most` rows of each of these ranges, in this order.
+    /// Read the first `most` rows of each of these ranges, in this order.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -172,14 +172,14 @@ impl Store {
         .await
     }
 
-    /// Read these ranges page by page, `page` rows at a time, whatever lines they are of.
+    /// Start a walk that reads these ranges in pages of `page` rows.
     #[must_use]
     pub fn walk(&self, ranges: impl IntoIterator<Item = DueRange>, page: usize, depth: Depth) -> DueWalk {
         DueWalk { store: self.clone(), ranges: ranges.into_iter().collect(), page, depth }
     }
 
-    /// The queues of living runners. Redis holds the jobs of these; what other queues have there is welcome and not
-    /// needed. When no runner lives: the queues of those that were heard last.
+    /// List the queues of living runners. Redis must hold the jobs of these queues. It may hold jobs of other queues,
+    /// but does not need to. If no runner is alive, list the queues of the runners with the newest heartbeats.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -189,7 +189,7 @@ impl Store {
     }
 }
 
-/// Ranges of lines that are read page by page.
+/// A walk through ranges of lanes, page by page.
 #[derive(Debug)]
 pub struct DueWalk {
     store: Store,
@@ -199,7 +199,7 @@ pub struct DueWalk {
 }
 
 impl DueWalk {
-    /// The next pages, each of another line; nothing when all ranges are exhausted.
+    /// Read the next pages, each of another lane. Return nothing when all ranges are exhausted.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -211,7 +211,7 @@ impl DueWalk {
         let most = (self.page / now.len()).max(FEWEST_ROWS.min(self.page));
         let pages = self.store.due_rows(now.clone(), most, self.depth).await?;
         self.ranges.drain(..now.len());
-        // A line that was begun is finished before others are begun.
+        // Finish the lanes that were begun before beginning others.
         for (mut range, page) in now.into_iter().zip(&pages).rev() {
             if let Some(next) = page.next {
                 range.after = next;
@@ -221,12 +221,12 @@ impl DueWalk {
         Ok(Some(pages))
     }
 
-    /// Go on only with these ranges.
+    /// Keep only the ranges for which `keep` returns true.
     pub fn retain(&mut self, keep: impl FnMut(&DueRange) -> bool) {
         self.ranges.retain(keep);
     }
 
-    /// What has not been read.
+    /// Iterate over the ranges that have not been read to their end.
     pub fn rest(&self) -> impl Iterator<Item = &DueRange> {
         self.ranges.iter()
     }
@@ -259,7 +259,7 @@ pub(super) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
     Ok(lines)
 }
 
-/// One page of each of these ranges, at most [`MOST_BRANCHES`].
+/// Read one page of each of these ranges, at most [`MOST_BRANCHES`] ranges.
 async fn read(
     conn: &mut MySqlConnection,
     ranges: &[DueRange],
@@ -269,7 +269,7 @@ async fn read(
     let mut query = statement(reads(padded(ranges.len()), depth));
     let most_rows = i64::try_from(most).unwrap_or(i64::MAX);
     for place in 0..padded(ranges.len()) {
-        // Branches that fill the statement up read nothing.
+        // Branches that only pad the statement read no rows.
         let (range, rows) = ranges.get(place).map_or((&ranges[0], 0), |range| (range, most_rows));
         let DueRange { line, after, until } = range;
         query = query
@@ -301,8 +301,8 @@ async fn read(
     Ok(pages)
 }
 
-/// Between which priorities the lines of each queue lie. Two dives into the index for each: the server answers MIN and MAX
-/// without reading what is between.
+/// Build the statement that finds the lowest and highest priority of each queue. It costs two index lookups per queue:
+/// MySQL answers MIN and MAX without reading the rows between them.
 fn probes(queues: usize) -> String {
     let branch = |place: usize| {
         format!(
@@ -313,7 +313,8 @@ fn probes(queues: usize) -> String {
     (0..queues).map(branch).collect::<Vec<_>>().join(" UNION ALL ")
 }
 
-/// The rows of so many ranges. One form for all of them: an OR over two would keep the optimiser from a plain range.
+/// Build the statement that reads this number of ranges. Every branch has the same form, because an OR over two forms
+/// would keep the optimiser from a plain range scan.
 fn reads(ranges: usize, depth: Depth) -> String {
     let (columns, only) = match depth {
         Depth::Owed => ("id, execute_at", ""),
@@ -328,7 +329,7 @@ fn reads(ranges: usize, depth: Depth) -> String {
     (0..ranges).map(branch).collect::<Vec<_>>().join(" UNION ALL ")
 }
 
-/// The statements that read lines, for the test that asks the servers for their plans.
+/// The statements that read lanes, for the test that checks their query plans on the servers.
 #[doc(hidden)]
 #[must_use]
 pub fn due_statements() -> Vec<String> {
@@ -336,7 +337,7 @@ pub fn due_statements() -> Vec<String> {
     [vec![probes(2)], reads.to_vec()].concat()
 }
 
-/// The kind of a row, with the name of the row before it where they are the same, which they are nearly always.
+/// Read the kind of a row. Reuse the name of the row before it if they are the same, which is nearly always the case.
 fn kind(row: &MySqlRow, depth: Depth, before: Option<&DueRow>) -> Result<Option<Name>, sqlx::Error> {
     if depth == Depth::Owed {
         return Ok(None);
@@ -349,11 +350,11 @@ fn kind(row: &MySqlRow, depth: Depth, before: Option<&DueRow>) -> Result<Option<
     }
 }
 
-/// Said once: such a row stays until an operator mends it, and is met every few seconds.
+/// Log a warning, once per process. Such a row stays until an operator repairs it, and is read every few seconds.
 pub(super) fn unreadable(what: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
-        tracing::warn!(what, "a row of the table owed cannot be read and is left alone; further ones are not told of");
+        tracing::warn!(what, "a row of the table owed cannot be read and is left alone; further ones are not logged");
     }
 }
 
@@ -374,8 +375,8 @@ pub(super) async fn fed_queues(conn: &mut MySqlConnection) -> Result<BTreeSet<Na
     Ok(queues)
 }
 
-/// Queues to show: those that runners serve, and the first by name that have owed jobs, at most `most` of these. Whether
-/// there are more. One dive into the index for each.
+/// List queues to show: those that runners serve, and the first `most` queues by name that have unfinished jobs. Also
+/// return whether there are more. This costs one index lookup per queue.
 pub(super) async fn queues_to_show(conn: &mut MySqlConnection, most: usize) -> Result<(Vec<Name>, bool), sqlx::Error> {
     let (mut queues, mut last) = (fed_queues(conn).await?, String::new());
     for _ in 0..most {
@@ -390,7 +391,7 @@ pub(super) async fn queues_to_show(conn: &mut MySqlConnection, most: usize) -> R
     Ok((queues.into_iter().collect(), more))
 }
 
-/// The first queue behind this name that has owed jobs.
+/// Find the first queue after this name that has unfinished jobs.
 async fn next_queue(conn: &mut MySqlConnection, after: &str) -> Result<Option<String>, sqlx::Error> {
     let next = "SELECT queue FROM owed FORCE INDEX (owed_line) WHERE queue > ? ORDER BY queue LIMIT 1";
     sqlx::query_scalar(next).bind(after).fetch_optional(conn).await

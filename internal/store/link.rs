@@ -1,12 +1,15 @@
-//! Connections, and the one loop that runs statements on them.
+//! Connections to MySQL, and the one loop that runs statements on them.
 //!
-//! Rules that every caller gets from here, because each of them was somebody's outage:
-//! - Work runs in a task of its own. A client that hangs up or a timeout that fires drops a *waiter*, never a future that
-//!   is in the middle of a transaction: the driver would put such a connection back with the transaction still open.
-//! - Every session is READ COMMITTED, UTC, utf8mb4, with short lock waits, and takes nothing from the server's defaults.
-//! - After an error the transaction is rolled back, also after a lock-wait timeout, which MySQL leaves open.
-//! - Deadlocks and lost connections run the *whole* closure again, bounded and with jitter. The closure is told when an
-//!   earlier run may have committed, so that it can recognise its own work.
+//! Every caller gets these rules from here. Each of them prevents a known kind of outage:
+//! - Work runs in a task of its own. When a client hangs up or a timeout fires, only a *waiter* is dropped, never a
+//!   future that is in the middle of a transaction. The driver would put such a connection back into the pool with its
+//!   transaction still open.
+//! - Every session is READ COMMITTED, UTC and utf8mb4, with short lock waits. It takes nothing from the server's
+//!   defaults.
+//! - After an error the transaction is rolled back. This includes a lock-wait timeout, after which MySQL leaves the
+//!   transaction open.
+//! - After a deadlock or a lost connection the *whole* closure runs again, a bounded number of times and with jitter.
+//!   The closure is told when an earlier run may have committed, so that it can recognise its own rows.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -27,47 +30,50 @@ pub(super) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>
 
 /// Most runs of one closure.
 const MOST_RUNS: u32 = 8;
-/// Longest run of one closure before its connection is given up: MySQL that answers nothing is MySQL that is out.
+/// Longest run of one closure. After that the connection is given up: a MySQL that does not answer counts as down.
 const RUN_LIMIT: Duration = Duration::from_secs(15);
-/// A connection that rested for longer is asked for a sign of life before work is trusted to it. A network may have
-/// forgotten it without a word to us, and the work would wait out its whole limit on it.
+/// Idle time after which a connection is pinged before work runs on it. A firewall or load balancer may have dropped
+/// the connection silently. Without the ping, the work would wait for its whole limit on a dead connection.
 const RESTED: Duration = Duration::from_secs(1);
-/// How long the first words on a connection may take: opening it, and what a start asks first.
+/// Time limit for opening a connection and for the first statements on it.
 pub(super) const FIRST_WORDS: Duration = Duration::from_secs(5);
-/// How long the sign of life may take.
+/// Time limit for the ping of an idle connection.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
-/// What earlier runs of the same closure may have done.
+/// Effect that earlier runs of the same closure may have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Earlier {
-    /// This is the first run, or no earlier one came as far as a commit.
+    /// This is the first run, or no earlier run reached its commit.
     Nothing,
     /// An earlier run lost its connection and may have committed.
     MayHaveCommitted,
 }
 
-/// What every session is set to, whatever the server's own defaults are, in one text and one round trip: the driver has set
-/// zone and character set by then. A session that committed nothing by itself, limited its answers or read quotes in another
-/// way would break promises without an error. The row that comes back is what [`Server`] needs to know.
+/// The settings of every session, whatever the server's own defaults are, in one text and one round trip. The driver
+/// has set the time zone and the character set before. Without these settings, a session that did not commit by itself,
+/// limited its results or read quotes differently would break guarantees without an error. [`Server`] needs the row
+/// that comes back.
 const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
      sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
      innodb_lock_wait_timeout = 5, lock_wait_timeout = 10; \
      SELECT CAST(@@max_allowed_packet AS SIGNED)";
-/// How long a hurried connection waits for a lock, and how long any other does.
+/// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s).
 const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
 const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
 
-/// Most bytes of values in one statement, however much the server takes.
+/// Most bytes of values in one statement, even if the server accepts more.
 const MOST_BYTES: usize = 4 << 20;
-/// A statement may have so many at the least: below them the server refuses tickr at its start.
+/// Smallest limit for the bytes of values in one statement. If the server accepts less, tickr refuses to start.
 const LEAST_BYTES: usize = 64 << 10;
-/// Texts that a connection keeps prepared: more than there are, if the server has room for them.
+/// Most prepared statements kept per connection: more than there are different statements, if the server has room for
+/// them.
 const MOST_TEXTS: usize = 1_024;
-/// With room for fewer texts than this none is kept: each would be thrown out before it is used again.
+/// If the server has room for fewer prepared statements per connection than this, none is kept: each would be evicted
+/// before it is used again.
 const LEAST_TEXTS: usize = 32;
 
-/// What a server takes. Read with every connection, because a failover may lead to another server.
+/// Limits of a MySQL server. They are read with every new connection, because a failover may lead to another server.
 #[derive(Debug)]
 pub(super) struct Server {
     packet: AtomicUsize,
@@ -75,11 +81,11 @@ pub(super) struct Server {
 }
 
 tokio::task_local! {
-    /// Most bytes of values in one statement of the step that runs here.
+    /// Most bytes of values in one statement of the step that runs in this task.
     static STATEMENT_BYTES: usize;
 }
 
-/// Most bytes of values in one statement, for the server that the running step talks to.
+/// Return the most bytes of values in one statement, for the server that the running step uses.
 pub(super) fn statement_bytes() -> usize {
     STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MOST_BYTES)
 }
@@ -89,23 +95,24 @@ impl Server {
         Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MOST_TEXTS) }
     }
 
-    /// Largest packet that it takes.
+    /// Return the largest packet that the server accepts, in bytes.
     pub(super) fn packet(&self) -> usize {
         self.packet.load(Ordering::Relaxed)
     }
 
-    /// A quarter of a packet: values may be written as twice as many digits, and statements have words as well.
+    /// Return a quarter of the packet size. A value may be written as hexadecimal digits, twice its length, and the
+    /// text of the statement needs space too.
     pub(super) fn statement_bytes(&self) -> usize {
         (self.packet() / 4).clamp(LEAST_BYTES, MOST_BYTES)
     }
 
-    /// It has room for `most` prepared statements, and this process has `connections`. Three quarters of the room are left to
-    /// other runners and other programs.
+    /// Set the number of prepared statements per connection. The server has room for `most` of them, and this process
+    /// has `connections` connections. Three quarters of the room are left to other runners and other programs.
     pub(super) fn share_statements(&self, most: usize, connections: usize) {
         self.texts.store(Self::worth_keeping(most / 4 / connections.max(1)), Ordering::Relaxed);
     }
 
-    /// It had no room for another prepared statement: keep half as many on each connection.
+    /// Keep half as many prepared statements on each connection, because the server had no room for another one.
     fn keep_fewer(&self) {
         let halve = |texts: usize| Some(Self::worth_keeping(texts / 2));
         let _ = self.texts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, halve);
@@ -116,7 +123,7 @@ impl Server {
     }
 }
 
-/// Where connections lead, and what is known of the server there.
+/// The address and options of the server, and its known limits.
 #[derive(Clone)]
 pub(super) struct Target {
     options: MySqlConnectOptions,
@@ -124,9 +131,9 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Nothing is known of the server before the first connection.
+    /// Build a target. The server's limits are unknown until the first connection.
     pub(super) fn new(options: MySqlConnectOptions) -> Self {
-        // The session's own text sets the mode.
+        // [`SESSION`] sets the SQL mode, so the driver must not.
         let options = options.pipes_as_concat(false).no_engine_substitution(false);
         Self { options, server: Arc::new(Server::unknown()) }
     }
@@ -146,7 +153,8 @@ pub(super) async fn open(target: &Target) -> Result<MySqlConnection, sqlx::Error
     .await
 }
 
-/// A connection whose server is silent for this long counts as lost, and is to be dropped with what was asked on it.
+/// Run `work` with a time limit. If the server is silent for longer, its connection counts as lost: the caller must
+/// drop the connection and the work on it.
 pub(super) async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, sqlx::Error>>,
@@ -167,9 +175,9 @@ async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<
     Ok(())
 }
 
-/// A pool that rolls back every connection that comes back to it: the driver takes one back in the middle of a
-/// transaction when a future is dropped at the wrong moment, and the next write on it would be acknowledged and vanish.
-/// Public for the test that holds this guard against the driver.
+/// Configure a pool to roll back every connection that is returned to it. When a future is dropped at the wrong moment,
+/// the driver returns a connection in the middle of a transaction. The next write on it would be acknowledged and then
+/// lost. This function is public for the test that checks this guard against the driver.
 #[doc(hidden)]
 #[must_use]
 pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
@@ -184,7 +192,7 @@ pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
     })
 }
 
-/// Connections for what is not a group commit, of one kind of caller.
+/// Pooled connections for one group of callers. Group commits do not use them.
 #[derive(Clone)]
 pub(super) struct Pool {
     connections: MySqlPool,
@@ -192,15 +200,15 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// None of them is opened before it is needed.
+    /// Build a pool. No connection is opened before it is needed.
     pub(super) fn new(target: &Target, size: u32) -> Self {
         let server = Arc::clone(&target.server);
         let connections = rolled_back_on_release(MySqlPoolOptions::new())
             .max_connections(size)
             .acquire_timeout(Duration::from_secs(3))
             .idle_timeout(Duration::from_secs(600))
-            // After a restart of MySQL every idle connection is dead: found out before its use, not by it. The round trip
-            // does not matter here; the hot path has connections of its own.
+            // After a restart of MySQL every idle connection is dead. The ping finds this out before the connection is
+            // used. Its extra round trip does not matter here, because the hot path has connections of its own.
             .test_before_acquire(true)
             .after_connect(move |conn, _| {
                 let server = Arc::clone(&server);
@@ -210,12 +218,12 @@ impl Pool {
         Self { connections, target: target.clone() }
     }
 
-    /// The driver's own pool.
+    /// Return the driver's own pool.
     pub(super) fn connections(&self) -> &MySqlPool {
         &self.connections
     }
 
-    /// The server has no room for another prepared statement: connections that are opened from now on keep fewer.
+    /// Make new connections keep fewer prepared statements, because the server has no room for another one.
     fn keep_fewer(&self) {
         self.target.server.keep_fewer();
         self.connections.set_connect_options(self.target.options());
@@ -242,7 +250,7 @@ where
     Ok(value)
 }
 
-/// Run `step` on a connection of the pool without a transaction around it: reads, and single statements.
+/// Run `step` on a connection of the pool without a transaction around it, for reads and for single statements.
 pub(super) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
 where
     T: Send + 'static,
@@ -262,7 +270,7 @@ where
                         pool.keep_fewer();
                     }
                     if outcome.as_ref().is_err_and(ends_connection) {
-                        // Nobody knows what such a connection would answer next: close it instead of releasing it.
+                        // The next answer on such a connection is unpredictable, so close it instead of releasing it.
                         conn.close_on_drop();
                     }
                     outcome
@@ -280,19 +288,20 @@ where
     }
 }
 
-/// Is a connection useless after this? A packet that is too large ends it as well.
+/// Return whether the connection is unusable after this error. MySQL also closes it after a packet that is too large
+/// (1153).
 fn ends_connection(error: &sqlx::Error) -> bool {
     fault(error) == Fault::Reconnect || number(error) == Some(1153)
 }
 
-/// A connection of its own, reopened when it breaks: for the group commits and the heartbeat, which are tasks that
-/// nobody cancels and which must not wait for the pool.
+/// A dedicated connection that is reopened when it breaks. The group commits and the heartbeat use one each: they are
+/// tasks that are never cancelled and that must not wait for a pool.
 pub(super) struct Link {
     target: Target,
     conn: Option<MySqlConnection>,
-    /// When the connection was last heard of.
+    /// Time of the last answer on the connection.
     heard: Instant,
-    /// Is it to wait for locks for a second only? And has the open connection been told so?
+    /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
     hurried: bool,
     told_hurried: bool,
 }
@@ -302,12 +311,12 @@ impl Link {
         Self { target, conn: None, heard: Instant::now(), hurried: false, told_hurried: false }
     }
 
-    /// From now on, wait for locks for a second only; or, if not hurried, as long as other connections do.
+    /// Set the lock wait for the next runs: one second if `hurried`, otherwise as long as on other connections.
     pub(super) fn hurry(&mut self, hurried: bool) {
         self.hurried = hurried;
     }
 
-    /// Run `step`, reopening the connection and repeating as often as the rules allow.
+    /// Run `step`. Reopen the connection and repeat the step as the rules of this module allow.
     pub(super) async fn run<T, F>(&mut self, attempted: &'static str, step: F) -> Result<T, StoreError>
     where
         F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
@@ -321,8 +330,8 @@ impl Link {
         }
     }
 
-    /// As [`run`](Self::run), but come back with nothing as soon as `step` has waited for a lock in vain. It is rolled back
-    /// by then.
+    /// Run `step` as [`run`](Self::run) does, but return nothing as soon as a lock wait of `step` has timed out. The
+    /// step has been rolled back by then.
     pub(super) async fn run_unless_locked<T, F>(
         &mut self,
         attempted: &'static str,
@@ -341,20 +350,20 @@ impl Link {
         }
     }
 
-    /// Close the connection, whatever it is doing; the next call opens another.
+    /// Close the connection, even during a statement. The next call opens another.
     pub(super) fn disconnect(&mut self) {
         self.conn = None;
     }
 
-    /// End whatever transaction a failed step left behind, now: the driver would do it with the next statement, and on a
-    /// quiet evening that is hours with the locks held.
+    /// Roll back the transaction that a failed step may have left open. The driver would do so only with the next
+    /// statement; on a quiet system the locks would be held until then, perhaps for hours.
     async fn rolled_back(&mut self) -> bool {
         let Some(conn) = &mut self.conn else { return true };
         let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
         matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
     }
 
-    /// One run. After an error the connection is rolled back, or closed.
+    /// Run `step` once. After an error, roll the connection back or close it.
     async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
     where
         F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
@@ -403,7 +412,7 @@ impl Link {
     }
 }
 
-/// Decides after each failed run whether there is another, and waits in between.
+/// The repetition of a failed step: the decision whether it runs again, and the wait before that.
 struct Pace {
     attempted: &'static str,
     runs: u32,
@@ -418,7 +427,7 @@ impl Pace {
     async fn after(&mut self, error: &sqlx::Error) -> Result<(), StoreError> {
         self.runs += 1;
         match fault(error) {
-            // Our own rows: the first run's commit arrived after all. The next run recognises them.
+            // The duplicate is our own row: an earlier run has committed without an answer. The next run recognises it.
             Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
             Fault::Unfit | Fault::Refused | Fault::Duplicate => {
                 return Err(StoreError::from_driver(self.attempted, error));
@@ -431,8 +440,9 @@ impl Pace {
             }
             Fault::Reconnect => {
                 tell_outage(self.attempted, error);
-                // Three tries tell a killed connection from a server that is out; the caller knows how to wait longer.
-                // The pool has tried for seconds by itself.
+                // Three tries distinguish a killed connection from a server that is down. The caller can wait longer if
+                // it wants to. After a timeout of the pool there is no other try, because the pool itself has tried for
+                // seconds.
                 if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
                     return Err(StoreError::from_driver(self.attempted, error));
                 }

@@ -1,27 +1,83 @@
-//! MySQL, the source of truth. All SQL is here, and nothing outside knows that it is SQL.
+//! MySQL, the source of truth. All SQL of tickr is in this folder, and the other folders do not depend on SQL.
 //!
-//! Three tables that a person can read: `jobs` (what was asked, written once), `owed` (one narrow row per unfinished job),
-//! `attempts` (what was done, and how it ended). See `migrations/` for every column and `ARCHITECTURE.md` for why it is these three.
+//! Three tables are the core: `jobs` (what was requested, inserted once), `owed` (one narrow row for each unfinished
+//! job) and `attempts` (the ledger: what was done, and with which outcome). `migrations/` describes every column, and
+//! `ARCHITECTURE.md` explains the choice of these three.
 //!
-//! - Writes of the hot path go through group commit: [`Store::insert`], [`Store::settle`] and
-//!   [`Claimant::claim`]. `insert.rs` · `claim.rs` · `complete.rs`: plain successes · `settle.rs`: every other end ·
-//!   `script.rs`: statements in few round trips
-//! - `keyed.rs`: unique keys · `once.rs`: requests that are carried out at most once
-//! - `keys.rs`: keys of the API · `queues.rs`, `permits.rs`: what is set about queues, and who may run how many of them
-//! - `schedules.rs`, `ticks.rs`: jobs that come by the clock
-//! - `operate.rs`: cancel, retry, run now · `change.rs`: another due time or priority · `audit.rs`: who asked for what
-//! - `runners.rs`: the list of runners, what is in their slots, drain
-//! - `lease.rs`: renew and reap · `purge.rs`: retention · `remove.rs`: the removal of ended jobs · `forget.rs`: runners and
-//!   tallies that rest · `line.rs`, `due.rs`: what feeds the index
-//! - `operation.rs`: what is done to many jobs at once · `alert.rs`: what was told about thresholds
-//! - `dead.rs`: jobs that failed for good, replayed or discarded
-//! - `read.rs`, `search.rs`, `glimpse.rs`, `stats.rs`, `backlog.rs`, `explain.rs`, `pending.rs`, `durability.rs`: for people
-//! - `report_files.rs`: finished reports, for every runner · `report_query.rs`: where their rows come from
-//! - `samples.rs`: what happened in slots of time, for charts
-//! - `evidence.rs`, `clock_steps.rs`, `verifications.rs`: what the checker reads, and what it found
-//! - `bare.rs`, `gauge.rs`, `growth.rs`: for `tickr bench` and nobody else
-//! - `migrate/`: brings the tables to the shape of this binary · `pools.rs`: which connections are for what · `link.rs`: the
-//!   rules that every statement runs under
+//! The writes that every job needs go through group commit: [`Store::insert`], [`Store::settle`] and
+//! [`Claimant::claim`].
+//!
+//! The path of a job:
+//! - `insert.rs`: accepts jobs.
+//! - `keyed.rs`: accepts jobs with unique keys.
+//! - `once.rs`: carries out requests with an idempotency key at most once, and stores their responses.
+//! - `claim.rs`: starts attempts.
+//! - `claim_batches.rs`: finds the open attempts of a runner.
+//! - `complete.rs`: settles plain successes.
+//! - `settle.rs`: settles all other attempts.
+//! - `lease.rs`: renews leases, and ends attempts whose lease has ended.
+//! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
+//! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
+//! - `dead.rs`: dead letters.
+//!
+//! The feed of the index:
+//! - `line.rs`: reads lanes of unfinished jobs in the order of their due times.
+//! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
+//!
+//! Changes by clients and operators:
+//! - `operate.rs`: cancel, retry and run now, for one job.
+//! - `change.rs`: changes of the due time or the priority of one job.
+//! - `operation.rs`: bulk operations.
+//! - `condition.rs`: preconditions of a change.
+//! - `queues.rs`: settings of queues.
+//! - `permits.rs`: permits of queues with a limit.
+//! - `keys.rs`: API keys.
+//! - `schedules.rs`: schedules.
+//! - `ticks.rs`: the ticks of schedules and their ledger.
+//! - `runners.rs`: the list of runners, the jobs in their workers, drain.
+//! - `audit.rs`: the record of what operators changed.
+//! - `alert.rs`: alerts about dead letters.
+//!
+//! Reads for people:
+//! - `read.rs`: one job with its attempts, or a page of jobs.
+//! - `search.rs`: jobs that match a filter.
+//! - `glimpse.rs`: revisions of many jobs.
+//! - `explain.rs`: the position of a job that waits.
+//! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
+//! - `stats.rs`: counts for people and for metrics.
+//! - `backlog.rs`: counts of unfinished jobs by queue and state.
+//! - `forecast.rs`: jobs and ticks that become due in the next hours.
+//! - `samples.rs`: counts and durations over time, for charts.
+//! - `report_query.rs`: runs the queries of reports.
+//! - `report_files.rs`: finished reports.
+//!
+//! Removal:
+//! - `remove.rs`: removes ended jobs.
+//! - `purge.rs`: removes what is older than its retention.
+//! - `forget.rs`: removes stopped runners and old records of batches, and sums up tallies that no longer change.
+//!
+//! The checks of `tickr verify`:
+//! - `evidence.rs`: the contents of the tables, page by page.
+//! - `startable.rs`: jobs that could start now and wait nevertheless.
+//! - `clock_steps.rs`: steps of the database's clock that runners noticed.
+//! - `verifications.rs`: checks that operators requested, and their results.
+//!
+//! Used by `tickr bench` only:
+//! - `bare.rs`: the writes of the product without a runner.
+//! - `gauge.rs`: readings of the server's counters.
+//! - `growth.rs`: fills the tables before a run.
+//!
+//! The foundation:
+//! - `link.rs`: connections, and the rules under which every statement runs.
+//! - `pools.rs`: divides the connections among their uses.
+//! - `group_commit.rs`: writes the items of many callers in one transaction.
+//! - `stuck.rs`: writes that wait for a row that another session locks.
+//! - `script.rs`: runs several statements in few round trips.
+//! - `shape.rs`: statements for many rows, in few variants.
+//! - `clock.rs`: an estimate of the database's clock.
+//! - `durability.rs`: checks of the server's settings.
+//! - `error.rs`: classifies the errors of MySQL.
+//! - `migrate/`: changes the tables to the form that this binary needs.
 
 mod alert;
 mod audit;
@@ -155,35 +211,35 @@ use settle::{Lanes, Settles};
 
 use crate::job::{JobId, Name, NewJob, RunnerId};
 
-/// Callers that may wait for an insert before further ones are refused.
+/// Inserts that may wait for a flusher. Further ones are refused.
 const WAITING_INSERTS: usize = 20_000;
-/// Workers that may wait for a claim or settle; more workers than this are not configurable.
+/// Claims, or settlements, that may wait for a flusher. A runner cannot have more workers than this.
 const WAITING_WORKERS: usize = 8_192;
-/// Claims of suspects that may wait; a process makes one at a time.
+/// Claims of suspects that may wait. A process makes one at a time.
 const WAITING_SUSPECTS: usize = 16;
-/// A MySQL that takes longer to be connected to was out.
+/// If the first connection takes longer than this, MySQL counts as having been down.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// How to reach MySQL.
+/// Settings of the connection to MySQL.
 #[derive(Clone)]
 pub struct StoreSettings {
     /// `mysql://user:password@host:port/database`.
     pub url: String,
-    /// Connections for everything but the group commits and the heartbeat, which have their own. [`Split`] says how many
-    /// of them are for what.
+    /// Number of connections for everything except the group commits and the heartbeat, which have connections of their
+    /// own. [`Split`] divides this number among its uses.
     pub connections: u32,
-    /// Flushers per kind of group commit.
+    /// Number of flushers of each kind of group commit.
     pub flushers: usize,
 }
 
 impl std::fmt::Debug for StoreSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL carries the password.
+        // The URL contains the password.
         f.debug_struct("StoreSettings").field("connections", &self.connections).finish_non_exhaustive()
     }
 }
 
-/// What all parts of the store share.
+/// The state that all parts of the store share.
 struct Shared {
     options: Target,
     pools: Pools,
@@ -192,11 +248,11 @@ struct Shared {
     flushers: usize,
     tasks: TaskTracker,
     was_out: bool,
-    /// What this process has claimed and not yet settled.
+    /// The attempts that this process has claimed and not yet settled.
     open_claims: Arc<OpenClaims>,
 }
 
-/// The store. Cheap to clone.
+/// The store. It is cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
@@ -205,7 +261,8 @@ pub struct Store {
     settles: Arc<GroupCommit<Settles>>,
 }
 
-/// What a start asks first. All of it is one try: a line may fall silent at any of its steps.
+/// The first questions to the server when tickr starts. They are one attempt, with one time limit, because the
+/// connection may stop answering at any of them.
 struct FirstWords {
     clock: StoreClock,
     variables: Variables,
@@ -216,7 +273,7 @@ impl FirstWords {
         let mut conn = link::open(target).await?;
         link::within(link::FIRST_WORDS, async {
             let sent = Instant::now();
-            // Nothing is prepared before it is known for how many statements there is room.
+            // Sent as plain text: nothing is prepared before the server's limit of prepared statements is known.
             let now = sqlx::raw_sql("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?.try_get(0)?;
             let clock = StoreClock::starting_at(sent, Instant::now(), now);
             let variables = durability::variables(&mut conn).await?;
@@ -228,31 +285,32 @@ impl FirstWords {
 
 impl std::fmt::Debug for Store {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The driver's options print the password in their Debug form; say nothing of them.
+        // The Debug form of the driver's options contains the password, so nothing of them is printed.
         f.write_str("Store")
     }
 }
 
 impl Store {
-    /// Connect, read the server's clock and start the flushers. Tries for `patience` before it gives up.
+    /// Connect, read the server's clock and start the flushers. Retries for `patience` while MySQL does not answer.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the URL is unusable, [`StoreError::Unavailable`] when nobody answers in time.
+    /// [`StoreError::Refused`] when the URL or the server's settings cannot be used, [`StoreError::Unavailable`] when
+    /// MySQL does not answer within `patience`.
     pub async fn connect(settings: &StoreSettings, patience: Duration) -> Result<Self, StoreError> {
         let attempted = "connect to mysql";
         let refused = |cause: String| StoreError::Refused { attempted, cause };
         let options = MySqlConnectOptions::from_str(&settings.url)
-            // The driver's message may quote the URL.
+            // The driver's message may contain the URL.
             .map_err(|_| refused("the url is not mysql://user:password@host:port/database".into()))?;
         let options = Target::new(options);
         let (started, mut told) = (Instant::now(), false);
         let first = loop {
             match FirstWords::exchange(&options).await {
                 Ok(first) => break first,
-                // A wrong password at a start is a mistake; later it is an outage.
+                // A wrong password at the start is a mistake of the operator; later it is an outage.
                 Err(e) if error::is_wrong_address(&e) => return Err(refused(e.to_string())),
                 Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
-                    // Said once; the end of the wait says the rest.
+                    // Logged once. The caller reports the error at the end of the wait.
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(error = %e, patience_s = patience.as_secs(), "mysql does not answer yet");
                     }
@@ -265,15 +323,15 @@ impl Store {
         if let Some(cause) = first.variables.refuses_writes() {
             return Err(refused(cause));
         }
-        // Beside the pools: the flushers of the three group commits and of the claims, those for rows that are locked, one
-        // for suspects, the heartbeat.
+        // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
+        // claims, the connections for locked rows (`stuck.rs`), the flusher of suspects, and the heartbeat.
         let pooled = settings.connections.max(Split::LEAST) + pools::FOR_REPORTS;
         let connections = pooled as usize + 5 * settings.flushers + 5;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
                 return Err(refused(format!(
-                    "the server's max_prepared_stmt_count is {most}, and each of the {connections} connections of tickr needs \
-                     one statement at the least; raise it, as in SET GLOBAL max_prepared_stmt_count = 16382"
+                    "the server's max_prepared_stmt_count is {most}, but each of the {connections} connections of tickr needs \
+                     at least one statement; raise it, for example with SET GLOBAL max_prepared_stmt_count = 16382"
                 )));
             }
             options.server.share_statements(most, connections);
@@ -299,10 +357,12 @@ impl Store {
         Ok(Self { shared, inserts: Arc::new(inserts), onces: Arc::new(onces), settles: Arc::new(settles) })
     }
 
-    /// Create the database that `url` names, unless it is there: for private servers, where nobody else does it.
+    /// Create the database that `url` names, unless it exists. For private servers, on which no operator has created
+    /// it.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when the URL names none, otherwise when MySQL cannot be reached or refuses.
+    /// [`StoreError::Refused`] when the URL names no database, otherwise [`StoreError`] when MySQL cannot be reached or
+    /// refuses the statement.
     pub async fn create_database(url: &str) -> Result<(), StoreError> {
         let attempted = "create the database";
         let (mut conn, name) = Self::outside_of(url, attempted).await?;
@@ -311,30 +371,34 @@ impl Store {
         created.map(|_| ()).map_err(|e| StoreError::from_driver(attempted, &e))
     }
 
-    /// A connection to the server of `url`, outside of the database it names, and that database's name.
+    /// Open a connection to the server of `url` without selecting its database. Returns the connection and the name of
+    /// that database.
     async fn outside_of(url: &str, attempted: &'static str) -> Result<(MySqlConnection, String), StoreError> {
         let refused = |cause: &str| StoreError::Refused { attempted, cause: cause.into() };
-        let options = MySqlConnectOptions::from_str(url).map_err(|_| refused("unusable url"))?;
+        let options = MySqlConnectOptions::from_str(url)
+            .map_err(|_| refused("the url is not mysql://user:password@host:port/database"))?;
         let name = options.get_database().unwrap_or_default().to_owned();
-        // The name goes into the text of a statement, where it cannot be bound.
+        // The name becomes part of the statement's text, because it cannot be bound as a value.
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-            return Err(refused("the name of a database is made of letters, digits and underscores"));
+            return Err(refused("the url must name a database whose name has only letters, digits and underscores"));
         }
         let conn =
             link::open(&Target::new(options.database(""))).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))
     }
 
-    /// The database's clock, estimated.
+    /// The estimated clock of the database.
     #[must_use]
     pub fn clock(&self) -> &StoreClock {
         &self.shared.clock
     }
 
-    /// Accept jobs, all or none. Durable when it returns; shares its commit with whoever else is inserting.
+    /// Accept jobs, all or none. They are durable when this returns. The commit is shared with other callers that
+    /// insert at the same time.
     ///
     /// # Errors
-    /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
+    /// [`StoreError::Overloaded`] when too many callers wait, otherwise [`StoreError`] when MySQL cannot be reached or
+    /// refuses the statement.
     pub async fn insert(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
         if jobs.is_empty() {
             return Ok(Vec::new());
@@ -342,7 +406,7 @@ impl Store {
         self.inserts.submit_or_refuse(together(jobs)).await
     }
 
-    /// The entrance for claims by one runner.
+    /// Create the entrance for the claims of one runner.
     #[must_use]
     pub fn claimant(&self, runner: RunnerId, kinds: Vec<Name>, lease: Duration) -> Claimant {
         let shared = &self.shared;
@@ -360,10 +424,11 @@ impl Store {
         Claimant { claims: Arc::new(claims), suspects: Arc::new(suspects) }
     }
 
-    /// End an attempt, if the token still holds it.
+    /// Settle an attempt, if the token still holds its job.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; the lease then still holds, and the caller may try again.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The lease then still holds, and the caller
+    /// may try again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let (id, token) = (settlement.id, settlement.token);
         let settled = self.settles.submit(settlement).await?;
@@ -371,49 +436,53 @@ impl Store {
         Ok(settled)
     }
 
-    /// Does MySQL answer and take writes, within `limit`?
+    /// Return true if MySQL answers and accepts writes within `limit`.
     pub async fn takes_writes(&self, limit: Duration) -> bool {
         matches!(tokio::time::timeout(limit, self.writable()).await, Ok(Ok(_)))
     }
 
-    /// Does the server take a job whose payload has so many bytes, and the answer that is kept for its request?
+    /// Check that the server accepts a job with a payload of this size, and the stored response to its request.
     ///
     /// # Errors
-    /// [`StoreError::Refused`] when its `max_allowed_packet` is too small for that.
+    /// [`StoreError::Refused`] when the server's `max_allowed_packet` is too small for that.
     pub fn carries(&self, payload_bytes: usize) -> Result<(), StoreError> {
         let (packet, wanted) = (self.shared.options.server.packet(), 2 * payload_bytes + (256 << 10));
         if packet >= wanted {
             return Ok(());
         }
         let cause = format!(
-            "the server's max_allowed_packet is {packet} bytes, too few for a job of body_limit = {payload_bytes} bytes: it must be \
-             {wanted} at the least, as in SET GLOBAL max_allowed_packet = 16777216; or set a smaller body_limit"
+            "the server's max_allowed_packet is {packet} bytes, too few for a job of body_limit = {payload_bytes} bytes: raise it to \
+             at least {wanted}, for example with SET GLOBAL max_allowed_packet = 16777216, or set a smaller body_limit"
         );
-        Err(StoreError::Refused { attempted: "check what the server takes", cause })
+        Err(StoreError::Refused { attempted: "check max_allowed_packet", cause })
     }
 
-    /// Did [`connect`](Self::connect) have to wait for MySQL? Then others may have had to as well.
+    /// Return true if [`connect`](Self::connect) had to wait for MySQL. Then other runners may have lost their
+    /// connection as well.
     #[must_use]
     pub fn was_out(&self) -> bool {
         self.shared.was_out
     }
 
-    /// Close: writes that were handed in are finished, then connections end. Call after everything that uses it.
+    /// Close the store: finish the writes that were handed in, then close the connections. Call this after all users of
+    /// the store have ended.
     pub async fn close(self) {
         let Self { shared, inserts, onces, settles } = self;
         drop((inserts, onces, settles));
         shared.tasks.close();
         if tokio::time::timeout(Duration::from_secs(10), shared.tasks.wait()).await.is_err() {
-            tracing::warn!("a part of tickr still held the store when it closed");
+            tracing::warn!("the store closed while a task of tickr still used it");
         }
-        // Closing says goodbye on every connection, and over TLS waits for the answer: a server that hangs gives none.
+        // The close of a connection sends COM_QUIT, and over TLS it waits for an answer, which a server that hangs does
+        // not give.
         if tokio::time::timeout(Duration::from_secs(2), shared.pools.close()).await.is_err() {
-            tracing::warn!("mysql does not answer a goodbye, leaving its connections behind");
+            tracing::warn!("mysql does not answer while its connections close; they are left open");
         }
     }
 }
 
-/// The entrance for claims by one runner: its identity, its kinds and its lease are the same in every claim.
+/// The entrance for the claims of one runner. Its id, its kinds and the duration of its lease are the same in every
+/// claim.
 #[derive(Clone)]
 pub struct Claimant {
     claims: Arc<GroupCommit<Claims>>,
@@ -430,16 +499,17 @@ impl Claimant {
     /// Start an attempt, if the job waits and is due. The attempt is committed when this returns [`Claim::Won`] (G5).
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses. An attempt that was committed all the same ends with its lease.
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. If the attempt was committed nevertheless,
+    /// it ends with its lease.
     pub async fn claim(&self, id: JobId) -> Result<Claim, StoreError> {
         self.claims.submit(id).await
     }
 
-    /// As [`claim`](Self::claim), and also of a job whose last runners died under it: for a process that runs it alone, or
-    /// for a runner that has no such process to give it.
+    /// Start an attempt as [`claim`](Self::claim) does, and also accept suspects: jobs whose last runners died while
+    /// they executed them. For a process that executes nothing else, or for a runner that cannot start such a process.
     ///
     /// # Errors
-    /// As [`claim`](Self::claim).
+    /// The errors of [`claim`](Self::claim).
     pub async fn claim_suspect(&self, id: JobId) -> Result<Claim, StoreError> {
         self.suspects.submit(id).await
     }

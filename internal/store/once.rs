@@ -1,9 +1,10 @@
-//! Requests that are carried out at most once: the idempotency keys (G8).
+//! Idempotent requests: requests with an idempotency key, which are carried out at most once (G8).
 //!
-//! Whoever carries a request out writes a row with its key and its answer in the same transaction. The unique index on
-//! the key decides between two at once: the second waits there for the first, gets 1062, rolls back whatever it did and
-//! gives the first one's answer. If the first rolls back, the second goes on. Only what was done is kept; a request that
-//! was refused changed nothing, and may be tried again with the same key.
+//! The transaction that carries a request out also writes a row with its idempotency key and its response. The unique
+//! index on the key decides between two concurrent requests. The second one waits there for the first, gets error 1062,
+//! rolls back and answers with the stored response of the first. If the first one rolls back, the second one goes on.
+//! Only a request that was carried out is stored. A refused request has changed nothing, and the client may try it
+//! again with the same key.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,32 +25,34 @@ use super::shape::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, st
 use super::{Store, StoreError};
 use crate::job::{NewJob, Producer, Timestamp};
 
-/// Answers, in the order in which their requests came.
+/// Stored responses, in the order of their requests.
 const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
-/// Batches that a shared write tries before its requests go alone. Each finds more of its keys taken than the last.
+/// Most rounds of a shared write before its requests are written one by one. In each round more of their keys are found
+/// to be taken.
 const MOST_ROUNDS: usize = 4;
 
-/// A digest, SHA-256.
+/// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
-/// A request that is to be carried out at most once.
+/// An idempotent request.
 #[derive(Clone, Debug)]
 pub struct Once {
-    /// Made with the request, so that a repeated write recognises its own row.
+    /// Made together with the request, so that a repeated write recognises its own row.
     id: Uuid,
     key: Digest,
     request: Digest,
 }
 
 impl Once {
-    /// `key`: who asks, and the key they gave. `request`: what they ask.
+    /// Build an idempotent request. `key` is the digest of the caller and its idempotency key; `request` is the digest
+    /// of the request.
     #[must_use]
     pub fn new(key: Digest, request: Digest) -> Self {
         Self { id: Uuid::now_v7(), key, request }
     }
 }
 
-/// An answer to be given again, as its caller words it; the store only keeps it.
+/// A response to be stored and returned again. The caller builds it; the store does not interpret it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// An HTTP status, 200 to 299.
@@ -58,30 +61,31 @@ pub struct Answer {
     pub body: String,
 }
 
-/// How a caller words what was done. Called within the transaction, so that the answer commits with the work.
+/// A function that builds the response from the result. It is called within the transaction, so that the response
+/// commits together with the work.
 pub type Wording<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
 
-/// What became of a request that is carried out at most once.
+/// Outcome of an idempotent request.
 #[derive(Debug)]
 pub enum Outcome<T> {
-    /// Carried out now; the answer is kept.
+    /// Carried out now; the response is stored.
     First {
-        /// What was done. Absent when the work was done and only the server's word of it was lost on the way.
+        /// The result. Absent if an earlier run committed it and MySQL's answer to that COMMIT was lost.
         done: Option<T>,
-        /// How it was worded.
+        /// The stored response.
         answer: Answer,
     },
-    /// Not possible. Nothing was changed and nothing kept: the key is free.
+    /// Not possible. Nothing was changed and nothing was stored: the idempotency key is free.
     Refused(T),
-    /// Carried out before; this was the answer.
+    /// Carried out before. This is the stored response.
     Replayed(Answer),
-    /// The key belongs to another request.
+    /// The idempotency key belongs to a different request.
     Conflict,
-    /// A request with this key is under way and did not end in time.
+    /// A request with this idempotency key is under way and did not end in time.
     Busy,
 }
 
-/// A row of a request that was carried out.
+/// The stored row of a request that was carried out.
 #[derive(Clone)]
 pub(super) struct Kept {
     id: Uuid,
@@ -90,7 +94,8 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// What this row means for a request with its key. `done` is what the request did, should the row be its own.
+    /// Return the outcome that this row means for a request with the same key. `done` is the result of the request, in
+    /// case the row is its own.
     pub(super) fn meet<T>(self, once: &Once, done: Option<T>) -> Outcome<T> {
         if self.id == once.id {
             Outcome::First { done, answer: self.answer }
@@ -102,7 +107,7 @@ impl Kept {
     }
 }
 
-/// What is kept of a request with this key.
+/// Read the stored row for this idempotency key, if there is one.
 pub(super) async fn find(conn: &mut MySqlConnection, once: &Once) -> Result<Option<Kept>, sqlx::Error> {
     Ok(find_all(conn, &[once.key]).await?.remove(&once.key))
 }
@@ -131,14 +136,16 @@ fn digest(row: &MySqlRow, at: usize) -> Result<Digest, sqlx::Error> {
     row.try_get::<&[u8], _>(at)?.try_into().map_err(|_| corrupt("digest"))
 }
 
-/// Write the rows of requests that are being carried out, in the order of their keys. 1062 when one was before us.
+/// Insert the rows of requests that are being carried out, in key order. Fails with 1062 if another request inserted
+/// one of the keys first.
 pub(super) async fn keep(
     conn: &mut MySqlConnection,
     requests: &mut [(&Once, &Answer)],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
-    // In key order, so that two batches with the same keys wait for each other instead of deadlocking. An upsert could
-    // not tell who won, because the driver counts matched rows; a plain insert can.
+    // In key order, so that two batches with the same keys wait for each other instead of deadlocking. A plain insert
+    // is used, because it reports a duplicate. An upsert could not tell which request won: the driver counts matched
+    // rows.
     requests.sort_unstable_by_key(|(once, _)| once.key);
     for group in groups_by_bytes(requests, |(_, answer)| 200 + answer.body.len()) {
         let sql = format!(
@@ -160,7 +167,8 @@ pub(super) async fn keep(
     Ok(())
 }
 
-/// Why a request may not go on: its key was taken before or meanwhile. Rolls back what was done so far.
+/// Roll back and return the outcome of a request that cannot go on because another request took its key. Other errors
+/// are returned as they are.
 pub(super) async fn lost<T>(
     conn: &mut MySqlConnection,
     once: &Once,
@@ -169,34 +177,34 @@ pub(super) async fn lost<T>(
     if fault(&error) != Fault::Duplicate && !waited_for_lock(&error) {
         return Err(error);
     }
-    // The commit that follows finds nothing to do.
+    // The commit that follows has nothing to write.
     sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
     if waited_for_lock(&error) {
         return Ok(Outcome::Busy);
     }
     match find(conn, once).await? {
         Some(kept) => Ok(kept.meet(once, None)),
-        // The winner was purged, or it is our own id that is taken: the next run sees more.
-        None => Err(super::error::again("an idempotency key was taken and is not there")),
+        // The other row was purged meanwhile, or the duplicate is our own id. The next run decides.
+        None => Err(super::error::again("an idempotency key was taken, but its row is missing")),
     }
 }
 
-/// Jobs without unique keys, asked for in a request that is carried out at most once.
+/// Jobs without unique keys from one idempotent request.
 pub(super) struct OnceJobs {
     pub(super) asked: Asked,
     pub(super) once: Once,
     pub(super) word: Wording<Receipts>,
 }
 
-/// What became of a request in a shared write.
+/// Outcome of one request in a shared write.
 pub(super) enum Shareable {
     Settled(Outcome<Keyed>),
-    /// Its batch could not be written because of somebody's key: write it alone.
+    /// Its batch could not be written because of the key of some request in it. Write this request alone.
     Alone,
 }
 
-/// The group commit of inserts with idempotency keys. Apart from that of plain inserts, because here a batch may have to
-/// wait for another process.
+/// The group commit of inserts with idempotency keys. It is separate from that of plain inserts, because here a batch
+/// may have to wait for another process.
 pub(super) struct OnceInserts {
     pub(super) clock: Arc<StoreClock>,
 }
@@ -209,12 +217,12 @@ impl Batch for OnceInserts {
     const FULL: usize = 1_000;
 
     fn weight(item: &Self::Item) -> usize {
-        // The answer repeats the payload.
+        // The response repeats the payload.
         item.asked.jobs.iter().map(|job| 2 + 2 * job.payload.get().len() / BYTES_PER_ROW).sum()
     }
 
     fn bytes(item: &Self::Item) -> usize {
-        // The answer repeats the payload.
+        // The response repeats the payload.
         item.asked.jobs.iter().map(|job| 2 * bytes_of(job)).sum()
     }
 
@@ -230,7 +238,7 @@ impl Batch for OnceInserts {
         Box::pin(async move {
             let mut kept = BTreeMap::new();
             let mut done = BTreeMap::new();
-            // Of several requests with one key the first is written; the others are answered with its row.
+            // Of several requests with one key the first is written. The others are answered from its row.
             let mut writers: BTreeMap<Digest, &OnceJobs> = BTreeMap::new();
             for item in items {
                 writers.entry(item.once.key).or_insert(item);
@@ -243,7 +251,7 @@ impl Batch for OnceInserts {
                     for (key, row) in find_all(conn, &keys).await? {
                         let written = writers.remove(&key);
                         if let Some(item) = written.filter(|item| item.once.id == row.id) {
-                            // An earlier run wrote it, and its commit was not answered.
+                            // An earlier run wrote this row, and its commit was not answered.
                             let mut by_id: Vec<&NewJob> = item.asked.jobs.iter().collect();
                             by_id.sort_unstable_by_key(|job| job.id);
                             done.insert(row.id, in_order_of(&item.asked.jobs, &receipts(conn, &by_id).await?)?);
@@ -269,7 +277,8 @@ impl Batch for OnceInserts {
                         look = true;
                     }
                     Err(e) if waited_for_lock(&e) => {
-                        // Somebody's request has stopped in the middle. Whose key that is, only a lone write finds out.
+                        // A request with one of these keys has stopped in the middle of its transaction. Only writing
+                        // each request alone shows which key it is.
                         tx.rollback().await?;
                         busy = writers.len() == 1;
                         break;
@@ -292,7 +301,7 @@ impl Batch for OnceInserts {
 
 type Written = Vec<((Digest, Kept), Vec<Accepted>)>;
 
-/// Write requests with their keys, within the caller's transaction.
+/// Write jobs together with the rows of their idempotency keys, within the caller's transaction.
 async fn write_all(
     conn: &mut MySqlConnection,
     writers: &BTreeMap<Digest, &OnceJobs>,
@@ -318,8 +327,8 @@ async fn write_all(
 }
 
 impl Store {
-    /// Accept jobs, all or none, at most once for the key of `once`. `word` words the receipts as an answer, which is
-    /// committed with the jobs.
+    /// Insert jobs, all or none, at most once for the idempotency key of `once`. `word` builds the response from the
+    /// receipts. The response is committed with the jobs.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
@@ -332,7 +341,8 @@ impl Store {
         self.insert_once_for(Producer::tickr(), jobs, once, word).await
     }
 
-    /// As [`insert_once`](Self::insert_once), for a producer that may not reach the jobs of all others.
+    /// Insert jobs as [`insert_once`](Self::insert_once) does, for a producer that may not reach the jobs of other
+    /// producers.
     ///
     /// # Errors
     /// [`StoreError::Overloaded`] when too many callers wait, otherwise when MySQL cannot be reached or refuses.
@@ -362,8 +372,8 @@ impl Store {
         .await
     }
 
-    /// What a request with this key and content was answered, if it was carried out: [`Outcome::Replayed`],
-    /// [`Outcome::Conflict`], or none.
+    /// Look up the outcome of an earlier request with this idempotency key: [`Outcome::Replayed`],
+    /// [`Outcome::Conflict`], or none if there was no such request.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -375,8 +385,8 @@ impl Store {
         .await
     }
 
-    /// Forget requests that were carried out longer ago than `keep`, looking at one page of them after `after`. Says how
-    /// many, and where to go on; nowhere at the end.
+    /// Delete stored responses that are older than `keep`, in one page of rows after `after`. Return the number of
+    /// deleted rows and the position to continue after; absent at the end.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.

@@ -1,5 +1,5 @@
-//! What people ask of single jobs: cancel, retry, run now. Each is one transaction that locks the row, asks the state
-//! machine, and answers what it did.
+//! Actions on single jobs: cancel, retry, run now. Each is one transaction. It locks the row, asks the state machine,
+//! and returns what it did.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use super::settle::{Line, Owed, append_to_ledger, count, delete_owed, lock_held,
 use super::{Shared, Store, StoreError};
 use crate::job::{Actor, Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
 
-/// What became of a request about one job.
+/// Outcome of an action on one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// Done; the job is now in this state.
+    /// Done. The job is now in this state.
     Done(State),
-    /// The job runs: its handler was asked to stop (only after a cancel).
+    /// The job is executing, and its handler was asked to stop. Only after a cancel.
     Asked,
-    /// Done; the job waits, and the index should know.
+    /// Done. The job waits, and the caller must give the index a hint.
     Waits(Accepted),
-    /// Not legal in the state the job is in.
+    /// Not allowed in the job's current state.
     Refused(State),
     /// There is no such job.
     Missing,
 }
 
 impl Store {
-    /// Stop a job: a waiting one ends now, an executing one is asked to stop (G9).
+    /// Cancel a job: a waiting job ends now, the handler of an executing job is asked to stop (G9).
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -42,7 +42,7 @@ impl Store {
         self.operate("cancel a job", id, Steer::Cancel, by).await
     }
 
-    /// Give a failed or cancelled job a new life with a full set of attempts.
+    /// Run a failed or cancelled job again, with a full set of attempts.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -75,8 +75,8 @@ impl Store {
         .await
     }
 
-    /// Cancel, retry or run a job now, at most once for the key of `once`. `word` words what was done as an answer, which
-    /// is committed with it; what is not possible is not kept.
+    /// Cancel, retry or run a job now, at most once for the idempotency key of `once`. `word` builds the response,
+    /// which is committed with the change. The outcome of an action that is not possible is not stored.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -90,7 +90,7 @@ impl Store {
     ) -> Result<Outcome<Moved>, StoreError> {
         let shared = self.shared.clone();
         let act = steer.act(id, by);
-        transact(&self.shared.pools.steering, "steer a job once", move |conn, _| {
+        transact(&self.shared.pools.steering, "act on a job with an idempotency key", move |conn, _| {
             let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&word));
             Box::pin(async move { steer_step(conn, &shared, id, (steer, &act), &once, &word).await })
         })
@@ -98,14 +98,14 @@ impl Store {
     }
 }
 
-/// What people ask of one job.
+/// An action on one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
-    /// Stop it.
+    /// Cancel the job.
     Cancel,
-    /// Give it a new life.
+    /// Run the job again after its end.
     Retry,
-    /// Make it due now.
+    /// Make the job due now.
     RunNow,
 }
 
@@ -128,14 +128,14 @@ impl Steer {
     }
 }
 
-/// A job after what was asked of it has been done.
+/// A job after an action on it.
 #[derive(Clone, Debug)]
 pub struct Steered {
-    /// What became of the request: neither refused nor missing.
+    /// Outcome of the action: neither refused nor missing.
     pub moved: Moved,
-    /// The job.
+    /// The job after the action.
     pub job: Job,
-    /// All its attempts.
+    /// All attempts of the job.
     pub attempts: Vec<Attempt>,
 }
 
@@ -147,7 +147,7 @@ async fn steer_step(
     once: &Once,
     word: &Wording<Steered>,
 ) -> Result<Outcome<Moved>, sqlx::Error> {
-    // The locks on the job come first: the same request twice takes turns there, and whoever comes second finds the row
+    // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
     let Step { moved, counts, now } = step(conn, shared, id, steer.event(), Earlier::Nothing).await?;
     if matches!(moved, Moved::Refused(_) | Moved::Missing) {
@@ -156,7 +156,7 @@ async fn steer_step(
             None => Outcome::Refused(moved),
         });
     }
-    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job that is owed and not there"))?;
+    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
     let steered = Steered { moved, job, attempts };
     let answer = word(&steered);
     if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
@@ -167,7 +167,7 @@ async fn steer_step(
     Ok(Outcome::First { done: Some(steered.moved), answer })
 }
 
-/// End a job that waits and is locked: cancelled, without a runner. Its unique key is the caller's to give back.
+/// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key.
 pub(super) async fn cancel_waiting(
     conn: &mut MySqlConnection,
     id: JobId,
@@ -176,7 +176,7 @@ pub(super) async fn cancel_waiting(
     error: Option<&str>,
 ) -> Result<(), sqlx::Error> {
     delete_owed(conn, &[id.uuid()]).await?;
-    // A closing line without a runner: nobody executed it, but the ledger knows its end.
+    // A closing line without a runner: no attempt was executed, but the ledger must record the end.
     let closing = Line {
         job: id,
         number: owed.attempt + 1,
@@ -194,7 +194,7 @@ pub(super) async fn cancel_waiting(
     append_to_ledger(conn, &[closing], now).await
 }
 
-/// What was done, and what the tallies are to learn of it, last in the transaction.
+/// Outcome of an action, and the changes for the tallies. The caller writes the tallies last in the transaction.
 pub(super) struct Step {
     pub(super) moved: Moved,
     pub(super) counts: BTreeMap<(Name, Name, State), i64>,
@@ -215,7 +215,8 @@ pub(super) async fn step(
     let Some(owed) = held.get(&id) else {
         let step = ended(conn, id, event, now).await?;
         return Ok(match (&step.moved, event, earlier) {
-            // The commit of the earlier run arrived and its answer did not. Whoever cancelled it, 200 is true.
+            // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
+            // is true.
             (Moved::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
                 done(Moved::Done(State::Cancelled))
             }
@@ -231,7 +232,7 @@ pub(super) async fn step(
         return Ok(done(match (owed.state, event, earlier) {
             // Our own retry, whose answer was lost.
             (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => Moved::Waits(waits(owed.execute_at)),
-            // It was made to run, and runs.
+            // The earlier run made it due, and a runner has started it since.
             (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => Moved::Done(owed.state),
             _ => Moved::Refused(owed.state),
         }));
@@ -262,15 +263,15 @@ pub(super) async fn step(
                 .await?;
             Ok(done(Moved::Waits(waits(execute_at))))
         }
-        // The state machine refuses these for every owed state; they have no place here.
+        // The state machine refuses these events for every unfinished state, so they do not get here.
         Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => Ok(done(Moved::Refused(owed.state))),
     }
 }
 
-/// The job is not owed: it has ended, or never was.
+/// Handle a job without an `owed` row: it has ended, or never existed.
 async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timestamp) -> Result<Step, sqlx::Error> {
     let only = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
-    // The job's own row is the lock that makes two retries at once take turns.
+    // The job's own row is the lock that makes two concurrent retries take turns.
     let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
         .bind(id.uuid())
         .fetch_optional(&mut *conn)
@@ -289,14 +290,14 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     };
     let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
     if !state.is_end() {
-        // Accepted, or retried by somebody else, since we looked for it among the owed.
+        // The job was accepted, or retried by another caller, after the read of its `owed` row.
         return Ok(only(Moved::Refused(state)));
     }
     if next(state, event).is_err() {
         return Ok(only(Moved::Refused(state)));
     }
     if was_replayed(conn, id.uuid()).await? {
-        // Its work was given to another job.
+        // The job was replayed: another job does its work now.
         return Ok(only(Moved::Refused(state)));
     }
     let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
@@ -304,7 +305,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     let (priority, max_attempts): (u8, u32) = (row.try_get(2)?, row.try_get(3)?);
     let key: Option<Vec<u8>> = row.try_get(4)?;
     if let Some(key) = &key {
-        // Another unfinished job may have taken the key since: then this one may not come back.
+        // Another unfinished job may have taken the unique key since. Then this job cannot run again.
         let taken: Option<Uuid> =
             sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
                 .bind(kind.as_str())
@@ -322,13 +323,13 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
             .await;
         match inserted {
             Ok(_) => {}
-            // It has taken it between the two statements.
+            // Another job has taken the unique key between the two statements.
             Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(Moved::Refused(state))),
             Err(e) => return Err(e),
         }
     }
     let execute_at = floor_ms(now);
-    // The ledger's numbers go on; what was burned before counts as spared, so the new life has all its attempts.
+    // The numbers in the ledger continue. Earlier attempts count as spared, so that the job has all its attempts again.
     sqlx::query(
         "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared) \
          VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?)",

@@ -1,9 +1,9 @@
-//! Operations on many jobs: asked for, leased by a runner, carried out batch by batch.
+//! Bulk operations on many jobs: requested by a client, leased by a runner, carried out batch by batch.
 //!
 //! A batch is one transaction. It locks the operation first, so that a cancel and a batch take turns, and so that a
-//! runner whose lease another has taken over finds out before it moves anything; then it looks for the next jobs behind
-//! the operation's place, moves them, and moves the place. A lost COMMIT is no special case: the next batch begins where
-//! the tables say.
+//! runner that has lost its lease to another runner finds out before it changes anything. Then it finds the next jobs
+//! after the operation's position, changes them, and moves the position. A lost COMMIT needs no special treatment: the
+//! next batch begins at the position that the table has.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,59 +32,59 @@ use crate::job::{
     ceil_ms, floor_ms,
 };
 
-/// Operations that may run at the same time.
+/// Most bulk operations that may run at the same time.
 const MOST_RUNNING: i64 = 50;
-/// Operations that one look takes.
+/// Most bulk operations that a runner leases at a time.
 const MOST_TAKEN: u32 = 4;
-/// Rows that one batch may look at.
+/// Most rows that one batch may look at.
 const MOST_LOOKED_AT: i64 = 20_000;
 
-/// Operations, in the order in which they were asked for. One that runs is not old.
+/// Bulk operations by age. One that is still running counts as new, so it is never purged.
 const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
 
 const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
                        failed, estimate, capped, last_error, IF(lease_until >= UTC_TIMESTAMP(6), runner, ''), place, token";
 
-/// The right to carry out an operation, for as long as its lease lasts.
+/// The right to carry out a bulk operation, as long as its lease lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationLease {
-    /// The operation.
+    /// The id of the operation.
     pub id: Uuid,
-    /// Its rate.
+    /// The limit on its rate, if it has one.
     pub rate: Option<u32>,
     token: Uuid,
 }
 
-/// What a batch did.
+/// Outcome of one batch.
 #[derive(Clone, Debug, Default)]
 pub struct Batched {
-    /// Jobs that it was done to, or failed for.
+    /// Number of jobs that were changed, or for which the change failed.
     pub handled: u64,
-    /// New jobs.
+    /// Jobs that were created.
     pub accepted: Vec<Accepted>,
-    /// Jobs that wait, at a new time or in a new place.
+    /// Waiting jobs with a new due time or priority.
     pub waits: Vec<Accepted>,
-    /// Jobs that will never start.
+    /// Jobs that were cancelled before their start.
     pub cancelled: Vec<JobId>,
-    /// Jobs that run and were asked to stop.
+    /// Executing jobs that were asked to stop.
     pub asked: Vec<JobId>,
-    /// The operation has ended, or belongs to somebody else.
+    /// True if the operation has ended, or another runner has its lease.
     pub over: bool,
 }
 
-/// What became of a wish to cancel an operation.
+/// Outcome of a request to cancel a bulk operation.
 #[derive(Clone, Debug)]
 pub enum OperationCancelled {
-    /// It moves nothing more.
+    /// Cancelled. It changes no more jobs.
     Done(Box<Operation>),
-    /// It had ended before, in this state.
+    /// It had already ended, in this state.
     Over(OperationState),
     /// There is no such operation.
     Missing,
 }
 
 impl Store {
-    /// What an operation would find: how many jobs, as far as they are counted.
+    /// Count the jobs that a bulk operation would change. The count stops at a limit.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -96,7 +96,7 @@ impl Store {
         .await
     }
 
-    /// What an operation would find, by what it would do to it.
+    /// Count the jobs that a bulk operation would change, broken down by what it would do to them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -108,10 +108,10 @@ impl Store {
         .await
     }
 
-    /// Ask for an operation. At most once for the key of `once`; `word` words it as the answer.
+    /// Start a bulk operation, at most once for the idempotency key of `once`. `word` builds the response.
     ///
     /// # Errors
-    /// [`StoreError::Overloaded`] when too many run, otherwise when MySQL cannot be reached or refuses.
+    /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
     pub async fn start_operation(
         &self,
         mut new: NewOperation,
@@ -150,7 +150,7 @@ impl Store {
                 }
                 let now = read_clock(conn, &shared.clock).await?;
                 insert(conn, &new, &act.actor, estimate, now).await?;
-                let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation that is not there"))?;
+                let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
                 let answer = word(&operation);
                 if let Some(once) = &once
                     && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
@@ -164,7 +164,7 @@ impl Store {
         .await
     }
 
-    /// An operation.
+    /// Read a bulk operation.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -172,7 +172,7 @@ impl Store {
         on_pool(&self.shared.pools.reads, "read an operation", move |conn, _| Box::pin(read(conn, id))).await
     }
 
-    /// Operations, newest first, older than `before`.
+    /// List bulk operations that are older than `before`, newest first.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -197,7 +197,7 @@ impl Store {
         .await
     }
 
-    /// Stop an operation. When this returns, it moves nothing more.
+    /// Cancel a bulk operation. After this returns, the operation changes no more jobs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -243,12 +243,12 @@ impl Store {
         .await
     }
 
-    /// Take operations that nobody carries out, a few at most, for this long.
+    /// Lease a few bulk operations that no runner carries out.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
-        on_pool(&self.shared.pools.loops, "take operations", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
             let runner = runner.clone();
             Box::pin(async move {
                 let free: Vec<(Uuid, Option<u32>)> = sqlx::query_as(
@@ -282,7 +282,7 @@ impl Store {
         .await
     }
 
-    /// Give an operation back, for the next runner to take at once.
+    /// Give a bulk operation back, so that the next runner can lease it at once.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -302,7 +302,7 @@ impl Store {
         .await
     }
 
-    /// Do the next `most` jobs of an operation, and renew its lease.
+    /// Handle the next `most` jobs of a bulk operation, and renew its lease.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -321,7 +321,7 @@ impl Store {
         .await
     }
 
-    /// End an operation that cannot be carried on, and say why.
+    /// End a bulk operation that cannot go on, and record why.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -344,7 +344,8 @@ impl Store {
         .await
     }
 
-    /// Forget operations that ended longer ago than `keep`, looking at one page of them after `after`.
+    /// Delete bulk operations that ended longer ago than `keep`, in one page of rows after `after`. Return the number
+    /// of deleted rows and the position to continue after; absent at the end.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -456,7 +457,7 @@ async fn advance(
     if !ids.is_empty() {
         work.carry_out(conn, shared, operation, &ids, remake, now).await?;
     }
-    // A batch that was full before its end goes on behind what it looked at.
+    // A batch that stopped early continues after the last job that it handled.
     let (looked_at, place) = match work.until {
         Some(until) => (ids.iter().filter(|id| **id <= until).count() as u64, Some(until)),
         None => (ids.len() as u64, place),
@@ -485,7 +486,7 @@ async fn advance(
     Ok(work.batched)
 }
 
-/// The next jobs of an operation, and how far the walk has come with them; nowhere at its end.
+/// Find the next jobs of an operation. Also return the new position of the walk; absent at its end.
 async fn next_jobs(
     conn: &mut MySqlConnection,
     operation: &Operation,
@@ -517,12 +518,12 @@ async fn next_jobs(
     Ok((ids, None))
 }
 
-/// What a batch comes to.
+/// Outcome of a batch while it is being carried out.
 #[derive(Default)]
 struct Work {
     batched: Batched,
     done: Vec<Uuid>,
-    /// The batch ended early, behind this job.
+    /// Set if the batch stopped early, after this job.
     until: Option<Uuid>,
     failed: u64,
     last_error: Option<String>,
@@ -563,7 +564,8 @@ impl Work {
         }
     }
 
-    /// What was done to each dead letter: those that stand otherwise by now are passed over, others have failed.
+    /// Count the dead letters by outcome, and return the results of the successful ones. Those that were replayed or
+    /// discarded meanwhile are skipped; other refusals count as failed.
     fn sort<T>(&mut self, each: Each<T>) -> Vec<T> {
         let mut made = Vec::new();
         for (id, done) in each {
@@ -606,7 +608,7 @@ impl Work {
         Ok(())
     }
 
-    /// Another due time or priority for jobs that wait.
+    /// Change the due time or priority of waiting jobs.
     async fn change(
         &mut self,
         conn: &mut MySqlConnection,
@@ -615,7 +617,7 @@ impl Work {
         now: Timestamp,
     ) -> Result<(), sqlx::Error> {
         let params = &operation.params;
-        // A moment in the past means now; whole milliseconds, never early.
+        // A moment in the past means now. Due times are whole milliseconds, rounded so that no job starts early.
         let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
         for (id, owed) in lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await? {
             if !matches!(owed.state, State::Waiting | State::Retrying) {
@@ -633,7 +635,8 @@ impl Work {
                 .execute(&mut *conn)
                 .await?;
             if params.priority.is_some() {
-                // As a PATCH does: a retry after the end, and every reader of the ended job, goes by this row.
+                // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this
+                // priority.
                 sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
                     .bind(priority.level())
                     .bind(id.uuid())
@@ -654,7 +657,7 @@ impl Work {
     }
 }
 
-/// What was done to each job, by whom, in which operation.
+/// Write an audit record for each changed job, with the actor and the operation.
 async fn audit(
     conn: &mut MySqlConnection,
     operation: &Operation,
@@ -678,7 +681,7 @@ async fn audit(
                 .bind(detail.as_str());
         }
         query.execute(&mut *conn).await.map_err(|e| match super::error::fault(&e) {
-            super::error::Fault::Duplicate => again("an id of the audit is taken"),
+            super::error::Fault::Duplicate => again("the id of an audit record is taken"),
             _ => e,
         })?;
     }

@@ -1,4 +1,4 @@
-//! The payloads of unfinished jobs, page by page, for who wants to know whether a binary can read them.
+//! The payloads of unfinished jobs, page by page, for the check that a binary can read them.
 
 use serde_json::value::RawValue;
 use sqlx::Row;
@@ -9,24 +9,25 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{JobId, JobOptions, Name};
 
-/// Most jobs in a page. Payloads may be large.
+/// Most jobs in a page. The number is small because payloads may be large.
 const PAGE: u32 = 200;
 
-/// An unfinished job, as far as a handler will see it.
+/// An unfinished job as a handler would receive it.
 #[derive(Debug)]
 pub struct Pending {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// Its kind.
+    /// The kind of the job.
     pub kind: Name,
-    /// Its input; absent when what is stored is no JSON.
+    /// The payload; absent if the stored text is not JSON.
     pub payload: Option<Box<RawValue>>,
-    /// What of its options cannot be read, if anything.
+    /// The error of its options, if they cannot be read.
     pub options_problem: Option<String>,
 }
 
 impl Store {
-    /// Unfinished jobs after `after`, in the order of their ids, and whether there may be more.
+    /// Read one page of unfinished jobs after `after`, in the order of their ids. Also return whether there may be
+    /// more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.

@@ -1,7 +1,7 @@
-//! Permits: how many jobs of a queue with a limit each runner may run.
+//! Permits: the number of jobs that each runner may run of a queue with a concurrency limit.
 //!
-//! A runner takes permits ahead of the jobs, in a transaction that locks the queue's row, and gives back what it does not
-//! use. So the limit holds over all runners, and starting a job asks nobody.
+//! A runner takes permits before it has the jobs, in a transaction that locks the row of the queue. It gives back the
+//! permits that it does not use. So the limit holds over all runners, and the start of a job needs no coordination.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,44 +17,46 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Name, RunnerId};
 
-/// Queues that one statement asks about.
+/// Most queues in one statement.
 const MOST_QUEUES_AT_ONCE: usize = 256;
-/// How much longer than its lease a runner is silent before other runners take its permits. A runner that is cut off stops
-/// its handlers at nine tenths of the lease, looks each second, and drops them after two more.
+/// Time beyond its lease for which a runner must be silent before other runners take its permits. A runner that has
+/// lost MySQL stops its handlers at nine tenths of its lease, checks this every second, and drops the handlers two
+/// seconds later.
 const SILENT_FOR: Duration = Duration::from_secs(4);
 
-/// What a runner asks for.
+/// A request for permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitRequest {
-    /// Jobs of the queue that run here now.
+    /// Number of jobs of the queue that run here now.
     pub used: u32,
-    /// Permits it could use.
+    /// Number of permits that this runner could use.
     pub wanted: u32,
-    /// Should others lack some, it makes do with the smaller share: when they do not divide evenly, somebody must.
+    /// True if this runner accepts the smaller share when others lack permits. If the limit does not divide evenly, one
+    /// of them must.
     pub yielding: bool,
 }
 
-/// What a runner holds now.
+/// The permits that a runner holds now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PermitGrant {
-    /// So many jobs may run here. When more do, none may start until enough have ended.
+    /// This number of jobs may run here. If more are running, none may start until enough have ended.
     Permits(u32),
-    /// The queue has no limit any more.
+    /// The queue has no limit.
     Unlimited,
 }
 
-/// May this runner hold the silence of one with this lease against it, at this reading of the database's clock? Asked after
-/// the look.
+/// A function that decides whether this runner may treat another one with this lease as dead because of its silence, at
+/// this reading of the database's clock. It is called after the read.
 pub type MayJudge = Arc<dyn Fn(&Reading, Duration) -> bool + Send + Sync>;
 
-/// The limit of a queue, and what the others hold.
+/// The limit of a queue, and the permits of the other runners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shares {
     limit: u32,
     others: u32,
-    /// Runners that hold or want permits, this one included.
+    /// Number of runners that hold or want permits, this one included.
     runners: u32,
-    /// One of the others has less than its fair share, and work for more.
+    /// True if another runner has less than its fair share and has jobs for more.
     wanting: bool,
 }
 
@@ -63,12 +65,14 @@ impl Shares {
         self.limit.div_ceil(self.runners.max(1))
     }
 
-    /// How many jobs may run here, and whether that is less than a fair share for work that there is.
+    /// Return the number of jobs that may run here, and whether that is less than this runner's fair share of the work
+    /// that it has.
     fn granted(self, asked: PermitRequest) -> (u32, bool) {
         let PermitRequest { wanted, yielding, .. } = asked;
         let share = if yielding { self.limit / self.runners.max(1) } else { self.fair() };
         let room = self.limit.saturating_sub(self.others);
-        // Who has more than its share lets it shrink as its jobs end, once somebody else lacks theirs.
+        // A runner that has more than its share gives permits back as its jobs end, if another runner lacks some of its
+        // share.
         let target = if self.wanting { wanted.min(share) } else { wanted };
         let granted = target.min(room);
         (granted, granted < wanted.min(self.fair()))
@@ -76,11 +80,11 @@ impl Shares {
 }
 
 impl Store {
-    /// Take or give back permits, so that this runner holds what it can use and the limit of the queue leaves. What a
-    /// silent runner held is free, if `may_judge` says so.
+    /// Take or give back permits, so that this runner holds as many as it can use and the limit of the queue allows.
+    /// The permits of a silent runner become free if `may_judge` allows it.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; what the runner held stands.
+    /// When MySQL cannot be reached or refuses. The runner then keeps the permits that it had.
     pub async fn take_permits(
         &self,
         queue: &Name,
@@ -96,7 +100,7 @@ impl Store {
         .await
     }
 
-    /// The permits that are written down for this runner, of these queues.
+    /// Read the permits of this runner for these queues, as they are stored.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -126,10 +130,10 @@ impl Store {
         .await
     }
 
-    /// Give back every permit of a runner that stops.
+    /// Give back all permits of a runner that stops.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; the permits end with the runner's heartbeat.
+    /// When MySQL cannot be reached or refuses. The permits then become free when the runner's heartbeat is old enough.
     pub async fn return_permits(&self, queues: Vec<Name>, runner: &RunnerId) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "give permits back", move |conn, _| {
@@ -144,12 +148,12 @@ impl Store {
         .await
     }
 
-    /// Queues of which runners lack permits that they could use, and which runners.
+    /// List the pairs of queue and runner where the runner lacks permits that it could use.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn wanting_permits(&self) -> Result<BTreeSet<(Name, String)>, StoreError> {
-        on_pool(&self.shared.pools.controls, "read who wants permits", |conn, _| {
+        on_pool(&self.shared.pools.controls, "read which runners want permits", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
                 let mut wanting = BTreeSet::new();
@@ -163,7 +167,8 @@ impl Store {
         .await
     }
 
-    /// Permits taken, by queue: what runs of each queue with a limit, or may be about to.
+    /// Read the number of permits taken, by queue: the jobs that run, or may start at any time, of each queue with a
+    /// limit.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -189,7 +194,7 @@ async fn take(
     asked: PermitRequest,
     may_judge: &MayJudge,
 ) -> Result<PermitGrant, sqlx::Error> {
-    // The lock under which runners take turns.
+    // This row lock makes the runners take turns.
     let limit = sqlx::query("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
         .bind(queue.as_str())
         .fetch_optional(&mut *conn)
@@ -199,7 +204,7 @@ async fn take(
         remove(conn, queue.as_str(), runner.as_str()).await?;
         return Ok(PermitGrant::Unlimited);
     };
-    // A runner that has been silent for its lease and a little more starts nothing under its permits any more.
+    // A runner that has been silent for its lease and `SILENT_FOR` starts no more jobs under its permits.
     let silent_for_us = i64::try_from(SILENT_FOR.as_micros()).unwrap_or(i64::MAX);
     let sent = Instant::now();
     let held = sqlx::query(
@@ -221,12 +226,14 @@ async fn take(
         }
         let listed: bool = row.try_get(3)?;
         let silent = !row.try_get::<Option<bool>, _>(4)?.unwrap_or(false);
-        // While MySQL is out, or when its clock is set, every runner looks silent. The row counts until it can be judged.
+        // While MySQL is down, or when its clock is set, every runner looks silent. So its row counts until `may_judge`
+        // can decide.
         let lease = Duration::from_millis(row.try_get::<i64, _>(6)?.unsigned_abs());
         let gone = !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? }, lease));
         let (mut permits, mut wanting): (u32, bool) = (row.try_get(1)?, row.try_get(2)?);
         if gone {
-            // What it claimed after its last beat is leased for longer, and its suspects run on in processes of their own.
+            // Some permits may still be in use: the leases of jobs claimed after the last heartbeat end later, and
+            // suspects run on in processes of their own.
             permits = permits.min(open_attempts(conn, queue, &holder).await?);
             wanting = false;
             if permits == 0 {
@@ -239,7 +246,7 @@ async fn take(
         shares.runners += u32::from(permits > 0 || wanting);
     }
     let (granted, wanting) = shares.granted(asked);
-    // What runs counts, whether it may or not: nobody else may take its place before it has ended.
+    // Running jobs count even beyond the grant: no other runner may take these permits before the jobs have ended.
     let held = granted.max(asked.used);
     if held == 0 && !wanting {
         remove(conn, queue.as_str(), runner.as_str()).await?;
@@ -252,8 +259,8 @@ async fn take(
     Ok(PermitGrant::Permits(granted))
 }
 
-/// How many attempts of this queue are open that this runner began, or the processes of its suspects. The reaper ends
-/// those whose leases are over.
+/// Count the open attempts of this queue that this runner started, or the processes of its suspects. The reaper ends
+/// those whose leases have lapsed.
 async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
     let sql = "SELECT b.ids FROM claim_batches b WHERE b.runner = ? \
                UNION ALL SELECT b.ids FROM runners r JOIN claim_batches b ON b.runner = r.id WHERE r.parent = ?";
@@ -297,14 +304,14 @@ mod tests {
     fn who_has_more_than_its_share_gives_way_and_nobody_keeps_what_others_can_use() {
         let shares = |others, wanting| Shares { limit: 10, others, runners: 2, wanting };
         let asked = |used, wanted| PermitRequest { used, wanted, yielding: false };
-        // Alone with the work: all of it.
+        // The only runner with work gets all permits.
         assert_eq!(shares(0, false).granted(asked(0, 64)), (10, false));
-        // The other one comes: it lacks its share, and says so.
+        // The second runner gets nothing, lacks its share, and reports that it wants permits.
         assert_eq!(shares(10, false).granted(asked(0, 64)), (0, true));
-        // The first gives way as its jobs end.
+        // The first runner gives permits back as its jobs end.
         assert_eq!(shares(0, true).granted(asked(10, 64)), (5, false));
         assert_eq!(shares(3, true).granted(asked(4, 64)), (5, false));
-        // A limit that was lowered stops nobody and starts nothing.
+        // A lowered limit stops no running job and starts none.
         assert_eq!(shares(40, false).granted(asked(24, 64)), (0, true));
     }
 

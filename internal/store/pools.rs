@@ -1,61 +1,65 @@
-//! Connections for everything that is not a group commit, in five pools, so that one kind of caller cannot starve another:
-//! a flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an operator.
+//! Connections for everything that is not a group commit, in five pools, so that one group of callers cannot starve
+//! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
+//! operator.
 //!
-//! Every method of the [`Store`](super::Store) says which pool it uses. Their sum is `mysql_connections`; those for
-//! the content of reports come on top.
+//! Every method of the [`Store`](super::Store) names the pool that it uses. The sizes of the first four pools add up to
+//! `mysql_connections`. The connections for the content of reports are extra.
 
 use super::link::{Pool, Target};
 
-/// What a caller of the store is. Each kind has connections of its own.
+/// The pools, one for each group of callers.
 #[derive(Clone)]
 pub(super) struct Pools {
-    /// What operators set (keys, queues, drain) and what each process reads of it every second: short statements only.
+    /// For operators' settings (API keys, queues, drain), which every process also reads once a second. Short
+    /// statements only.
     pub(super) controls: Pool,
-    /// What every runner does by itself: reaper, reconciler, ticker, operator, janitor, permits, alerts, recorder,
-    /// readiness. Each is one task and uses one connection at a time.
+    /// For the background loops of every runner: reaper, reconciler, ticker, bulk operations, janitor, permits, alerts,
+    /// recorder, readiness. Each is one task and uses one connection at a time.
     pub(super) loops: Pool,
-    /// What clients change apart from plain enqueues: jobs with keys, cancels, retries, operations, schedules.
+    /// For changes by clients other than plain enqueues: jobs with keys, cancels, retries, bulk operations, schedules.
     pub(super) steering: Pool,
-    /// What clients read.
+    /// For reads by clients.
     pub(super) reads: Pool,
-    /// The content of reports, which is large: its statements hold up no others.
+    /// For the content of reports. It is large, so it has connections of its own and does not delay other statements.
     pub(super) reports: Pool,
 }
 
-/// Connections for the content of reports, beside those that are split. A runner that makes and serves none opens none.
+/// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
+/// nor serves reports opens none of them.
 pub(super) const FOR_REPORTS: u32 = 2;
 
-/// How many connections each pool has.
+/// Number of connections in each pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// For what operators set.
+    /// For operators' settings.
     pub controls: u32,
-    /// For what every runner does by itself.
+    /// For the background loops of every runner.
     pub loops: u32,
-    /// For what clients change, plain enqueues apart.
+    /// For changes by clients other than plain enqueues.
     pub steering: u32,
-    /// For what clients read.
+    /// For reads by clients.
     pub reads: u32,
 }
 
 impl Split {
     /// The smallest number of connections that can be split.
     pub const LEAST: u32 = 5;
-    /// There are no more loops than this, so further connections would never be used.
+    /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
     const MOST_LOOPS: u32 = 12;
 
-    /// Searches and counts of clients that may run at the same time: they leave a connection to the quick reads, if there is more
-    /// than one.
+    /// Return the number of searches and counts of clients that may run at the same time. One connection stays free for
+    /// quick reads, if there is more than one.
     #[must_use]
     pub fn searches(self) -> u32 {
         (self.reads - 1).clamp(1, 4)
     }
 
-    /// Split `total` connections. Fewer than [`LEAST`](Self::LEAST) count as that many.
+    /// Split `total` connections. Totals below [`LEAST`](Self::LEAST) are raised to it.
     #[must_use]
     pub fn of(total: u32) -> Self {
         let total = total.max(Self::LEAST);
-        // With two, an operator whose change waits for a locked row does not hold up the reading of the others.
+        // With two connections, an operator's change that waits for a locked row does not delay the other processes'
+        // reads of the settings.
         let controls = if total < 8 { 1 } else { 2 };
         let shared = total - controls;
         let steering = (shared * 2 / 7).max(1);
@@ -66,7 +70,7 @@ impl Split {
 }
 
 impl Pools {
-    /// Split `total` connections. None is opened before it is needed.
+    /// Build the pools with `total` connections. No connection is opened before it is needed.
     pub(super) fn new(target: &Target, total: u32) -> Self {
         let Split { controls, loops, steering, reads } = Split::of(total);
         let pool = |size| Pool::new(target, size);
@@ -79,7 +83,7 @@ impl Pools {
         }
     }
 
-    /// Each pool and its name.
+    /// Return each pool with its name.
     pub(super) fn each(&self) -> [(&'static str, &Pool); 5] {
         [
             ("controls", &self.controls),
@@ -90,7 +94,7 @@ impl Pools {
         ]
     }
 
-    /// Say goodbye on every connection.
+    /// Close all connections in an orderly way.
     pub(super) async fn close(&self) {
         futures_util::future::join_all(self.each().map(|(_, pool)| pool.connections().close())).await;
     }

@@ -1,4 +1,4 @@
-//! The end of retention: ended jobs leave the tables, bounded, by primary key.
+//! Retention: removes ended jobs and old rows, in bounded pages and by primary key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,43 +16,43 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Shared, Store, StoreError};
 use crate::job::{JobId, Name, State, Timestamp, first_id_of};
 
-/// Ledger lines looked at in one page.
+/// Number of ledger lines read in one page.
 const PAGE: u32 = 2_000;
 
-/// How long ended jobs are kept, by how they ended, and for some kinds otherwise.
+/// Retention times of ended jobs, by end state, with exceptions for some kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// Completed jobs.
+    /// Retention of completed jobs.
     pub completed: Duration,
-    /// Cancelled jobs.
+    /// Retention of cancelled jobs.
     pub cancelled: Duration,
-    /// Failed jobs: the dead letters.
+    /// Retention of failed jobs (dead letters).
     pub failed: Duration,
-    /// Discarded dead letters, since they were discarded.
+    /// Retention of discarded dead letters, from the time of the discard.
     pub discarded: Duration,
-    /// Kinds whose jobs are kept for other ages.
+    /// Kinds with retention times of their own.
     pub kinds: Arc<BTreeMap<Name, KindRetention>>,
 }
 
-/// Ages of the jobs of one kind; where there is none, that of all kinds holds.
+/// Retention times for the jobs of one kind. Where one is absent, the general one applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindRetention {
-    /// Completed jobs.
+    /// Retention of completed jobs.
     pub completed: Option<Duration>,
-    /// Cancelled jobs.
+    /// Retention of cancelled jobs.
     pub cancelled: Option<Duration>,
-    /// Failed jobs.
+    /// Retention of failed jobs.
     pub failed: Option<Duration>,
 }
 
 impl Retention {
-    /// The same age for all.
+    /// Return the same retention time for all ended jobs.
     #[must_use]
     pub fn all(age: Duration) -> Self {
         Self { completed: age, cancelled: age, failed: age, discarded: age, kinds: Arc::default() }
     }
 
-    /// How long a job of this kind that ended in this state is kept.
+    /// Return the retention time of a job of this kind that ended in this state.
     pub(super) fn of(&self, kind: Option<&str>, end: State) -> Duration {
         let own = kind.and_then(|kind| self.kinds.get(kind)).copied().unwrap_or_default();
         match end {
@@ -66,18 +66,19 @@ impl Retention {
         self.kinds.values().flat_map(|kind| [kind.completed, kind.cancelled, kind.failed]).flatten()
     }
 
-    /// The shortest age of any: retention removes nothing younger, but for discarded dead letters.
+    /// Return the shortest retention time. Retention removes nothing younger, except discarded dead letters.
     fn shortest_ended(&self) -> Duration {
         self.of_kinds().chain([self.cancelled, self.failed]).fold(self.completed, Duration::min)
     }
 
-    /// The shortest age of any, discarded dead letters included: retention removes nothing younger.
+    /// Return the shortest retention time, discarded dead letters included. Retention removes nothing younger.
     #[must_use]
     pub fn shortest(&self) -> Duration {
         self.shortest_ended().min(self.discarded)
     }
 
-    /// No job stays for longer than this after it ended. A failed one may be discarded on its last day.
+    /// Return the longest time that a job stays after its end. A failed job may be discarded on its last day, so both
+    /// times add up.
     #[must_use]
     pub fn longest(&self) -> Duration {
         let failed = self.of_kinds().chain([self.failed]).fold(Duration::ZERO, Duration::max);
@@ -87,17 +88,19 @@ impl Retention {
     }
 }
 
-/// A table whose primary key `id` is a UUIDv7, so that its rows stand in the order in which they were made.
+/// A table whose primary key `id` is a UUIDv7, so that its rows are ordered by the time of their creation.
 pub(super) struct Aged {
     pub(super) table: &'static str,
-    /// The column that says when a row was made, by the database's clock; the ids are by the clocks of the hosts.
+    /// The SQL expression for the time from which the age of a row counts, by the database's clock. The ids carry the
+    /// time of the hosts' clocks.
     pub(super) made: &'static str,
 }
 
-/// Rows of an aged table looked at in one page.
+/// Number of rows of an aged table read in one page.
 const AGED_PAGE: u32 = 1_000;
 
-/// Remove rows that were made longer ago than `keep`, looking at one page after `after`; how many, and where to go on.
+/// Remove the rows older than `keep` from one page after `after`. Return the number of removed rows and the position to
+/// continue after; absent at the end.
 pub(super) async fn purge_aged(
     conn: &mut MySqlConnection,
     shared: &Shared,
@@ -128,7 +131,7 @@ pub(super) async fn purge_aged(
     };
     let old: Vec<Uuid> = old.into_iter().collect();
     for ids in old.chunks(MOST_ROWS) {
-        // In key order and with a bound, which keeps the servers from scanning a small table.
+        // The order by key and the LIMIT keep MySQL from scanning a small table.
         let sql = format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
         let mut query = statement(sql);
         for id in pad(ids) {
@@ -139,19 +142,19 @@ pub(super) async fn purge_aged(
     Ok((old.len(), next))
 }
 
-/// What one page of a purge did.
+/// Outcome of one page of a purge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purged {
-    /// Jobs removed.
+    /// Number of jobs removed.
     pub jobs: usize,
-    /// Where to go on; absent at the end.
+    /// The position to continue after; absent at the end.
     pub next: Option<JobId>,
 }
 
 impl Store {
-    /// Remove jobs that ended longer ago than they are kept, looking at one page of the ledger after `after`.
+    /// Remove the jobs past their retention time from one page of the ledger after `after`.
     ///
-    /// Ids are made before jobs end, so the walk goes from the oldest id and stops where nothing can be old enough.
+    /// Ids are made before jobs end. So the walk begins at the oldest id and stops where no job can be old enough.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -165,8 +168,8 @@ impl Store {
 }
 
 impl Store {
-    /// Remove dead letters that were discarded longer ago than they are kept, a page at most; how many, and whether
-    /// there may be more.
+    /// Remove one page of dead letters that are past the retention time of discarded ones. Return the number of removed
+    /// jobs, and whether there may be more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -192,7 +195,7 @@ impl Store {
                 }
                 let removed = remove(conn, &ids, Removal::Discarded { before }, now).await?;
                 let gone = removed.gone.len();
-                // Without progress there is nothing to go on with.
+                // Without progress, another call would find the same rows again.
                 Ok((gone, (more || removed.until.is_some()) && gone + removed.strays > 0))
             })
         })
@@ -205,7 +208,7 @@ fn page(conn: &mut MySqlConnection, shared: Arc<Shared>, after: Option<JobId>, k
         let now = read_clock(conn, &shared.clock).await?;
         let before = |age: Duration| now - TimeDelta::from_std(age).unwrap_or(TimeDelta::MAX / 4);
         let newest = first_id_of(before(keep.shortest_ended()));
-        // The kind stands in the job, which is looked up only if some kind is kept otherwise.
+        // The kind is stored in `jobs`. It is looked up only if some kind has a retention time of its own.
         let kind = if keep.kinds.is_empty() { "NULL" } else { "(SELECT j.kind FROM jobs j WHERE j.id = a.job_id)" };
         let found = statement(format!(
             "SELECT a.job_id, a.end_state, a.finished_at, {kind} FROM attempts a FORCE INDEX (PRIMARY) \
@@ -228,14 +231,16 @@ fn page(conn: &mut MySqlConnection, shared: Arc<Shared>, after: Option<JobId>, k
         let mut next = None;
         let mut alone = None;
         if full {
-            // The page may have cut the last job's lines in two: leave it to the next page, unless it fills this one.
+            // The page may end in the middle of the last job's lines. Leave that job to the next page, unless it is the
+            // only one in this page.
             alone = last_lines.last_key_value().map(|(id, _)| *id).filter(|_| last_lines.len() == 1);
             if alone.is_none() {
                 last_lines.pop_last();
             }
             next = last_lines.last_key_value().map(|(id, _)| JobId::from_uuid(*id));
         }
-        // Candidates: each is judged again behind its lock, by its last line and not by the last one of this page.
+        // These are candidates. `remove` checks each one again after locking it, by its last ledger line instead of the
+        // last one in this page.
         let old: Vec<Uuid> = last_lines
             .into_iter()
             .filter(|(id, (end, finished_at, kind))| {

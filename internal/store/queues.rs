@@ -1,4 +1,4 @@
-//! What operators have set about queues.
+//! Settings of queues, made by operators.
 
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
@@ -15,62 +15,62 @@ use crate::job::{Actor, Name, Priority, Timestamp};
 /// Most queues that can have settings.
 pub const MOST_QUEUES: usize = 1_000;
 
-/// What is set about a queue.
+/// The settings of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSetting {
-    /// The queue.
+    /// The name of the queue.
     pub name: Name,
-    /// Its urgency among queues.
+    /// The priority of the queue among other queues.
     pub priority: Priority,
-    /// How many of its jobs may run at the same time, all runners together.
+    /// Most jobs of the queue that may run at the same time, on all runners together; no limit when absent.
     pub concurrency: Option<u32>,
-    /// Since when nothing of it is started, and why.
+    /// The pause, if the queue is paused: no job of it is started.
     pub pause: Option<Pause>,
-    /// When and by whom it was last changed.
+    /// Time and actor of the last change.
     pub changed: (Timestamp, Actor),
-    /// Another one after each change.
+    /// The version of the settings. Every change increments it.
     pub version: u32,
 }
 
-/// Why a queue or a schedule stands still.
+/// A pause of a queue or a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Since when.
+    /// The time when the pause began.
     pub at: Timestamp,
-    /// Who asked for it.
+    /// The actor that paused it.
     pub by: Actor,
-    /// Why, if they said so.
+    /// The reason, if the actor gave one.
     pub reason: Option<String>,
 }
 
-/// What is to be changed about a queue; what is absent stays.
+/// A change of a queue's settings. Absent fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueChange {
-    /// Its urgency.
+    /// The new priority.
     pub priority: Option<Priority>,
-    /// Its limit, or that it has none.
+    /// The new concurrency limit, or `Some(None)` to remove it.
     pub concurrency: Option<Option<u32>>,
-    /// To pause it, with a reason or without; or to let it go on.
+    /// Pause the queue, with or without a reason, or resume it.
     pub pause: Option<Paused>,
 }
 
-/// Whether a queue stands still.
+/// A requested pause or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Paused {
-    /// It does, for this reason.
+    /// Paused, for this reason if there is one.
     Yes(Option<String>),
-    /// It does not.
+    /// Not paused.
     No,
 }
 
-/// What became of a change.
+/// Outcome of a change.
 #[derive(Clone, Debug)]
 pub enum QueueChanged {
-    /// Done; this is set now.
+    /// Done. These are the settings now.
     Done(QueueSetting),
-    /// There was nothing to do; this was set already.
+    /// Nothing to do: these were the settings already.
     Unchanged(QueueSetting),
-    /// Somebody else changed it meanwhile: it has another version. Nothing was changed.
+    /// Another change came first, so the version does not match. Nothing was changed.
     Meanwhile(QueueSetting),
     /// [`MOST_QUEUES`] have settings already.
     TooMany,
@@ -80,7 +80,7 @@ const COLUMNS: &str =
     "name, priority, concurrency, paused_at, paused_by, pause_reason, changed_at, changed_by, version";
 
 impl Store {
-    /// Every queue about which something was ever set. For this process's own copy.
+    /// Read the settings of all queues that have any, at most 2,000. This is for the copy in this process.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -88,7 +88,7 @@ impl Store {
         queues_through(&self.shared.pools.controls).await
     }
 
-    /// As [`queues`](Self::queues), for a client that lists them.
+    /// Read the same settings as [`queues`](Self::queues), on a connection for clients that list them.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -96,7 +96,7 @@ impl Store {
         queues_through(&self.shared.pools.reads).await
     }
 
-    /// Change what is set about a queue, if it has the version that `condition` wants; 0 for a queue without settings.
+    /// Change the settings of a queue, if its version meets `condition`. The version of a queue without settings is 0.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -170,7 +170,7 @@ impl QueueChange {
 }
 
 impl Paused {
-    /// The pause as it is then. The first one stands, unless there is a new reason.
+    /// Return the pause after this request. The first pause stays, unless the request has a new reason.
     pub(super) fn applied(&self, before: Option<Pause>, by: &Actor, now: Timestamp) -> Option<Pause> {
         match (self, before) {
             (Self::No, _) => None,
@@ -180,7 +180,7 @@ impl Paused {
     }
 }
 
-/// The row of a queue, made if there is none, and locked. Nothing when there may not be more.
+/// Lock the row of a queue, and insert it first if there is none. Return nothing if the number of rows is at its limit.
 async fn lock(
     conn: &mut MySqlConnection,
     name: &Name,
@@ -195,7 +195,7 @@ async fn lock(
     if usize::try_from(rows).is_ok_and(|rows| rows >= MOST_QUEUES) {
         return Ok(None);
     }
-    // Somebody else may have made it meanwhile.
+    // Another process may have inserted the row since the read.
     let insert =
         "INSERT INTO queues (name, changed_at, changed_by) VALUES (?, ?, ?) ON DUPLICATE KEY UPDATE name = name";
     sqlx::query(insert).bind(name.as_str()).bind(now).bind(by.as_str()).execute(&mut *conn).await?;

@@ -1,4 +1,4 @@
-//! Jobs as people read them: one with its attempts, or a page of many.
+//! Reads of jobs for people: one job with its attempts, or a page of jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,34 +15,35 @@ use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
 
-/// Rows that one page of a listing may look at before it says "go on from here".
+/// Most rows that one page of a listing may look at before it returns with a position to continue from.
 const MOST_LOOKED_AT: i64 = 20_000;
 
-/// One page of a listing, newest first.
+/// One page of a listing, newest jobs first.
 #[derive(Debug)]
 pub struct JobPage {
-    /// The jobs, without payloads and results, each with its attempts so far left out but counted.
+    /// The jobs, without payloads and results. Their attempts are counted but not listed.
     pub jobs: Vec<Job>,
-    /// Go on with jobs older than this one; absent at the end.
+    /// The position to continue from: jobs older than this one. Absent at the end.
     pub next: Option<JobId>,
 }
 
 const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority), j.max_attempts, j.unique_key, j.options, j.execute_at, \
      j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
      d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
-/// Where the letter begins, and what comes behind it.
+/// Column positions: the first column of the dead letter, and the first column after it.
 const LETTER: usize = 17;
 const BEHIND: usize = LETTER + 7;
 
 impl Store {
-    /// A job with all its attempts, the open one included.
+    /// Read a job with all its attempts, the open one included.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn job(&self, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, StoreError> {
         on_pool(&self.shared.pools.reads, "read a job", move |conn, _| {
             Box::pin(async move {
-                // The three reads are one snapshot, or a settle in between could show a job with one attempt too few.
+                // The reads share one snapshot. Otherwise a settle between them could show the job with one attempt too
+                // few.
                 sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *conn).await?;
                 sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut *conn).await?;
                 let job = read_job(conn, id).await;
@@ -53,10 +54,10 @@ impl Store {
         .await
     }
 
-    /// A page of jobs, newest first, older than `before`.
+    /// Read a page of jobs older than `before`, newest first.
     ///
-    /// A page looks at a bounded number of rows. With a filter that matches little it may come back short, or empty,
-    /// and still have a `next`: the caller goes on.
+    /// A page looks at a bounded number of rows. With a filter that matches few jobs, a page may be short or empty and
+    /// still have a `next`: the caller continues from there.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -64,7 +65,7 @@ impl Store {
         self.list_among(filter, Among::All, before, limit).await
     }
 
-    /// As [`list`](Self::list), in part of all jobs.
+    /// Read a page as [`list`](Self::list) does, limited to a part of all jobs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -83,7 +84,8 @@ impl Store {
     }
 }
 
-/// Three reads, which the caller makes one: by a snapshot, or by holding the locks of the job.
+/// Read a job with several statements. The caller makes them consistent, by a snapshot or by holding the locks of the
+/// job.
 pub(super) async fn read_job(
     conn: &mut MySqlConnection,
     id: JobId,
@@ -118,7 +120,7 @@ async fn list(
         let found = search.matching(COLUMNS, &chunk, wanted as i64).fetch_all(&mut *conn).await?;
         let last: Option<Uuid> = found.last().map(|row| row.try_get(0)).transpose()?;
         read_into(conn, filter, &found, &mut jobs).await?;
-        // A full page goes on behind its last job, the others behind what they looked at.
+        // A full page continues after its last job. Other pages continue after the rows that they looked at.
         let rest = match last.filter(|_| found.len() >= wanted) {
             Some(last) => Some(search.behind(span, last)),
             None => chunk.rest,
@@ -131,7 +133,7 @@ async fn list(
     Ok(JobPage { jobs, next: None })
 }
 
-/// Read the jobs behind rows of [`COLUMNS`].
+/// Read the jobs of these rows of [`COLUMNS`].
 async fn read_into(
     conn: &mut MySqlConnection,
     filter: &Filter,
@@ -145,11 +147,11 @@ async fn read_into(
     for (row, id) in found.iter().zip(&ids) {
         let ledger = ledgers.get(id).unwrap_or(&nothing);
         if ledger.end.is_none() && row.try_get::<Option<&str>, _>(9)?.is_none() {
-            // Purged, or ended, between our two reads.
+            // The job was purged, or ended, between the two reads.
             continue;
         }
         let job = job(row, ledger)?;
-        // It may have moved on between the reads.
+        // The job may have changed its state between the two reads.
         if filter.state.is_none_or(|state| state == job.state) {
             jobs.push(job);
         }
@@ -161,14 +163,14 @@ fn raw(text: String, what: &str) -> Result<Box<RawValue>, sqlx::Error> {
     RawValue::from_string(text).map_err(|e| corrupt(format!("{what}: {e}")))
 }
 
-/// The job: as asked, as owed if it is, and otherwise as the last line of its ledger left it.
+/// Build the job from its row in `jobs`, its `owed` row if it is unfinished, and otherwise the last line of its ledger.
 fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
     let owed: Option<&str> = row.try_get(9)?;
     let state = match owed {
         Some(word) => State::from_word(word),
         None => ledger.end.as_ref().map(|end| end.state),
     };
-    let state = state.ok_or_else(|| corrupt("a job that is neither owed nor ended"))?;
+    let state = state.ok_or_else(|| corrupt("a job that is neither unfinished nor ended"))?;
     let end = ledger.end.as_ref().filter(|_| state.is_end());
     let executing = state == State::Executing;
     let key: Option<Vec<u8>> = row.try_get(5)?;
@@ -206,7 +208,7 @@ fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
         cancel_requested_at: row.try_get(15)?,
         last_error: match state {
             State::Completed => None,
-            // A closing line that nobody executed may say why as well.
+            // A closing line, which no runner executed, may also have an error.
             _ => end
                 .and_then(|end| end.error.clone())
                 .or_else(|| ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone())),
@@ -232,14 +234,14 @@ fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Erro
     }))
 }
 
-/// What the ledger says about one job.
+/// The ledger of one job.
 #[derive(Default)]
 struct Ledger {
-    /// Attempts burned so far, as the last line says.
+    /// Number of attempts that count against `max_attempts`, from the last line.
     burned: u32,
-    /// How the last line left the job, if it ended it.
+    /// The end of the job, if the last line ended it.
     end: Option<End>,
-    /// The attempts, without closing lines that nobody executed.
+    /// The attempts, without closing lines, which no runner executed.
     attempts: Vec<Attempt>,
 }
 
@@ -250,7 +252,8 @@ struct End {
     result: Option<Box<RawValue>>,
 }
 
-/// The ledgers of these jobs. `result` is the column, or NULL for a listing that does not show it.
+/// Read the ledgers of these jobs. `result` is the name of the column, or NULL for a listing that does not show
+/// results.
 async fn ledgers_of(
     conn: &mut MySqlConnection,
     ids: &[JobId],
@@ -260,7 +263,7 @@ async fn ledgers_of(
     if ids.is_empty() {
         return Ok(BTreeMap::new());
     }
-    // As the result, of little use in a list.
+    // Like the result, the exchange is not shown in a listing.
     let exchange = if result == "result" { "exchange" } else { "NULL" };
     let sql = format!(
         "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
@@ -300,7 +303,7 @@ async fn ledgers_of(
             verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
             error,
             late_note: row.try_get(11)?,
-            // Of no consequence: one that cannot be read is not shown.
+            // The exchange is only information for people, so one that cannot be read is left out.
             exchange: row.try_get::<Option<String>, _>(12)?.and_then(|text| serde_json::from_str(&text).ok()),
         });
     }

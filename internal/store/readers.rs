@@ -1,4 +1,5 @@
-//! Which living runners may be able to read a job that one of them cannot, and which have tried.
+//! Living runners that may be able to read a job that another runner cannot read, and the runners that have already
+//! tried.
 
 use std::collections::BTreeSet;
 
@@ -8,25 +9,26 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{Editions, JobId, Name, RunnerId};
 
-/// How the error of every attempt begins that ended because its runner could not read the job: "read the payload as …".
+/// The beginning of the error of every attempt that ended because its runner could not read the job, as in "read the
+/// payload as …".
 pub const UNREAD: &str = "read the ";
 
-/// A living runner, as far as it matters to a runner that looks for another that can read a job.
+/// A living runner, with the facts that show whether it can read a job.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// Its identity.
+    /// The id of the runner.
     pub id: RunnerId,
-    /// Kinds it can run.
+    /// Kinds that it can run.
     pub kinds: BTreeSet<Name>,
-    /// Queues it serves.
+    /// Queues that it serves.
     pub queues: BTreeSet<Name>,
-    /// Which versions of their types it has; unknown of binaries older than the column.
+    /// The versions of its payload types. Unknown for binaries that are older than the column.
     pub editions: Option<Editions>,
 }
 
 impl Store {
-    /// The runners whose last beat is no older than their lease. One that has just said goodbye is among them for as long:
-    /// while a binary is replaced, its successor may need a moment to start.
+    /// Read the runners whose last heartbeat is no older than their lease. This includes runners that have just
+    /// stopped: while a binary is replaced, its successor may need a moment to start.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -40,7 +42,8 @@ impl Store {
                 .fetch_all(conn)
                 .await?;
                 let reader = |row: &sqlx::mysql::MySqlRow| {
-                    // A row of another version may say what this one cannot read: then it is not known what it reads.
+                    // The row of another version may be unreadable for this binary. Then it is unknown what that runner
+                    // can read.
                     let names = |text: &str| serde_json::from_str::<BTreeSet<Name>>(text).unwrap_or_default();
                     let editions: Option<&str> = row.try_get(3)?;
                     Ok(Reader {
@@ -56,12 +59,12 @@ impl Store {
         .await
     }
 
-    /// What the runners said that could not read this job and gave it back, the newest ones first.
+    /// Read the errors of the attempts that gave this job back because their runner could not read it, newest first.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn given_back_unread(&self, id: JobId) -> Result<Vec<String>, StoreError> {
-        on_pool(&self.shared.pools.loops, "read who could not read a job", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "read which runners could not read a job", move |conn, _| {
             Box::pin(async move {
                 sqlx::query_scalar(
                     "SELECT error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND verdict = 'snoozed' \

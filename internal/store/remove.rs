@@ -1,8 +1,9 @@
-//! The removal of ended jobs: by retention, and by operators.
+//! The removal of ended jobs, by retention and by operators.
 //!
-//! The row in `jobs` is the lock that a retry takes as well. A job is judged only behind that lock: it may have been
-//! retried, and may have ended again, since it was found. A batch or a tick that loses a job in this way says so, in the
-//! same transaction, so that `tickr verify` can tell what was removed from what was lost.
+//! The row in `jobs` is the lock, which a retry takes as well. The decision about a job is made only under that lock,
+//! because the job may have been retried, and may have ended again, since it was found. If a job of a batch or of a
+//! tick is removed, the same transaction records it, so that `tickr verify` can distinguish removed jobs from lost
+//! ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,45 +18,45 @@ use super::purge::Retention;
 use super::shape::{MOST_ROWS, groups, pad, padded, places, rows, statement};
 use crate::job::{JobOptions, Standing, State, Timestamp};
 
-/// Ledger lines removed in one transaction; one job may have more.
+/// Most ledger lines removed in one transaction. A single job may have more.
 const MOST_LINES: u32 = 20_000;
-/// Rows removed by one statement.
+/// Most rows removed by one statement.
 const ROWS: u32 = 4_000;
 /// The kind whose jobs have reports.
 const REPORT: &str = "report";
 
-/// Which of the jobs may go.
+/// The rule that decides which jobs may be removed.
 #[derive(Clone, Copy)]
 pub(super) enum Removal<'a> {
-    /// An operator asked for it: every job that has ended.
+    /// An operator requested it: every job that has ended.
     Asked,
-    /// Retention: those that ended longer ago than they are kept. Discarded dead letters have an age of their own.
+    /// Retention: jobs that are past their retention time. Discarded dead letters have a retention time of their own.
     Aged { keep: &'a Retention, now: Timestamp },
-    /// Retention of discarded dead letters: those that were discarded before this moment.
+    /// Retention of discarded dead letters: those discarded before this moment.
     Discarded { before: Timestamp },
 }
 
-/// What was removed.
+/// Outcome of a removal.
 #[derive(Debug, Default)]
 pub(super) struct Removed {
-    /// The jobs.
+    /// The removed jobs.
     pub(super) gone: Vec<Uuid>,
-    /// Rows without a job that went as well.
+    /// Number of ids without a job whose other rows were deleted as well.
     pub(super) strays: usize,
-    /// The transaction was full behind this one: the ids that follow were not looked at.
+    /// Set if the transaction reached its limit after this job. The ids behind it were not looked at.
     pub(super) until: Option<Uuid>,
 }
 
-/// A locked job, as far as its removal depends on it.
+/// A locked job, with the facts on which its removal depends.
 struct Candidate {
     id: Uuid,
     kind: String,
     owed: bool,
-    /// Number, end and time of its last ledger line.
+    /// Number, end state and time of its last ledger line.
     last: Option<(u32, Option<State>, Timestamp)>,
     standing: Option<(Standing, Timestamp)>,
     batch: Option<(Uuid, u16)>,
-    /// The schedule that made it.
+    /// The schedule that made the job.
     schedule: Option<String>,
 }
 
@@ -68,7 +69,7 @@ impl Candidate {
         let standing = standing.map(|word| Standing::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
         let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(8)?, row.try_get(9)?);
         let options: Option<String> = row.try_get(10)?;
-        // What cannot be read names no schedule.
+        // Options that cannot be read name no schedule.
         let options: Option<JobOptions> = options.and_then(|text| serde_json::from_str(&text).ok());
         Ok(Self {
             id: row.try_get(0)?,
@@ -85,7 +86,7 @@ impl Candidate {
         self.last.map_or(0, |(number, ..)| number)
     }
 
-    /// Has it ended, and may it go?
+    /// Return whether the job has ended and the rule allows its removal.
     fn may_go(&self, removal: Removal<'_>) -> bool {
         let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
         let discarded = self.standing.filter(|(standing, _)| *standing == Standing::Discarded);
@@ -106,7 +107,7 @@ const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL, a.number, a.end_
      LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
      LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";
 
-/// Remove those of these jobs, sorted by id, that may go. Within the caller's transaction.
+/// Remove the jobs that the rule allows, within the caller's transaction. `ids` must be sorted.
 pub(super) async fn remove(
     conn: &mut MySqlConnection,
     ids: &[Uuid],
@@ -139,7 +140,8 @@ pub(super) async fn remove(
             }
             torn.lose(candidate);
         }
-        // Lines and letters whose job is not there. An operator's search finds jobs alone.
+        // Ledger lines and dead letters whose job does not exist. The search for an operator's request finds existing
+        // jobs only.
         let strays: Vec<Uuid> = match (removal, removed.until) {
             (Removal::Asked, _) | (_, Some(_)) => Vec::new(),
             _ => strays.into_iter().collect(),
@@ -159,8 +161,8 @@ pub(super) async fn remove(
     Ok(removed)
 }
 
-/// What an operator deletes goes with its report. The content is large, so the janitor removes it a few parts at a time; from
-/// here on no runner serves it.
+/// Hide the reports of jobs that an operator deletes. From now on no runner serves them. Their content is large, so the
+/// janitor removes it later, a few parts at a time.
 async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
     if ids.is_empty() {
         return Ok(());
@@ -177,10 +179,10 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
     if ids.is_empty() {
         return Ok(());
     }
-    // The ledger first: a job without lines would look lost, lines without a job are only invisible.
+    // Delete the ledger first. A job without lines would look lost; lines without a job are only invisible.
     for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
-        // In key order and with a bound, which keeps the servers from scanning a small table. A job may have any number
-        // of lines, so the statement is repeated until it finds fewer than it may remove.
+        // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so
+        // repeat the statement until it deletes fewer rows than its limit.
         let sql = format!("DELETE FROM {table} WHERE {key} IN");
         let tail = format!(" ORDER BY {key} LIMIT {ROWS}");
         while in_list(&sql, ids, &tail).execute(&mut *conn).await?.rows_affected() >= u64::from(ROWS) {}
@@ -188,10 +190,10 @@ async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Er
     Ok(())
 }
 
-/// What lost jobs that were removed: batches and ticks. Written last in the transaction, in key order.
+/// Batches and ticks that lose jobs by the removal. They are written last in the transaction, in key order.
 #[derive(Default)]
 struct Torn {
-    /// Size of the batch, and how many of its jobs are removed now.
+    /// Size of the batch, and number of its jobs that are removed now.
     batches: BTreeMap<Uuid, (u16, u16)>,
     ticks: BTreeSet<(String, Uuid)>,
 }
@@ -207,7 +209,7 @@ impl Torn {
     }
 
     async fn write(mut self, conn: &mut MySqlConnection, now: Timestamp) -> Result<(), sqlx::Error> {
-        // A batch that goes as a whole leaves nothing to explain.
+        // A batch that is removed as a whole needs no record.
         self.batches.retain(|_, (size, jobs)| jobs < size);
         let batches: Vec<(Uuid, (u16, u16))> = self.batches.into_iter().collect();
         for group in groups(&batches) {

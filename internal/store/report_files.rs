@@ -1,8 +1,8 @@
-//! Finished reports, for every runner: what is known of each, and its content in parts.
+//! Finished reports, readable by every runner: a record for each, and its content in parts.
 //!
-//! An attempt writes its parts first and the row that names them last, in a transaction that holds the job's row and counts
-//! the parts. So a reader finds a whole report or none, and only the holder of the job's token replaces one. Parts that no
-//! row names are remains of attempts that ended before; they are removed here, a few at a time.
+//! An attempt writes the parts first. It writes the row that names them last, in a transaction that locks the job's
+//! `owed` row and counts the parts. So a reader finds a whole report or none, and only the holder of the job's token
+//! can replace a report. Parts that no row names were left by earlier attempts. They are removed here, a few at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,36 +19,37 @@ use super::shape::statement;
 use super::{Store, StoreError};
 use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId, Timestamp, first_id_of};
 
-/// Largest part, on a server that takes more.
+/// Largest part in bytes, on a server that accepts more.
 const MOST_PART_BYTES: usize = 512 << 10;
-/// Parts removed by one transaction: a binary log has their content once more.
+/// Number of parts removed by one transaction. The number is small because a binary log holds their content once more.
 const PARTS_AT_ONCE: u64 = 8;
-/// Rows in one page.
+/// Number of rows in one page.
 const PAGE: u32 = 200;
-/// Remains of an attempt are removed after so long: by then it writes no more.
+/// Age at which parts left by an attempt are removed. By then the attempt writes no more.
 const REMAINS: TimeDelta = TimeDelta::days(1);
-/// The row of a report whose job was deleted stays for so long after the files of its age are gone from every folder.
+/// Extra time for which the row of a deleted job's report stays, after files of its age are gone from every folder.
 const REMOVED: TimeDelta = TimeDelta::days(1);
-/// A walk through removed reports begins so much before its last place: transactions do not commit in the order of their times.
+/// Overlap of a new walk through removed reports with the last one. It is needed because transactions do not commit in
+/// the order of their timestamps.
 const OVERLAP: TimeDelta = TimeDelta::seconds(60);
 
-/// Does the token hold the job?
+/// A statement that returns a row if the token holds the job.
 const HOLDS: &str = "SELECT 1 FROM owed FORCE INDEX (PRIMARY) WHERE id = ? AND token = ?";
 
 const COLUMNS: &str = "id, name, bytes, parts, digest, token, runner, host, removed_at IS NOT NULL";
 
-/// A report whose job an operator deleted.
+/// A report whose job was deleted by an operator.
 #[derive(Clone, Debug)]
 pub struct RemovedReport {
-    /// Its job.
+    /// The id of the job.
     pub job: JobId,
-    /// The name of its file.
+    /// The name of the report's file.
     pub name: String,
-    /// Does the store still have parts of it?
+    /// True if the store still has parts of it.
     pub has_parts: bool,
 }
 
-/// How far a walk through removed reports has come.
+/// The position of a walk through removed reports.
 #[derive(Clone, Copy, Debug)]
 pub struct RemovedPlace {
     at: Timestamp,
@@ -56,22 +57,22 @@ pub struct RemovedPlace {
 }
 
 impl Store {
-    /// How large a part may be, for the server at hand.
+    /// Return the largest size of a part in bytes, for the server in use.
     #[must_use]
     pub fn report_part_bytes(&self) -> usize {
         self.shared.options.server.statement_bytes().min(MOST_PART_BYTES)
     }
 
-    /// Remove what earlier attempts of this job left, but for the report that is finished. False when the token does not hold
-    /// the job: then nothing is removed, and nothing should be written.
+    /// Remove the parts that earlier attempts of this job left, except those of a finished report. Return false if the
+    /// token does not hold the job: then nothing is removed, and the caller should not write anything.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn clear_report(&self, job: JobId, token: AttemptToken) -> Result<bool, StoreError> {
         let left = on_pool(&self.shared.pools.reports, "look for parts of a report", move |conn, _| {
             Box::pin(async move {
-                // The attempts are listed before the token is looked at: the attempt that holds the job after this
-                // one is not among them, however long the removal takes.
+                // List the attempts before the check of the token. So an attempt that holds the job after this one is
+                // not among them, however long the removal takes.
                 let sql = "SELECT DISTINCT token FROM report_parts WHERE job_id = ? AND token <> COALESCE((SELECT f.token \
                            FROM report_files f WHERE f.id = ?), '') LIMIT ?";
                 let id = job.uuid();
@@ -100,7 +101,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Write a part of a report. Written again it replaces itself.
+    /// Write a part of a report. A part that is written again replaces itself.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -111,7 +112,7 @@ impl Store {
         number: u32,
         content: Vec<u8>,
     ) -> Result<(), StoreError> {
-        // Shared by the runs of the closure.
+        // The `Arc` lets all runs of the closure share the content.
         let content: Arc<[u8]> = content.into();
         on_pool(&self.shared.pools.reports, "write a part of a report", move |conn, _| {
             let content = Arc::clone(&content);
@@ -127,8 +128,8 @@ impl Store {
         .await
     }
 
-    /// Make a report visible whose parts are written. False, and nothing is changed, when the token does not hold the job or
-    /// a part is missing.
+    /// Make a report visible after its parts are written. Return false, and change nothing, if the token does not hold
+    /// the job or a part is missing.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -140,7 +141,7 @@ impl Store {
                 if !is_whole(conn, &record).await? {
                     return Ok(false);
                 }
-                // Last, so that a heartbeat, an end and a reap wait for this lock as briefly as possible.
+                // Take this lock last, so that a heartbeat, a settle and the reaper wait for it as briefly as possible.
                 let lock = statement(format!("{HOLDS} LOCK IN SHARE MODE"));
                 if lock.bind(record.job.uuid()).bind(record.token.uuid()).fetch_optional(&mut *conn).await?.is_none() {
                     return Ok(false);
@@ -167,7 +168,7 @@ impl Store {
         .await
     }
 
-    /// What is known of the report of a job.
+    /// Read the record of a job's report.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -182,7 +183,7 @@ impl Store {
         .await
     }
 
-    /// A part of a report; none when it is not there any more.
+    /// Read a part of a report; none if it does not exist any more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -201,7 +202,8 @@ impl Store {
         .await
     }
 
-    /// The next reports whose jobs operators deleted, and where to go on. The last few come again.
+    /// Read the next reports whose jobs operators deleted, and the position to continue after. With `again`, the walk
+    /// begins a little before `after`, so some reports are returned again.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -244,7 +246,7 @@ impl Store {
         .await
     }
 
-    /// Remove some of the content of a report whose job was deleted. True when there may be more.
+    /// Remove some of the content of a report whose job was deleted. Return true if there may be more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -265,18 +267,20 @@ impl Store {
         .await
     }
 
-    /// Forget a page of reports that are older than `keep`, and remains of attempts. True when there may be more.
+    /// Delete a page of reports that are older than `keep`, and parts that old attempts left. Return true if there may
+    /// be more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn forget_reports(&self, keep: Duration) -> Result<bool, StoreError> {
         let (shared, keep) = (self.shared.clone(), TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4));
-        on_pool(&self.shared.pools.loops, "forget old reports", move |conn, _| {
+        on_pool(&self.shared.pools.loops, "delete old reports", move |conn, _| {
             let shared = shared.clone();
             Box::pin(async move {
                 let now = read_clock(conn, &shared.clock).await?;
-                // A report is younger than the id of its job, so the walk from the oldest id stops where nothing can be old
-                // enough. Rows go before their parts, so no row promises a content that is gone.
+                // A report is younger than the id of its job. So the walk begins at the oldest id and stops where
+                // nothing can be old enough. Rows are deleted before their parts, so that no row names content that
+                // does not exist.
                 let before = now - keep;
                 let rows = "DELETE FROM report_files WHERE id < ? AND ((removed_at IS NULL AND made_at < ?) OR \
                             made_at < ?) ORDER BY id LIMIT ?";
@@ -295,7 +299,7 @@ impl Store {
     }
 }
 
-/// Are all parts there that the record counts on?
+/// Return whether all parts of the record are stored.
 async fn is_whole(conn: &mut MySqlConnection, record: &ReportRecord) -> Result<bool, sqlx::Error> {
     if record.parts == 0 {
         return Ok(true);

@@ -1,9 +1,9 @@
-//! The reading side of reports: named statements, run read-only on connections of their own, streamed row by row.
+//! The read side of reports: named statements, run read-only on connections of their own, and streamed row by row.
 //!
-//! What keeps a report from doing harm, outermost first: an account that can only read (the operator's part), a
-//! session and a transaction that are read only, the prepared protocol (one statement, bound values), a time limit kept
-//! by the server, and the same limit kept here for a server that does not answer. Reports never share a pool with jobs
-//! or the API, so a slow one costs nobody else a connection.
+//! These measures keep a report from doing harm, from the outside in: an account with read rights only (set up by the
+//! operator), a read-only session and transaction, the prepared protocol (one statement, bound values), a time limit
+//! enforced by the server, and the same limit enforced here in case the server does not answer. Reports never share a
+//! pool with jobs or the API, so a slow report takes no connection from them.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -26,33 +26,34 @@ use tokio_util::task::TaskTracker;
 
 use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSender, RowSource, RowStream, Select, SourceError};
 
-/// Rows go to the reader in batches of at most this many…
+/// Most rows in one batch for the reader.
 const BATCH_ROWS: usize = 256;
-/// …or about this many bytes, so that a few wide rows do not pile up to much.
+/// Approximate number of bytes that completes a batch earlier, so that wide rows do not need much memory.
 const BATCH_BYTES: usize = 256 << 10;
-/// How long a report waits for one of its connections.
+/// Longest wait of a report for one of its connections.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The server's own time limit fires first and leaves the better error; this much later we stop waiting for it. Small
-/// statements around the query get the same.
+/// Extra time after the server's own time limit, which fires first and gives the better error. The small statements
+/// around the query have the same limit.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A [`RowSource`] over MySQL or MariaDB.
+/// A [`RowSource`] that reads from MySQL or MariaDB.
 #[derive(Debug)]
 pub struct ReportQueries {
     pool: MySqlPool,
     tasks: TaskTracker,
 }
 
-/// The URL for reports cannot be read. It may hold a password, so it is not repeated.
+/// The URL for reports is invalid. The error does not show it, because it may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the mysql url for reports cannot be read; it looks like mysql://user:password@host:3306/database")]
 pub struct InvalidUrl;
 
 impl ReportQueries {
-    /// A pool of at most `connections`, opened when they are needed: a start-up does not depend on it.
+    /// Build a pool of at most `connections` connections. They are opened when they are needed, so that the start of
+    /// the process does not depend on this server.
     ///
     /// # Errors
-    /// [`InvalidUrl`].
+    /// [`InvalidUrl`] when `url` cannot be parsed.
     pub fn connect_lazy(url: &str, connections: u32) -> Result<Self, InvalidUrl> {
         let options = MySqlConnectOptions::from_str(url)
             .map_err(|_| InvalidUrl)?
@@ -65,7 +66,8 @@ impl ReportQueries {
             .after_connect(|connection, _| {
                 Box::pin(async move {
                     connection.execute("SET SESSION TRANSACTION READ ONLY").await?;
-                    // The default would keep one read view, and so the undo log of everybody's changes, until the end.
+                    // The default level would keep one read view until the end, and with it the undo log of all changes
+                    // made meanwhile.
                     connection.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
                     Ok(())
                 })
@@ -74,8 +76,8 @@ impl ReportQueries {
         Ok(Self { pool, tasks: TaskTracker::new() })
     }
 
-    /// Wait until nothing is read any more, then close the connections. Call it when the handlers have ended: their
-    /// streams are dropped then, and what still reads stops.
+    /// Wait until all reads have ended, then close the connections. Call this after the handlers have ended: their
+    /// streams are dropped by then, which stops the remaining reads.
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -87,21 +89,21 @@ impl RowSource for ReportQueries {
     fn open(&self, select: Select) -> RowStream {
         let (sender, stream) = table::channel();
         let pool = self.pool.clone();
-        // A task of its own, because a driver future that is dropped half-way may leave its connection with an open
-        // transaction. Here the connection is either known to be clean or is closed, whatever becomes of the reader.
+        // Run in a task of its own. If a driver future were dropped half-way, its connection could keep an open
+        // transaction. Here the connection is either clean or closed, whatever the reader does.
         self.tasks.spawn(async move {
             let last = match answer(&pool, &select, &sender).await {
                 Ok(()) => Ok(Part::End),
                 Err(error) => Err(error),
             };
-            // Nobody may be left to hear it.
+            // The reader may have been dropped already.
             let _ = sender.send(last).await;
         });
         stream
     }
 }
 
-/// Send everything `select` gives, and leave no connection in doubt behind.
+/// Send all columns and rows of `select`. Afterwards the connection is either clean or closed.
 async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result<(), SourceError> {
     let silent = || SourceError::Unavailable("the server does not answer".into());
     let patience = Instant::now() + ACQUIRE_TIMEOUT + GRACE;
@@ -115,7 +117,7 @@ async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result
         }
     };
 
-    // Waiting for a connection is not the query's fault.
+    // The time spent waiting for a connection does not count against the query.
     let started = Instant::now();
     let deadline = started + select.time_limit + GRACE;
     let too_long = || SourceError::TimedOut { limit: select.time_limit };
@@ -134,7 +136,7 @@ async fn answer(pool: &MySqlPool, select: &Select, sender: &RowSender) -> Result
     }
 }
 
-/// `work`, but no longer than the reader wants it and time allows.
+/// Run `work` until it ends, the reader stops or the deadline passes.
 async fn unless_stopped<T>(
     sender: &RowSender,
     deadline: Instant,
@@ -152,21 +154,22 @@ async fn unless_stopped<T>(
 
 async fn acquire(pool: &MySqlPool) -> Result<PoolConnection<MySql>, SourceError> {
     pool.acquire().await.map_err(|error| match error {
-        // The driver also reports a server that refuses connections as a pool that gave none in time.
+        // The driver also reports `PoolTimedOut` if the server refuses connections.
         sqlx::Error::PoolTimedOut if pool.size() >= pool.options().get_max_connections() => SourceError::Busy,
         sqlx::Error::PoolTimedOut => SourceError::Unavailable("no connection within 5 s".into()),
         error => source_error(&error, Duration::ZERO),
     })
 }
 
-/// Start a read-only transaction with a time limit. Gives the server's name for the connection, to stop it by.
+/// Start a read-only transaction with a time limit. Return the server's id of the connection, which is needed to kill
+/// it.
 async fn begin(connection: &mut MySqlConnection, select: &Select) -> Result<u64, SourceError> {
     let failed = |error| source_error(&error, select.time_limit);
     let who = connection.fetch_one("SELECT VERSION(), CONNECTION_ID()").await.map_err(failed)?;
     let version: String = who.try_get_unchecked(0).map_err(failed)?;
     let thread: u64 = who.try_get_unchecked(1).map_err(failed)?;
-    // Both count the whole statement, its reader's slowness included. MySQL only knows it for SELECT, which is all that
-    // a read-only session runs.
+    // Both settings limit the whole statement, including waits for a slow reader. The one of MySQL applies only to
+    // SELECT, which is all that a read-only session runs.
     let limit = if version.contains("MariaDB") {
         sqlx::query("SET SESSION max_statement_time = ?").bind(select.time_limit.as_secs_f64().max(0.001))
     } else {
@@ -175,12 +178,13 @@ async fn begin(connection: &mut MySqlConnection, select: &Select) -> Result<u64,
         sqlx::query("SET SESSION max_execution_time = ?").bind(limit_ms.clamp(1, u64::from(u32::MAX)))
     };
     limit.execute(&mut *connection).await.map_err(failed)?;
-    // Not preparable on every server. The session is read only already; this holds against a statement that undid it.
+    // Some servers cannot prepare this statement. The session is read-only already; this protects against a statement
+    // that has changed the session.
     connection.execute(sqlx::raw_sql("START TRANSACTION READ ONLY")).await.map_err(failed)?;
     Ok(thread)
 }
 
-/// Back to the pool without the transaction, or not at all. The rows are complete either way.
+/// Return the connection to the pool without its transaction, or close it. The rows are complete either way.
 async fn end(mut connection: PoolConnection<MySql>) {
     let rollback = connection.execute(sqlx::raw_sql("ROLLBACK"));
     if !matches!(tokio::time::timeout(GRACE, rollback).await, Ok(Ok(_))) {
@@ -188,15 +192,16 @@ async fn end(mut connection: PoolConnection<MySql>) {
     }
 }
 
-/// A closed socket ends a statement when the server writes to it next or happens to look at it, which took five seconds
-/// and more where it slept. Best effort: the server's own limit ends it too.
+/// Kill a connection on the server. After its socket is closed, the server notices only with its next write or check;
+/// with a sleeping statement that took five seconds and more. This is best effort: the server's own limit ends the
+/// statement too.
 async fn kill(pool: &MySqlPool, thread: u64) {
     let kill = async {
         let mut connection = pool.acquire().await?;
         connection.execute(sqlx::raw_sql(AssertSqlSafe(format!("KILL CONNECTION {thread}")))).await
     };
     if !matches!(tokio::time::timeout(GRACE, kill).await, Ok(Ok(_))) {
-        tracing::debug!(thread, "a stopped report could not be killed on the server; its time limit will end it");
+        tracing::debug!(thread, "cannot kill a stopped report on the server; its time limit will end it");
     }
 }
 
@@ -210,14 +215,14 @@ async fn read(
     let failed = |error| source_error(&error, select.time_limit);
     // The statement comes from the operator's configuration, never from a job.
     let sql = AssertSqlSafe(Arc::clone(&select.sql)).into_sql_str();
-    // Preparing tells the columns even when no row comes.
+    // Preparing returns the columns even if there are no rows.
     let statement = connection.prepare(sql).await.map_err(failed)?;
     let announced = readings(statement.columns());
 
     let query = select.values.iter().fold(statement.query(), bind);
     let mut rows = query.fetch(connection);
     let mut row = rows.try_next().await.map_err(failed)?;
-    // What executing tells is better: a parameter's value can decide a column's type.
+    // The columns of an executed statement are more exact, because a parameter's value can decide the type of a column.
     let readings = row.as_ref().map_or(announced, |row| readings(row.columns()));
     let columns = readings.iter().map(|reading| reading.column.clone()).collect();
     sender.send(Ok(Part::Columns(columns))).await?;
@@ -235,7 +240,7 @@ async fn read(
         }
         row = rows.try_next().await.map_err(failed)?;
     }
-    // MySQL ends a SLEEP or a long function at the time limit without an error, and its value is not the answer.
+    // At the time limit, MySQL ends a SLEEP or a long function without an error, but with a wrong value.
     if started.elapsed() >= select.time_limit {
         return Err(SourceError::TimedOut { limit: select.time_limit });
     }
@@ -262,13 +267,13 @@ fn bind<'q>(query: Query<'q>, value: &Cell) -> Query<'q> {
     }
 }
 
-/// A column and how its values are decoded: found once, used for every row.
+/// A column and the way to decode its values. It is found once and used for every row.
 struct Reading {
     column: Column,
     wire: Wire,
 }
 
-/// How the driver hands a value over, where that is more than its [`ColumnKind`] tells.
+/// The form in which the driver returns a value, where [`ColumnKind`] alone does not decide it.
 #[derive(Clone, Copy)]
 enum Wire {
     Plain,
@@ -300,7 +305,8 @@ fn kind_of(info: &MySqlTypeInfo) -> (ColumnKind, Wire) {
         "NULL" | "SET" => ColumnKind::Text,
         _ if <u64 as Type<MySql>>::compatible(info) => return (ColumnKind::Integer, Wire::Unsigned),
         _ if <i64 as Type<MySql>>::compatible(info) => ColumnKind::Integer,
-        // Not by the type's name: it calls text with a `_bin` collation binary. The character set tells them apart.
+        // The name of the type is no help: the driver calls text with a `_bin` collation binary. The character set
+        // tells text from binary.
         _ if <str as Type<MySql>>::compatible(info) => ColumnKind::Text,
         _ => ColumnKind::Bytes,
     };
@@ -328,13 +334,13 @@ fn cell(raw: MySqlValueRef<'_>, reading: &Reading) -> Result<Cell, sqlx::error::
     Ok(match (reading.column.kind, reading.wire) {
         (ColumnKind::Integer, Wire::Unsigned) => Cell::Unsigned(Decode::<MySql>::decode(raw)?),
         (ColumnKind::Integer, _) => Cell::Integer(Decode::<MySql>::decode(raw)?),
-        // TINYINT(1) is the only boolean there is, and some keep small numbers in it.
+        // The only boolean type is TINYINT(1), and some tables keep small numbers in it.
         (ColumnKind::Bool, _) => match Decode::<MySql>::decode(raw)? {
             0 => Cell::Bool(false),
             1 => Cell::Bool(true),
             number => Cell::Integer(number),
         },
-        // By way of its digits: the f32 nearest to 0.1 is 0.10000000149011612 as an f64.
+        // Convert by way of decimal digits: cast to f64, the f32 nearest to 0.1 becomes 0.10000000149011612.
         (ColumnKind::Float, Wire::SingleFloat) => {
             let single: f32 = Decode::<MySql>::decode(raw)?;
             Cell::Float(single.to_string().parse()?)
@@ -370,19 +376,20 @@ fn time(time: &MySqlTime) -> String {
     }
 }
 
-/// Old schemas hold days that no calendar has, such as `2024-00-00`. They are shown as they are.
+/// Return a date that no calendar has, such as `2024-00-00`, as text. Old schemas contain such dates.
 fn incomplete_date(raw: MySqlValueRef<'_>) -> Option<Cell> {
-    // A length, then year, month and day.
+    // The bytes are a length, then year, month and day.
     let [_, low, high, month, day, ..] = *<&[u8] as Decode<MySql>>::decode(raw).ok()? else { return None };
     Some(Cell::Text(format!("{:04}-{month:02}-{day:02}", u16::from_le_bytes([low, high]))))
 }
 
-/// The server's own messages quote the statement, so they are replaced by what their numbers mean.
+/// Translate an error of the server by its number. The server's own message may quote the statement, so it is not
+/// passed on.
 fn source_error(error: &sqlx::Error, limit: Duration) -> SourceError {
     let Some(number) = server_number(error) else {
         return match error {
             sqlx::Error::Io(error) => SourceError::Unavailable(format!("the connection failed: {}", error.kind())),
-            sqlx::Error::Protocol(_) => SourceError::Unavailable("the server said something unexpected".into()),
+            sqlx::Error::Protocol(_) => SourceError::Unavailable("the server sent an unexpected answer".into()),
             sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) | sqlx::Error::Encode(_) => {
                 SourceError::Unreadable("a value cannot be read or written".into())
             }
@@ -395,18 +402,18 @@ fn source_error(error: &sqlx::Error, limit: Duration) -> SourceError {
         1969 | 3024 => SourceError::TimedOut { limit },
 
         1021 | 1037 | 1038 | 1041 | 1114 => unavailable("it is out of disk or memory"),
-        1020 | 1205 | 1213 => unavailable("others were changing the same rows"),
+        1020 | 1205 | 1213 => unavailable("other transactions were changing the same rows"),
         1040 | 1203 | 1226 => unavailable("it has too many connections or users of this account"),
-        1045 | 1129 | 1130 => unavailable("it does not let the account for reports in"),
+        1045 | 1129 | 1130 => unavailable("it denies access to the account for reports"),
         1047 | 1053 | 1152..=1161 | 1180 | 1317 | 1836 | 1927 | 2006 | 2013 | 3169 => {
-            unavailable("it broke off or is not ready")
+            unavailable("it closed the connection or is not ready")
         }
 
         1064 | 1149 => refused("a syntax error"),
         1054 | 1305 => refused("an unknown column or function"),
         1049 | 1051 | 1146 => refused("an unknown table or database"),
         1044 | 1142 | 1143 | 1227 | 1290 | 1370 => refused("the account for reports may not do that"),
-        1207 | 1792 => refused("it writes, and reports only read"),
+        1207 | 1792 => refused("it writes, but reports are read-only"),
         1210 | 1295 => refused("it cannot be run with bound values"),
         1292 | 1366 | 1367 | 1690 => refused("a value does not fit its type"),
         _ => refused("an error"),

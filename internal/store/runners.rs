@@ -1,10 +1,10 @@
-//! The runners as people see them and what they ask of them: the list, the jobs in their slots, drain.
+//! Runners for operators: the list of runners, the jobs in their slots, and drain.
 //!
-//! Executing jobs have no index of their own, and shall not get one, because every claim and every settle would pay for
-//! it. They are found in two ways, neither of which searches the owed rows: each runner writes the ids in its slots down
-//! with its beat, which finds what has run for a while; and what executes was due, so most of it stands at the front of
-//! its line, which finds what has just begun. A job that began since the last beat behind a long backlog shows
-//! with the next.
+//! Executing jobs have no index of their own. Every claim and every settle would have to pay for one. They are found in
+//! two ways, and neither scans the `owed` rows. First, each runner writes the ids of the jobs in its slots with its
+//! heartbeat; this finds jobs that have run for a while. Second, an executing job was due, so most of them are at the
+//! front of their lane; this finds jobs that have just started. A job that started since the last heartbeat behind a
+//! long backlog is shown after the next heartbeat.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -24,53 +24,54 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Actor, JobId, Name, Progress, RunnerId, Timestamp};
 
-/// Most jobs in slots that a runner writes down; the column has room for so many.
+/// Most jobs that a runner lists with its heartbeat. The size of the column allows no more.
 pub const MOST_SLOT_JOBS: usize = 200;
-/// Rows at the front of the lines that are looked at for executing ones, and most lines.
+/// Most rows at the front of all lanes that are searched for executing jobs, and most lanes.
 const MOST_LOOKED_AT: u32 = 2_000;
 const MOST_LINES: usize = 100;
 
-/// One line of the list of runners.
+/// One entry in the list of runners.
 #[derive(Clone, Debug)]
 pub struct RunnerSeen {
-    /// Its identity.
+    /// The id of the runner.
     pub id: RunnerId,
     /// Version of its binary.
     pub version: String,
-    /// Kinds it can run.
+    /// Kinds that it can run.
     pub kinds: Vec<Name>,
-    /// Queues it serves.
+    /// Queues that it serves.
     pub queues: Vec<Name>,
-    /// Worker slots, and how many were busy at the last beat.
+    /// Number of its worker slots.
     pub slots: u32,
-    /// Busy slots at the last beat.
+    /// Number of slots that were busy at the last heartbeat.
     pub busy: u32,
-    /// When it started.
+    /// Time when it started.
     pub started_at: Timestamp,
-    /// Its last beat.
+    /// Time of its last heartbeat.
     pub heartbeat_at: Timestamp,
-    /// How long ago that was, by the store's clock.
+    /// Age of the last heartbeat, by the store's clock.
     pub heartbeat_age: Duration,
-    /// When it said goodbye or was found dead.
+    /// Time when it stopped, or was found to be dead.
     pub stopped_at: Option<Timestamp>,
-    /// How long it may be silent before its jobs are taken away.
+    /// Length of its lease: after this silence its jobs are taken away.
     pub lease: Duration,
-    /// The host it runs on, and its process there; unknown of older binaries.
+    /// Name of its host; unknown for older binaries.
     pub host: Option<String>,
-    /// Its process.
+    /// Its process id on that host; unknown for older binaries.
     pub pid: Option<u32>,
-    /// Its clock minus the store's at its last beat, in milliseconds.
+    /// Its host's clock minus the store's clock at the last heartbeat, in milliseconds.
     pub clock_skew_ms: Option<i64>,
-    /// Since when it is asked to take no new work, and why.
+    /// Time, actor and reason of the drain, if an operator has drained it.
     pub drain: Option<Pause>,
-    /// The jobs in its slots at its last beat, as far as they were written down.
+    /// The jobs in its slots at the last heartbeat, at most [`MOST_SLOT_JOBS`].
     pub slot_jobs: Vec<JobId>,
-    /// The runner whose suspect it runs, if it is such a process. It has no slots: it uses one of that runner.
+    /// The runner that started this process to run a suspect; absent for an ordinary runner. Such a process has no
+    /// slots of its own: it uses one of that runner.
     pub parent: Option<RunnerId>,
 }
 
 impl RunnerSeen {
-    /// Does it live, and take new work? A process that runs one suspect takes no more than that.
+    /// Return whether it is alive and takes new work. A process for a suspect takes no more than its one job.
     #[must_use]
     pub const fn takes_jobs(&self) -> bool {
         self.stopped_at.is_none() && self.drain.is_none() && self.parent.is_none()
@@ -80,41 +81,41 @@ impl RunnerSeen {
 /// A job in a slot.
 #[derive(Clone, Debug)]
 pub struct SlotJob {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// Its kind.
+    /// The kind of the job.
     pub kind: Name,
-    /// Its queue.
+    /// The queue of the job.
     pub queue: Name,
-    /// Attempts that count, this one included.
+    /// Number of attempts that count, this one included.
     pub attempt: u32,
-    /// How many may be burned.
+    /// Most attempts that may count.
     pub max_attempts: u32,
-    /// When the attempt began.
+    /// Time when the attempt started.
     pub started_at: Timestamp,
-    /// When its stop was asked for.
+    /// Time when a cancel was requested.
     pub cancel_requested_at: Option<Timestamp>,
-    /// What it said last of its progress.
+    /// The newest progress that the handler reported.
     pub progress: Option<Progress>,
 }
 
 /// The jobs in the slots of one runner.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
-    /// The longest running first.
+    /// The jobs, longest running first.
     pub jobs: Vec<SlotJob>,
-    /// There are more.
+    /// True if there are more.
     pub more: bool,
 }
 
-/// What became of a wish about a runner.
+/// Outcome of a request to drain or resume a runner.
 #[derive(Clone, Debug)]
 pub enum Drained {
-    /// It is so now, or was so before.
+    /// Done, or it was so before.
     Done,
-    /// It has stopped.
+    /// The runner has stopped, at this time.
     Stopped(Timestamp),
-    /// Nobody has ever heard of it.
+    /// There is no runner with this id.
     Missing,
 }
 
@@ -124,7 +125,8 @@ const COLUMNS: &str = "id, version, kinds, queues, slots, busy, started_at, hear
 
 const SLOT: &str = "id, kind, queue, attempt, spared, max_attempts, started_at, cancel_requested_at, progress, runner";
 
-/// The ids that a runner writes down: those of the first attempts, in an order that depends on nothing else.
+/// Return the ids that a runner lists, as bytes: those of the first attempts, sorted, so that equal sets give equal
+/// bytes.
 pub(super) fn slot_jobs(live: &[LiveAttempt]) -> Vec<u8> {
     let mut ids: Vec<Uuid> = live.iter().take(MOST_SLOT_JOBS).map(|attempt| attempt.id.uuid()).collect();
     ids.sort_unstable();
@@ -132,9 +134,9 @@ pub(super) fn slot_jobs(live: &[LiveAttempt]) -> Vec<u8> {
 }
 
 impl Store {
-    /// The newest living runners, then those that stopped last; of the processes that run one suspect each only those that
-    /// live. Reads as many rows as it returns, and those of suspects that stopped meanwhile, however many runners there ever
-    /// were.
+    /// List the newest living runners, then those that stopped last. Processes for suspects are listed only while they
+    /// are alive. The number of rows read depends on `limit`, plus the processes for suspects that stopped meanwhile,
+    /// and not on the total number of runners.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -161,7 +163,7 @@ impl Store {
         .await
     }
 
-    /// One runner.
+    /// Read one runner.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -177,8 +179,9 @@ impl Store {
         .await
     }
 
-    /// The jobs in the slots of these runners, at most `most` of each, the longest running first. What a runner began since
-    /// its last beat may be missing. Looks at a bounded number of rows, however many are owed.
+    /// Read the jobs in the slots of these runners, at most `most` per runner, longest running first. Jobs that a
+    /// runner started since its last heartbeat may be missing. The number of rows read is bounded, whatever the number
+    /// of unfinished jobs.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -187,7 +190,7 @@ impl Store {
         runners: &[RunnerSeen],
         most: usize,
     ) -> Result<BTreeMap<RunnerId, Slots>, StoreError> {
-        // With more busy slots than it may show, a runner has more, whatever is found.
+        // A runner with more busy slots than may be shown has more jobs, whatever the search finds.
         let crowded = |runner: &RunnerSeen| runner.busy as usize > most;
         let known: BTreeMap<RunnerId, bool> =
             runners.iter().map(|runner| (runner.id.clone(), crowded(runner))).collect();
@@ -199,7 +202,7 @@ impl Store {
             let (known, told, queues) = (known.clone(), told.clone(), queues.clone());
             Box::pin(async move {
                 let mut found = BTreeMap::new();
-                // What executes was due, so most of it stands at the front of its line.
+                // Executing jobs were due, so most of them are at the front of their lane.
                 let first = format!(
                     "SELECT {SLOT} FROM (SELECT {SLOT}, state FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
                      AND execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT ?) o WHERE state = 'executing'"
@@ -236,13 +239,13 @@ impl Store {
         .await
     }
 
-    /// Is this runner asked to take no new work?
+    /// Return whether this runner is drained: it takes no new work.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
     pub async fn is_drained(&self, id: &RunnerId) -> Result<bool, StoreError> {
         let id = id.clone();
-        on_pool(&self.shared.pools.controls, "read whether to take work", move |conn, _| {
+        on_pool(&self.shared.pools.controls, "read whether a runner is drained", move |conn, _| {
             let id = id.clone();
             Box::pin(async move {
                 let sql = "SELECT drained_at IS NOT NULL FROM runners WHERE id = ?";
@@ -253,7 +256,8 @@ impl Store {
         .await
     }
 
-    /// Ask a runner to take no new work, or to take work again. A wish that changes nothing leaves no line in the audit.
+    /// Drain a runner, so that it takes no new work, or let it take work again. A request that changes nothing leaves
+    /// no audit record.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -350,7 +354,7 @@ fn seen(row: &MySqlRow) -> Result<RunnerSeen, sqlx::Error> {
     })
 }
 
-/// The drain in the columns from `first` on.
+/// Read the drain from the columns that begin at `first`.
 fn drain(row: &MySqlRow, first: usize) -> Result<Option<Pause>, sqlx::Error> {
     let (at, by): (Option<Timestamp>, Option<String>) = (row.try_get(first)?, row.try_get(first + 1)?);
     let reason = row.try_get(first + 2)?;

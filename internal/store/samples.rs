@@ -1,7 +1,8 @@
-//! What happened in slots of time, for charts: written by every runner about itself, read as one about all of them.
+//! Counts and durations per slot of time, for charts. Every runner writes its own rows; readers get the sums over all
+//! runners.
 //!
-//! Rows are keyed by slot, queue and runner, and say how far they were counted. Writing one again, in any order, leaves
-//! what was counted furthest, so that a write whose answer was lost is simply repeated.
+//! The key of a row is its slot, queue and runner, and each row says until when it was counted. When a row is written
+//! again, in any order, the version counted furthest stays. So a write whose answer was lost is simply repeated.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,31 +17,32 @@ use super::shape::{MOST_ROWS, pad, padded, places, rows, statement};
 use super::{Store, StoreError};
 use crate::job::{Histogram, Point, RunnerId, Series, Span, Step, Tally, Timestamp, Window};
 
-/// Queues that are told apart in one reading, those where most happened.
+/// Most queues with series of their own in one reading: the busiest ones.
 pub const MOST_CHARTED: usize = 100;
 /// The percentiles of a [`Point`].
 const SHOWN: [f64; 2] = [0.5, 0.99];
-/// Rows removed in one statement.
+/// Most rows removed in one statement.
 const PAGE: u32 = 1_000;
-/// The sums of stored durations that the server may hand out, in bytes: those of two thousand runners that fill the scale.
+/// A statement that sets the largest concatenation of stored durations, in bytes. It is enough for two thousand runners
+/// with full histograms.
 const SUMS: &str = "SET SESSION group_concat_max_len = 4194304";
 
-/// What one runner counted in a slot, about one series.
+/// The figures of one runner for one slot and one series.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// How wide the slot is.
+    /// Width of the slot.
     pub step: Step,
-    /// When it began.
+    /// Beginning of the slot.
     pub at: Timestamp,
-    /// Whose figures.
+    /// The series of the figures.
     pub series: Series,
-    /// Until when they were counted: the end of the slot, or earlier.
+    /// The time until which they were counted: the end of the slot, or earlier.
     pub counted_to: Timestamp,
-    /// The figures, with their durations in stored form.
+    /// The figures, with the durations in their stored form.
     pub figures: Figures,
 }
 
-/// Figures as they are stored.
+/// Figures in the form in which they are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figures {
     accepted: u32,
@@ -52,7 +54,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Jobs accepted.
+    /// Return the number of accepted jobs.
     #[must_use]
     pub const fn accepted(&self) -> u32 {
         self.accepted
@@ -73,26 +75,26 @@ impl From<&Tally> for Figures {
     }
 }
 
-/// What happened in the steps of a span, all runners together.
+/// The figures for the steps of a span, all runners together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The database's clock at the reading.
+    /// The database's clock at the time of the read.
     pub at: Timestamp,
     /// The steps.
     pub window: Window,
-    /// Until when the last step was counted, if anything happened in it.
+    /// The time until which the last step was counted, if it has any figures.
     pub counted_to: Option<Timestamp>,
-    /// The series that were asked for, with a point for each step.
+    /// The requested series, with one point for each step.
     pub series: Vec<(Series, Vec<Point>)>,
-    /// There are queues beyond those that are told apart.
+    /// True if there are more queues than those with series of their own.
     pub more: bool,
 }
 
 impl Store {
-    /// Write what a runner counted, at most [`MOST_SAMPLES`] rows, in one statement.
+    /// Write the samples of a runner, at most [`MOST_SAMPLES`] rows, in one statement.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses. What is handed in again later is not counted twice.
+    /// When MySQL cannot be reached or refuses. Samples that are written again later do not count twice.
     pub async fn write_samples(&self, runner: &RunnerId, samples: Vec<Sample>) -> Result<(), StoreError> {
         let runner = runner.clone();
         on_pool(&self.shared.pools.loops, "write samples", move |conn, _| {
@@ -102,7 +104,7 @@ impl Store {
         .await
     }
 
-    /// Remove rows that are too old by the database's clock, a page of each width at most. Are there more?
+    /// Remove rows that are too old by the database's clock, at most one page per width. Return whether there are more.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -111,7 +113,8 @@ impl Store {
             Box::pin(async move {
                 let mut more = false;
                 for step in Step::ALL {
-                    // In key order, so that runners that do the same at once wait for each other and do not deadlock.
+                    // In key order, so that runners that purge at the same time wait for each other instead of
+                    // deadlocking.
                     let removed = sqlx::query(
                         "DELETE FROM samples WHERE step = ? AND at < UTC_TIMESTAMP() - INTERVAL ? SECOND \
                          ORDER BY step, at, queue, runner LIMIT ?",
@@ -129,7 +132,7 @@ impl Store {
         .await
     }
 
-    /// What happened in one series. A queue of which nothing is known has seen nothing.
+    /// Read one series. A queue without samples has only zeros.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -140,7 +143,7 @@ impl Store {
             Box::pin(async move {
                 let at = read_clock(conn, &shared.clock).await?;
                 let window = span.window(at);
-                // Each step by itself: with the queue behind it in the key, nothing of other queues is read.
+                // Name each step of the window: `queue` follows `at` in the key, so rows of other queues are not read.
                 let moments: Vec<Timestamp> = window.moments().collect();
                 let list = places(padded(moments.len()));
                 let sql = summed(&format!("step = ? AND at IN {list} AND queue = ?"));
@@ -160,8 +163,8 @@ impl Store {
         .await
     }
 
-    /// What happened in each queue, the busiest first, at most [`MOST_CHARTED`]. Those without a series of their own are
-    /// among them as one.
+    /// Read the series of each queue, the busiest first, at most [`MOST_CHARTED`]. The queues that runners count
+    /// together as [`Series::Other`] are one of these series.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -173,7 +176,7 @@ impl Store {
                 let at = read_clock(conn, &shared.clock).await?;
                 let window = span.window(at);
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
-                // One walk through the slots is enough unless there are more queues than are shown.
+                // One walk through the slots is enough, unless there are more queues than are shown.
                 let most = MOST_CHARTED * window.steps;
                 let sql = summed("step = ? AND at >= ? AND at < ? AND queue <> ''");
                 let query = bound(statement(format!("{sql} LIMIT ?")), window).bind(most as u32 + 1);
@@ -214,8 +217,8 @@ async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]
     if sorted.is_empty() {
         return Ok(());
     }
-    // Assignments are made from left to right, so the moment that decides is the last. The last row may be there several
-    // times, to make few texts of many lengths: the same again changes nothing.
+    // MySQL makes these assignments from left to right, so `counted_to`, which decides, is the last. The last row may
+    // be repeated to pad the statement to one of few lengths; repeating it changes nothing.
     let newer = |column: &str| {
         format!("{column} = IF(VALUES(counted_to) >= samples.counted_to, VALUES({column}), samples.{column})")
     };
@@ -245,7 +248,7 @@ async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]
     query.execute(conn).await.map(drop)
 }
 
-/// The rows of these slots, those of all runners added up.
+/// Build the statement that adds up the rows of these slots over all runners.
 fn summed(condition: &str) -> String {
     format!(
         "SELECT at, queue, CAST(SUM(accepted) AS SIGNED), CAST(SUM(completed) AS SIGNED), CAST(SUM(failed) AS SIGNED), \
@@ -259,7 +262,7 @@ fn bound(query: super::search::Sql, window: Window) -> super::search::Sql {
     query.bind(window.step.seconds()).bind(window.from).bind(to)
 }
 
-/// The words of the queues where most happened, and whether there are others.
+/// Read the words of the busiest queues, and whether there are others.
 async fn busiest(conn: &mut MySqlConnection, window: Window) -> Result<(Vec<String>, bool), sqlx::Error> {
     let sql = "SELECT queue FROM samples FORCE INDEX (PRIMARY) WHERE step = ? AND at >= ? AND at < ? AND queue <> '' \
                GROUP BY queue ORDER BY SUM(accepted) + SUM(ended) + SUM(failed) DESC, queue LIMIT ?";
@@ -288,7 +291,7 @@ fn read(at: Timestamp, window: Window, found: &[MySqlRow]) -> Result<History, sq
         let points = series.entry(whose).or_insert_with(|| vec![Point::default(); window.steps]);
         let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
         let durations = |column| Histogram::from_bytes(row.try_get(column)?).map_err(|e| corrupt(e.to_string()));
-        // The counts of durations are boiled down row by row: those of a hundred queues would fill megabytes.
+        // Reduce the histograms to percentiles row by row: those of a hundred queues would need megabytes.
         points[place] = Point {
             accepted: count(2)?,
             completed: count(3)?,

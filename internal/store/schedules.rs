@@ -1,7 +1,8 @@
-//! Schedules: read, declared, changed, paused. What becomes of their ticks is in `ticks.rs`.
+//! Schedules: read, declared, changed, paused. Their ticks are handled in `ticks.rs`.
 //!
-//! A change locks the row, so it and the ticks take turns. Whatever was due and seen to by nobody when the times change,
-//! or when a pause ends, gets its line in the ledger of ticks in the same transaction: no tick goes without a word.
+//! A change locks the row of the schedule, so that changes and ticks take turns. When the times change or a pause ends,
+//! ticks may be due that no runner has handled. The same transaction records them in the ledger of ticks, so that every
+//! tick has a record.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,50 +29,50 @@ use crate::job::{
     Timestamp, Zone, floor_ms,
 };
 
-/// A schedule as it stands in the store.
+/// A schedule as it is stored.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
-    /// Its name.
+    /// The name of the schedule.
     pub name: Name,
-    /// What it asks for.
+    /// The definition of the schedule.
     pub schedule: Schedule,
-    /// Who owns it.
+    /// The owner of the schedule.
     pub origin: Origin,
-    /// Raised by every change of what it asks for.
+    /// The version. Every change of the definition increments it.
     pub version: u32,
-    /// The first tick that nobody has seen to; none when there will be none.
+    /// The first tick that has not been handled yet; absent if there will be none.
     pub next_at: Option<Timestamp>,
-    /// The last tick that somebody has seen to.
+    /// The last tick that has been handled.
     pub last_at: Option<Timestamp>,
-    /// Its last job.
+    /// The last job that it made.
     pub last_job: Option<JobId>,
-    /// Who paused it, if it is paused.
+    /// The pause, if it is paused.
     pub paused: Option<Pause>,
-    /// When it was made, and by whom.
+    /// Time and actor of its creation.
     pub created: (Timestamp, Actor),
-    /// When what it asks for was last changed, and by whom.
+    /// Time and actor of the last change of the definition.
     pub updated: (Timestamp, Actor),
 }
 
 impl Scheduled {
-    /// What tells this wording of it from all others.
+    /// Return the tag of this version of the schedule.
     #[must_use]
     pub fn tag(&self) -> VersionTag {
         VersionTag { created_us: self.created.0.timestamp_micros(), version: self.version }
     }
 }
 
-/// Who owns a schedule.
+/// The owner of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Whoever calls the API.
+    /// Clients of the API.
     Api,
     /// The configuration file.
     Config,
 }
 
 impl Origin {
-    /// Its word.
+    /// Return the word used in the store and the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,7 +83,7 @@ impl Origin {
 }
 
 impl Pause {
-    /// In words, for the ticks of a schedule that it withholds.
+    /// Return the reason that is recorded for the ticks skipped during this pause.
     #[must_use]
     pub fn in_words(&self) -> String {
         let why = self.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -90,12 +91,12 @@ impl Pause {
     }
 }
 
-/// Which wording of a schedule: one that was deleted and made again is another.
+/// A version of a schedule. A schedule that was deleted and created again has a different tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionTag {
-    /// When it was made, in unix microseconds.
+    /// Time of its creation, in unix microseconds.
     pub created_us: i64,
-    /// Its version.
+    /// The version of the schedule.
     pub version: u32,
 }
 
@@ -105,76 +106,77 @@ impl fmt::Display for VersionTag {
     }
 }
 
-/// What became of a schedule that was put.
+/// Outcome of a put.
 #[derive(Clone, Debug)]
 pub enum Put {
-    /// It is new.
+    /// The schedule was created.
     Created(Scheduled),
-    /// It says something else now.
+    /// The schedule was changed.
     Changed(Scheduled),
-    /// It said so already; nothing was written.
+    /// The schedule was the same already. Nothing was written.
     Unchanged(Scheduled),
-    /// What is there is not what the caller expected. Nothing was written.
+    /// The stored version does not meet the caller's condition. Nothing was written.
     Unexpected,
-    /// The configuration file owns it. Nothing was written.
+    /// The configuration file owns the schedule. Nothing was written.
     OwnedByConfig,
 }
 
-/// What became of a schedule that was deleted.
+/// Outcome of a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deleted {
-    /// It is gone.
+    /// The schedule was deleted.
     Done,
-    /// There is none.
+    /// There is no such schedule.
     Missing,
-    /// What is there is not what the caller expected. Nothing was written.
+    /// The stored version does not meet the caller's condition. Nothing was written.
     Unexpected,
-    /// The configuration file owns it. Nothing was written.
+    /// The configuration file owns the schedule. Nothing was written.
     OwnedByConfig,
 }
 
-/// What became of a schedule that was paused or resumed.
+/// Outcome of a pause or a resume.
 #[derive(Clone, Debug)]
 pub enum Switched {
-    /// It was, and is so now.
+    /// The schedule was paused or resumed.
     Done(Scheduled),
-    /// It was so already; nothing was written.
+    /// The schedule was in that condition already. Nothing was written.
     Already(Scheduled),
 }
 
-/// A schedule that this binary cannot understand: a newer one wrote it, or somebody's hand. Others are read all the same.
+/// A schedule that this binary cannot read, because a newer binary wrote it or because it was changed by hand in MySQL.
+/// The other schedules are read all the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableSchedule {
-    /// Its name.
+    /// The name of the schedule.
     pub name: String,
-    /// What cannot be understood.
+    /// The error.
     pub why: String,
 }
 
-/// What is due, and when to look again.
+/// Schedules that are due, and the time of the next read.
 #[derive(Debug)]
 pub struct DueSchedules {
-    /// The moment, by the database's clock.
+    /// The time of the read, by the database's clock.
     pub now: Timestamp,
-    /// Schedules with ticks that are due, first due first.
+    /// Schedules with due ticks, the earliest first.
     pub due: Vec<Result<Scheduled, UnreadableSchedule>>,
-    /// When the next one after them is due, as far as this was looked at.
+    /// Due time of the next schedule after them, as far as the read looked.
     pub next: Option<Timestamp>,
 }
 
-/// Pages of due schedules that one look reads, when those in front cannot be read.
+/// Most pages of due schedules in one read, when those in front cannot be read.
 const MOST_PAGES: u32 = 64;
 
 const COLUMNS: &str = "name, cron, every_ms, anchor, zone, dst, misfire, grace_ms, overlap, kind, queue, priority, \
      max_attempts, options, payload, origin, version, next_at, last_at, last_job, paused_at, paused_by, pause_reason, \
      created_at, created_by, updated_at, updated_by";
 
-/// What an earlier run of a change came to, for a run that finds it committed.
+/// The result of an earlier run of a change. A later run returns it when it finds that the earlier one has committed.
 type Memory<T> = Arc<Mutex<Option<T>>>;
 
 impl Store {
-    /// Declare a schedule: make it, or make it say this. `origin` tells who declares it; the API may not change what the
-    /// configuration owns, the configuration takes over what the API made.
+    /// Create or change a schedule, so that it equals `schedule`. `origin` says who declares it. The API may not change
+    /// a schedule that the configuration owns. The configuration takes over a schedule that the API created.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -189,7 +191,7 @@ impl Store {
         let act = Act::new(by, "schedule.put", name.as_str());
         let act = act.with(json!({"cadence": schedule.cadence.describe(), "kind": schedule.template.kind}));
         let wanted = Arc::new((name, schedule, origin, condition));
-        self.change("put a schedule", act, move |conn, shared, act| {
+        self.change("create or change a schedule", act, move |conn, shared, act| {
             let wanted = Arc::clone(&wanted);
             Box::pin(async move {
                 let (name, schedule, origin, condition) = &*wanted;
@@ -199,7 +201,8 @@ impl Store {
         .await
     }
 
-    /// Delete a schedule. Its jobs and the ledger of its ticks stay. What the configuration owns goes only if `undeclared`.
+    /// Delete a schedule. Its jobs and the ledger of its ticks stay. A schedule that the configuration owns is deleted
+    /// only if `undeclared`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -214,7 +217,7 @@ impl Store {
         self.change("delete a schedule", act, move |conn, shared, act| {
             let (name, condition) = (name.clone(), condition.clone());
             Box::pin(async move {
-                // Also one that this binary cannot read any more can be deleted.
+                // Read only these columns, so that a schedule that this binary cannot read can be deleted too.
                 let found = sqlx::query("SELECT origin, created_at, version FROM schedules WHERE name = ? FOR UPDATE")
                     .bind(name.as_str())
                     .fetch_optional(&mut *conn)
@@ -240,7 +243,7 @@ impl Store {
         .await
     }
 
-    /// Let its ticks pass without firing, until it is resumed. Who paused it first stays.
+    /// Pause a schedule: its ticks do not fire until it is resumed. If it is paused already, the first pause stays.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -277,7 +280,7 @@ impl Store {
         .await
     }
 
-    /// Let its ticks fire again. What was due while it was paused does not.
+    /// Resume a schedule: its ticks fire again. Ticks that were due during the pause are recorded as skipped.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -306,7 +309,7 @@ impl Store {
         .await
     }
 
-    /// One schedule.
+    /// Read one schedule.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -318,7 +321,7 @@ impl Store {
         .await
     }
 
-    /// Schedules in the order of their names, after this one.
+    /// List schedules in the order of their names, after this name.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -337,7 +340,7 @@ impl Store {
         .await
     }
 
-    /// The names of schedules that the configuration of some runner declared.
+    /// List the names of schedules that the configuration of a runner declared, at most 10,000.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -349,8 +352,9 @@ impl Store {
         .await
     }
 
-    /// Schedules of these kinds with ticks that are due, but for those named in `without`, and when the next one is. About
-    /// `limit` that can be read, behind any number that cannot within `MOST_PAGES` times as many.
+    /// Read the due schedules of these kinds, except those named in `without`, and the due time of the next one. About
+    /// `limit` readable schedules are returned. Unreadable ones in front of them are passed over, up to `MOST_PAGES`
+    /// pages.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -368,7 +372,7 @@ impl Store {
         .await
     }
 
-    /// Run a change in one transaction. One whose COMMIT was not answered is recognised by its row in the audit.
+    /// Run a change in one transaction. A change whose COMMIT was not answered is recognised by its audit record.
     pub(super) async fn change<T, F>(&self, attempted: &'static str, act: Act, step: F) -> Result<T, StoreError>
     where
         T: Clone + Send + 'static,
@@ -380,7 +384,7 @@ impl Store {
             Box::pin(async move {
                 if earlier == Earlier::MayHaveCommitted && was_recorded(conn, &act).await? {
                     let done = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                    return done.ok_or_else(|| corrupt("an action was written down that nobody made"));
+                    return done.ok_or_else(|| corrupt("an audit record exists for an action that was not taken"));
                 }
                 let done = step(conn, shared, act).await?;
                 *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(done.clone());
@@ -418,7 +422,7 @@ async fn put(
     let (by, schedule) = (&act.actor, &anchored(schedule, now));
     let put = match found {
         None => {
-            // The clock may have been set back since an earlier schedule of this name ticked.
+            // The clock may have been set back since the last tick of an earlier schedule with this name.
             let after = last_tick_of(conn, name).await?.map_or(now, |last| last.max(now));
             let row = Scheduled {
                 name: name.clone(),
@@ -459,7 +463,8 @@ async fn put(
     Ok(put)
 }
 
-/// An interval that does not say where it begins, begins now by the store's clock: it ticks first when it is over.
+/// Set the anchor of an interval that has none to the current time of the store. Its first tick is then one interval
+/// from now.
 fn anchored(schedule: &Schedule, now: Timestamp) -> Schedule {
     let mut schedule = schedule.clone();
     if let Cadence::Every { anchor, .. } = &mut schedule.cadence
@@ -470,7 +475,7 @@ fn anchored(schedule: &Schedule, now: Timestamp) -> Schedule {
     schedule
 }
 
-/// What stands in the columns of what a schedule asks for, in the order of their names.
+/// Columns of a schedule's definition and state, in the order in which `bind_wishes` binds them.
 const WISHES: &str = "cron, every_ms, anchor, zone, dst, misfire, grace_ms, overlap, kind, queue, priority, \
      max_attempts, options, payload, origin, version, next_at, last_at, updated_at, updated_by";
 
@@ -508,8 +513,8 @@ async fn insert(conn: &mut MySqlConnection, row: &Scheduled) -> Result<(), sqlx:
     let query = bind_wishes!(statement(sql), row, options);
     let query = query.bind(row.name.as_str()).bind(row.created.0).bind(row.created.1.as_str());
     match query.execute(conn).await {
-        // Somebody else made it since we looked.
-        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a schedule was made meanwhile")),
+        // Another transaction inserted it after the read.
+        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a schedule was created meanwhile")),
         done => done.map(drop),
     }
 }
@@ -557,7 +562,7 @@ async fn read_due(
     limit: u32,
     without: &BTreeSet<String>,
 ) -> Result<DueSchedules, sqlx::Error> {
-    // The narrow look first: most of the time nothing is due.
+    // Read only names and times first, because most of the time nothing is due.
     let sql = format!(
         "SELECT name, next_at FROM schedules FORCE INDEX (schedules_next) WHERE next_at IS NOT NULL AND kind IN {} \
          ORDER BY next_at, name LIMIT ? OFFSET ?",
@@ -566,7 +571,8 @@ async fn read_due(
     let now = read_clock(conn, &shared.clock).await?;
     let mut found = DueSchedules { now, due: Vec::new(), next: None };
     let mut readable = 0;
-    // Those that this binary cannot read, or is asked to leave out, stay due in front, and must not hide the others.
+    // Schedules that this binary cannot read, or that the caller excludes, stay due and stay in front. They must not
+    // hide the others.
     for page in 0..MOST_PAGES {
         let mut query = statement(sql.clone());
         for kind in pad(&kinds.iter().collect::<Vec<_>>()) {
@@ -603,13 +609,13 @@ async fn read_due(
     Ok(found)
 }
 
-/// The schedule of a row, or why it is none to this binary: one bad row keeps nobody from the others.
+/// Read the schedule of a row, or return the error for this one schedule, so that one bad row does not hide the others.
 fn understood(row: &MySqlRow) -> Result<Result<Scheduled, UnreadableSchedule>, sqlx::Error> {
     let name = word(row, "name")?;
     Ok(read(row).map_err(|error| UnreadableSchedule { name, why: reason(error) }))
 }
 
-/// What cannot be understood, without the words that the driver puts around it.
+/// Return the message of an error, without the text that the driver puts around it.
 fn reason(error: sqlx::Error) -> String {
     match error {
         sqlx::Error::Decode(what) => what.to_string(),
@@ -646,7 +652,7 @@ fn read(row: &MySqlRow) -> Result<Scheduled, sqlx::Error> {
     })
 }
 
-/// When the schedule of a row ticks, and whose clock people read its times by.
+/// Read the cadence of a schedule, and the time zone in which people read its times.
 pub(super) fn read_cadence(row: &MySqlRow) -> Result<(Cadence, Zone), sqlx::Error> {
     let zone = word(row, "zone")?;
     let zone = Zone::named(&zone).map_err(|unknown| corrupt(format!("zone {zone} {unknown}")))?;

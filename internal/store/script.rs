@@ -1,13 +1,13 @@
-//! Statements that follow each other, in as few round trips as they are worth.
+//! Sequences of statements, run in as few round trips as is useful.
 //!
-//! The same statements can be told in two ways. *Prepared*, one round trip each, values in binary: cheapest for the server
-//! when there are many rows. *Spoken*, all of them in one text and one round trip, values as literals: cheapest for
-//! everybody when there are few, because then the way there and back costs more than the work, over a network much more.
-//! A batch of twenty would also need a prepared text of its own, or several of the sizes that are kept; spoken, it has
-//! the size it has.
+//! The same statements can be sent in two forms. In the *prepared* form each statement is one round trip with values in
+//! binary. This is cheapest for the server when there are many rows. In the *text* form (`Spoken`) all statements are
+//! one text and one round trip, with values as literals. This is cheapest for both sides when there are few rows,
+//! because then the round trips cost more than the work, over a network much more. A batch of twenty rows would also
+//! need a prepared statement of its own, or several of the sizes that are kept; a text needs no fixed sizes.
 //!
-//! Literals cannot end early: a text goes between quotes only if all of it is printable ASCII without quotes and
-//! backslashes, whatever the server's mode; anything else is written in hexadecimal digits.
+//! Literals cannot be broken out of. A text is put between quotes only if all of it is printable ASCII without quotes
+//! and backslashes, whatever the server's SQL mode. Any other text is written in hexadecimal digits.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ use super::error::corrupt;
 use super::shape::{groups_by_bytes, pad, padded, places, rows, statement};
 use crate::job::Timestamp;
 
-/// Most rows, and most bytes in them, that are spoken.
+/// Most rows, and most bytes in them, for the text form.
 const SPOKEN_ROWS: usize = 64;
 const SPOKEN_BYTES: usize = 128 << 10;
 
@@ -64,23 +64,23 @@ impl<'a, T: Into<Value<'a>>> From<Option<T>> for Value<'a> {
     }
 }
 
-/// What one step of a script came to.
+/// Result of one step of a script.
 #[derive(Default)]
 pub(super) struct Done {
-    /// Rows that it changed; for an update, rows that it found.
+    /// Number of rows that it changed; for an update, number of rows that it matched.
     pub(super) affected: u64,
-    /// Rows that it gave.
+    /// Rows that it returned.
     pub(super) rows: Vec<MySqlRow>,
 }
 
-/// How a script is told.
+/// The form in which a script is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Prepared,
     Spoken,
 }
 
-/// Statements to be told in this order.
+/// Statements to be run in this order.
 pub(super) struct Script<'a> {
     form: Form,
     statements: Vec<Statement<'a>>,
@@ -94,21 +94,21 @@ struct Statement<'a> {
 }
 
 impl<'a> Script<'a> {
-    /// A script about so many rows with so many bytes in them.
+    /// Start a script for this number of rows with this number of bytes in them.
     pub(super) fn about(rows: usize, bytes: usize) -> Self {
         let form = if rows <= SPOKEN_ROWS && bytes <= SPOKEN_BYTES { Form::Spoken } else { Form::Prepared };
         Self { form, statements: Vec::new(), steps: 0 }
     }
 
-    /// A step: one statement with a place for each value.
+    /// Add a step: one statement with a placeholder for each value.
     pub(super) fn say(&mut self, sql: impl Into<String>, values: Vec<Value<'a>>) {
-        // A question mark in a constant would pass for a place.
+        // Every question mark counts as a placeholder, so `sql` must not have one in a constant.
         self.statements.push(Statement { step: self.steps, sql: sql.into(), values });
         self.steps += 1;
     }
 
-    /// A step that inserts `items`: `head`, then `tuple` for each, then `tail`. `bytes` tells the size of one, and
-    /// `values` writes what stands at the places of its tuple.
+    /// Add a step that inserts `items`: `head`, then `tuple` for each item, then `tail`. `bytes` returns the size of an
+    /// item, and `values` appends the values for the placeholders of its tuple.
     pub(super) fn insert<T>(
         &mut self,
         [head, tuple, tail]: [&str; 3],
@@ -130,7 +130,7 @@ impl<'a> Script<'a> {
         self.steps += 1;
     }
 
-    /// The places of an IN list of these values, and what stands there.
+    /// Return the placeholders of an IN list for these values, and the values to bind to them.
     pub(super) fn list<T: Copy + Into<Value<'a>>>(&self, list: &[T]) -> (String, Vec<Value<'a>>) {
         match self.form {
             Form::Spoken => (places(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect())),
@@ -138,12 +138,12 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// A list of nothing is a list of NULL, which equals nothing.
+    /// Replace an empty list by a list of NULL, which equals nothing.
     fn or_null(values: Vec<Value<'a>>) -> Vec<Value<'a>> {
         if values.is_empty() { vec![Value::Null] } else { values }
     }
 
-    /// Tell it; what each step came to.
+    /// Run the script. Return the result of each step.
     pub(super) async fn run(self, conn: &mut MySqlConnection) -> Result<Vec<Done>, sqlx::Error> {
         let mut done: Vec<Done> = (0..self.steps).map(|_| Done::default()).collect();
         match self.form {
@@ -154,7 +154,8 @@ impl<'a> Script<'a> {
                     return Ok(done);
                 }
                 let mut answers = sqlx::raw_sql(AssertSqlSafe(text)).fetch_many(conn);
-                // Each statement ends with its count, in their order; a statement that fails is the last.
+                // Each statement ends with its row count, in the order of the statements. A failed statement is the
+                // last one.
                 let mut step = told.into_iter();
                 let mut at = step.next();
                 while let Some(answer) = answers.try_next().await? {
@@ -168,7 +169,7 @@ impl<'a> Script<'a> {
                 for told in self.statements {
                     let Some(done) = done.get_mut(told.step) else { continue };
                     if told.values.is_empty() {
-                        // BEGIN cannot be prepared everywhere.
+                        // Some servers cannot prepare BEGIN.
                         done.affected +=
                             sqlx::raw_sql(AssertSqlSafe(told.sql)).execute(&mut *conn).await?.rows_affected();
                         continue;
@@ -194,7 +195,7 @@ impl<'a> Script<'a> {
         Ok(done)
     }
 
-    /// All statements as one text.
+    /// Return all statements as one text.
     fn spoken(&self) -> Result<String, sqlx::Error> {
         let mut text =
             String::with_capacity(self.statements.iter().map(|told| told.sql.len() + 24 * told.values.len()).sum());
@@ -206,12 +207,12 @@ impl<'a> Script<'a> {
             text.push_str(pieces.next().unwrap_or_default());
             let mut values = told.values.iter();
             for piece in pieces {
-                let value = values.next().ok_or_else(|| corrupt("a place without a value"))?;
+                let value = values.next().ok_or_else(|| corrupt("a placeholder without a value"))?;
                 value.speak(&mut text);
                 text.push_str(piece);
             }
             if values.next().is_some() {
-                return Err(corrupt("a value without a place"));
+                return Err(corrupt("a value without a placeholder"));
             }
         }
         Ok(text)
@@ -219,7 +220,7 @@ impl<'a> Script<'a> {
 }
 
 impl Done {
-    /// Take in one answer. Was it the last of its statement?
+    /// Add one answer to the result. Return whether it was the last one of its statement.
     fn take(&mut self, answer: Either<MySqlQueryResult, MySqlRow>) -> bool {
         match answer {
             Either::Left(end) => {
@@ -235,7 +236,7 @@ impl Done {
 }
 
 impl Value<'_> {
-    /// The value as a literal.
+    /// Append the value as a literal.
     fn speak(&self, text: &mut String) {
         // Writing to a string does not fail.
         let _ = match self {

@@ -1,12 +1,13 @@
-//! Looking for jobs by a filter, in bounded looks.
+//! Searches for jobs by a filter, in bounded steps.
 //!
-//! A filter picks one *source*, the narrowest place where its jobs can be looked up in order of their ids: the rows of a
-//! tag, the ticks of a schedule, the owed jobs, the ledger, or all jobs. A look reads one chunk of the source, a bounded number of rows next to
-//! each other, and matches everything else against those; whoever wants more looks again behind it. So no statement
-//! depends on the size of a table, whatever the filter matches, and a caller that stops knows where to go on.
+//! A filter picks one *source*: the narrowest place where its jobs can be looked up in order of their ids. Sources
+//! include the rows of a tag, the ticks of a schedule, the unfinished jobs, the ledger, and all jobs. A step reads one
+//! chunk of the source, which is a bounded number of adjacent rows, and checks all other conditions on these rows. A
+//! caller that wants more jobs takes the next step. So no statement depends on the size of a table, whatever the filter
+//! matches, and a caller that stops knows the position to continue from.
 //!
-//! A chunk is measured first and read second, between fixed ends: what enters or leaves the source in between changes
-//! what is found, but never makes a look skip what lies between two chunks.
+//! A chunk is first measured and then read between fixed ends. Rows that enter or leave the source in between change
+//! the result of the chunk, but never make a search skip rows between two chunks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,25 +23,25 @@ use super::shape::{pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{Among, Filter, State, Timestamp, Wanted, first_id_of};
 
-/// Rows of a source in one chunk.
+/// Number of rows of a source in one chunk.
 const CHUNK: i64 = 2_000;
-/// The same when payloads have to be read.
+/// Number of rows in one chunk when payloads have to be read.
 const HEAVY_CHUNK: i64 = 200;
-/// Longest time of one call. The look that is under way is finished.
+/// Longest time of one call. The chunk that is under way is finished first.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How far a host's clock may be off before a job that it accepted is missed by a range of creation times. Ids are made
-/// by the hosts; the moment that counts is the store's.
+/// Tolerance for wrong clocks of hosts in a range of creation times. Hosts make the ids, but the creation time that
+/// counts is by the store's clock. A job from a host whose clock is further off may be missed.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
-/// Rows of a source that one count may look at, and most that it counts.
+/// Most rows of a source that one count may look at, and most jobs that it counts.
 const MOST_COUNTED_OVER: i64 = 100_000;
 const MOST_COUNTED: i64 = 10_000;
 
-/// Ids between two ends.
+/// A range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// The first.
+    /// The first id.
     pub(super) from: Uuid,
-    /// Behind the last.
+    /// The id behind the last one.
     pub(super) to: Uuid,
 }
 
@@ -52,7 +53,7 @@ impl Span {
     }
 }
 
-/// Which end a walk begins at.
+/// The direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     NewestFirst,
@@ -104,16 +105,16 @@ impl Piece {
     }
 }
 
-/// A filter, ready to be looked for.
+/// A filter, prepared as a search.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
     /// `SELECT … FROM … WHERE …`, open for more conditions on `key`.
     source: Piece,
     /// The column of the source that is the job's id.
     key: &'static str,
-    /// Is the source the ledger, with a row for each line?
+    /// True if the source is the ledger, with one row per line.
     by_line: bool,
-    /// May rows of the source be about jobs that are gone? The ledger of ticks outlives the jobs.
+    /// True if rows of the source may belong to deleted jobs. The ledger of ticks outlives the jobs.
     outlives: bool,
     /// `AND …` for every other condition, on `w` (the source), `j` (jobs), `o` (owed) and `d` (dead letters).
     conditions: Piece,
@@ -122,13 +123,13 @@ pub(super) struct Search {
     chunk: i64,
 }
 
-/// Part of a walk.
+/// A part of a walk.
 pub(super) struct Chunk {
-    /// What to read now.
+    /// The range to read now.
     span: Span,
-    /// What lies behind it; nothing at the end.
+    /// The range behind it; absent at the end.
     pub(super) rest: Option<Span>,
-    /// Rows in it.
+    /// Number of rows in it.
     rows: i64,
 }
 
@@ -137,7 +138,7 @@ impl Search {
         Self::among(filter, order, Among::All)
     }
 
-    /// Only in part of all jobs.
+    /// Build a search in a part of all jobs.
     pub(super) fn among(filter: &Filter, order: Order, among: Among) -> Self {
         let mut conditions = Piece::default();
         let mut search = Self {
@@ -177,7 +178,7 @@ impl Search {
             source.add("SELECT job_id AS id FROM job_tags FORCE INDEX (PRIMARY) WHERE tag = ?", [text(tag.as_str())]);
             self.key = "job_id";
         } else if let (Some(_), Some(kind), Some(key)) = (owed, &filter.kind, &filter.unique_key) {
-            // An unfinished job holds its key.
+            // An unfinished job holds its unique key, so `unique_keys` has a row for it.
             source.add(
                 "SELECT job_id AS id FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind = ? AND unique_key = ?",
                 [text(kind.as_str()), Bind::Bytes(key.clone().into_bytes())],
@@ -224,7 +225,7 @@ impl Search {
             conditions.add(" AND o.state = ?", [text(state.as_str())]);
         }
         if let Some(state) = ended {
-            // The last line says how a job ended, unless it is owed again.
+            // The last line has the end state of a job, unless the job is unfinished again.
             if !self.by_line {
                 let sql = format!(" AND o.id IS NULL AND {} = ?", last_line("end_state"));
                 conditions.add(&sql, [text(state.as_str())]);
@@ -235,18 +236,19 @@ impl Search {
         }
     }
 
-    /// Does it look at more than it finds?
+    /// Return whether the search may look at more rows than it finds jobs.
     pub(super) fn is_narrow(&self) -> bool {
         self.outlives || !self.conditions.sql.is_empty()
     }
 
-    /// Where a walk begins that has come as far as `place`: jobs before it, or behind it.
+    /// Return the range of a walk that has come as far as `place`: all jobs before it, or behind it. Nothing if the
+    /// walk is at its end.
     pub(super) fn span(&self, place: Option<Uuid>) -> Option<Span> {
         let span = place.map_or(self.span, |place| self.behind(self.span, place));
         (!span.is_empty()).then_some(span)
     }
 
-    /// What of `span` a walk has left when it has seen `last`.
+    /// Return the rest of `span` after the walk has seen `last`.
     pub(super) fn behind(&self, span: Span, last: Uuid) -> Span {
         match self.order {
             Order::NewestFirst => Span { to: last.min(span.to), ..span },
@@ -280,14 +282,15 @@ impl Search {
         Ok(Chunk { span: read, rest: (!rest.is_empty()).then_some(rest), rows })
     }
 
-    /// A chunk that is not measured, for searches that find all they look at.
+    /// Return a chunk that is not measured, for searches that find every row they look at.
     pub(super) fn whole(&self, span: Span) -> Chunk {
         Chunk { span, rest: None, rows: 0 }
     }
 
-    /// `SELECT columns` of the jobs of a chunk that match, `limit` at most.
+    /// Build `SELECT columns` for the matching jobs of a chunk, at most `limit` jobs.
     pub(super) fn matching(&self, columns: &str, chunk: &Chunk, limit: i64) -> Sql {
-        // The ends bound what is read. What was written between them since they were measured is little.
+        // The ends of the chunk bound the rows that are read. Only few rows can have been inserted between them since
+        // it was measured.
         let most = if self.is_narrow() { 2 * self.chunk } else { limit };
         let window = self.rows_between(chunk.span, most);
         let (order, conditions) = (self.order.word(), &self.conditions);
@@ -305,12 +308,12 @@ fn text(text: &str) -> Bind {
     Bind::Text(text.to_owned())
 }
 
-/// The id right behind another.
+/// Return the id that follows `id` directly.
 fn after(id: Uuid) -> Uuid {
     Uuid::from_u128(id.as_u128().saturating_add(1))
 }
 
-/// The ids that can match by the times of their creation and by themselves.
+/// Return the range of ids that can match, by creation times and by the ids in the filter.
 fn span_of(filter: &Filter) -> Span {
     let mut span = Span::ALL;
     if let Some(moment) = filter.created_after.and_then(|moment| moment.checked_sub_signed(SKEW)) {
@@ -326,12 +329,12 @@ fn span_of(filter: &Filter) -> Span {
     span
 }
 
-/// A column of the last line in a job's ledger.
+/// Build an expression for a column of the last line in a job's ledger.
 fn last_line(column: &str) -> String {
     format!("(SELECT a.{column} FROM attempts a WHERE a.job_id = j.id ORDER BY a.number DESC LIMIT 1)")
 }
 
-/// What is matched row by row.
+/// Add the conditions that are checked row by row.
 fn narrow(filter: &Filter, conditions: &mut Piece) {
     if let Some(kind) = &filter.kind {
         conditions.add(" AND j.kind = ?", [text(kind.as_str())]);
@@ -362,7 +365,7 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
         conditions.add(sql, [text(error)]);
     }
     if filter.fingerprint.is_some() || filter.dead.is_some() {
-        // A letter that a binary without them left behind says nothing.
+        // A binary without dead letters may have left an old one behind. It does not count while the job is unfinished.
         conditions.add(" AND o.id IS NULL", []);
     }
     if let Some(group) = filter.fingerprint {
@@ -376,14 +379,14 @@ fn narrow(filter: &Filter, conditions: &mut Piece) {
     }
 }
 
-/// Texts compare byte for byte, numbers as numbers. A payload that this server cannot read as JSON (a text with half a
-/// surrogate pair, say) says nothing.
+/// Add the condition on a value in the payload. Texts are compared byte for byte, numbers as numbers. A payload that
+/// this server cannot read as JSON (for example, a text with half of a surrogate pair) does not match.
 fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
     let value = "JSON_EXTRACT(CASE WHEN JSON_VALID(j.payload) THEN j.payload END, ?)";
     let path = || text(path);
     let is_text =
         format!("(JSON_TYPE({value}) = 'STRING' AND CAST(JSON_UNQUOTE({value}) AS BINARY) = CAST(? AS BINARY))");
-    // MariaDB and MySQL name numbers differently; nothing else that JSON has is a number.
+    // MariaDB and MySQL use different names for number types. But every JSON type that is not in this list is a number.
     let is_number = format!(
         "(JSON_TYPE({value}) NOT IN ('STRING', 'OBJECT', 'ARRAY', 'BOOLEAN', 'NULL') AND \
          CAST(JSON_UNQUOTE({value}) AS DECIMAL(65,20)) = CAST(? AS DECIMAL(65,20)))"
@@ -415,7 +418,7 @@ fn payload_says(path: &str, wanted: &Wanted, conditions: &mut Piece) {
     conditions.add(&format!(" AND ({})", either.sql), either.binds);
 }
 
-/// How far one call has come.
+/// The progress of one call.
 pub(super) struct Effort {
     began: Instant,
     looked_at: i64,
@@ -427,7 +430,7 @@ impl Effort {
         Self { began: Instant::now(), looked_at: 0, most }
     }
 
-    /// Count a chunk. Is there time and room for another?
+    /// Add a chunk to the progress. Return whether there is time and room for another one.
     pub(super) fn goes_on(&mut self, chunk: &Chunk) -> bool {
         self.looked_at += chunk.rows;
         self.looked_at < self.most && self.began.elapsed() < PATIENCE
@@ -437,14 +440,14 @@ impl Effort {
 /// A count with a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Jobs that were found.
+    /// Number of jobs that were found.
     pub jobs: u64,
-    /// There may be more: the count stopped at its limit.
+    /// True if there may be more: the count stopped at its limit.
     pub capped: bool,
 }
 
 impl Store {
-    /// Count the jobs of a filter: up to ten thousand, looking at a bounded number of rows for a bounded time.
+    /// Count the jobs of a filter: up to ten thousand. The number of rows read and the time are bounded.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -457,25 +460,25 @@ impl Store {
     }
 }
 
-/// A count by what stands in the way of an action: the state of each job, and whether it was replayed.
+/// A count by the facts that decide whether an action is possible: the state of each job, and whether it was replayed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Breakdown {
-    /// All of them.
+    /// The count of all jobs.
     pub counted: Counted,
-    /// Jobs by state; those that were replayed apart.
+    /// Number of jobs by state, replayed ones counted separately.
     pub states: BTreeMap<(State, Replayed), u64>,
 }
 
-/// Was a new job made of this failed one?
+/// The answer to whether a new job was made from a failed one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Replayed {
-    /// Yes.
+    /// A new job was made from it.
     Yes,
-    /// No.
+    /// No new job was made from it.
     No,
 }
 
-/// Count the jobs of a search by their state, within the bounds of [`count`].
+/// Count the jobs of a search by state, within the same bounds as [`count`].
 pub(super) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> Result<Breakdown, sqlx::Error> {
     let state = format!(
         "COALESCE(CAST(o.state AS CHAR), CAST({} AS CHAR)), o.id IS NULL AND COALESCE(d.standing = 'replayed', FALSE)",
@@ -488,7 +491,7 @@ pub(super) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
         let chunk = search.chunk(conn, span).await?;
         for row in search.matching(&state, &chunk, MOST_COUNTED - jobs).fetch_all(&mut *conn).await? {
             jobs += 1;
-            // A job that is purged between the reads of one statement has no state any more.
+            // A job that is purged while the statement reads has no state any more.
             let Some(state) = row.try_get::<Option<String>, _>(0)?.as_deref().and_then(State::from_word) else {
                 continue;
             };

@@ -1,12 +1,12 @@
-//! Ending attempts: fenced by token, job and ledger in one transaction.
+//! Settlement of attempts, fenced by the token. The job and the ledger change in one transaction.
 //!
-//! The rows are locked by primary key and read; the pure state machine decides; then everything is written in a few
-//! statements for the whole batch: rows that ended leave `owed`, rows that wait again stay there with a new due time,
-//! every attempt gets its line in the ledger (the last one with the job's end and result), and follow-up jobs are
-//! accepted in the same breath.
+//! The `owed` rows are locked by primary key and read, and the pure state machine decides. Then a few statements write
+//! the whole batch: rows of jobs that ended are deleted from `owed`, rows of jobs that wait again get a new due time,
+//! every attempt gets its line in the ledger (the last one with the end state and the result of the job), and follow-up
+//! jobs are inserted in the same transaction.
 //!
-//! Every statement names its index or its order. On a small table both servers prefer to scan it for an IN list, and two
-//! scans over disjoint rows deadlock where two lookups cannot.
+//! Every statement names its index or its order. On a small table, MySQL and MariaDB both prefer a full scan for an IN
+//! list. Two scans for disjoint rows can deadlock, two index lookups cannot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,80 +33,81 @@ use crate::job::{
     limits, next,
 };
 
-/// Executions that may burn nothing before a snooze counts as a failure: a job may not snooze for ever. So does an
-/// interruption because the lease could not be renewed. A shutdown never burns an attempt, however often a job snoozed; it
-/// cannot loop, because each takes a runner's end.
+/// Most executions of a job that do not count against `max_attempts`, before a snooze counts as a failure: a job may
+/// not snooze for ever. The same holds for an interruption because the lease could not be renewed. A shutdown never
+/// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
 pub const MOST_SPARED: u32 = 100;
-/// Runners in a row that may die under a job before it counts as what kills them.
+/// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
 pub const MOST_LOSSES: u32 = 3;
-/// A job that lost this many attempts in a row is a suspect: it runs in a process of its own. One loss is no evidence,
-/// because most runners die of deploys, nodes and memory, and every job that they ran loses an attempt then.
+/// Number of losses in a row from which a job is a suspect and runs in a process of its own. One loss is no evidence.
+/// Most runners die because of deploys, hosts or memory, and then every job that they run loses an attempt.
 pub const SUSPECT_FROM: u32 = 2;
 
-/// What the holder of a token says about its attempt.
+/// The result of an attempt, as the holder of its token reports it.
 #[derive(Clone, Debug)]
 pub struct Settlement {
-    /// The job.
+    /// The id of the job.
     pub id: JobId,
-    /// The right to say it.
+    /// The token of the attempt, which allows the settlement.
     pub token: AttemptToken,
-    /// The number of this execution, as the claim gave it.
+    /// The number of this execution, from the claim.
     pub number: u32,
-    /// What the claim found, if it could be read.
+    /// The content of the job at the claim, if it could be read.
     pub opened: Option<Opened>,
-    /// What the attempt came to.
+    /// The verdict of the attempt.
     pub verdict: Verdict,
-    /// Why it did not succeed.
+    /// The reason, if it did not succeed.
     pub error: Option<String>,
-    /// What it said to another service and what that answered, as JSON; kept unless it succeeded.
+    /// The exchange with another service, as JSON: the request and the answer. It is stored unless the job completes.
     pub exchange: Option<String>,
-    /// What the handler returned; kept only if the job completes.
+    /// The result that the handler returned. It is stored only if the job completes.
     pub result: Option<Box<RawValue>>,
-    /// Jobs to accept if the job completes.
+    /// Jobs to insert if the job completes.
     pub follow_ups: Vec<NewJob>,
-    /// When to run again, should the job wait again.
+    /// Due time of the next attempt, if the job waits again.
     pub again: Again,
 }
 
-/// When a job that waits again is due.
+/// Due time of a job that waits again.
 #[derive(Clone, Copy, Debug)]
 pub enum Again {
-    /// After the backoff of this policy; the chance, 0.0..=1.0, was drawn by the caller.
+    /// After the backoff of this policy. The random number, 0.0..=1.0, was drawn by the caller.
     Backoff(RetryPolicy, f64),
     /// After this delay.
     After(Duration),
-    /// After this delay, in a runner of another version: this one cannot read the job.
+    /// After this delay, on a runner of another version, because this one cannot read the job.
     ForAnother(Duration),
     /// At once.
     Now,
-    /// At once, but as often as a snooze and no more: for attempts that were interrupted while their runner goes on, which
-    /// it may do again and again.
+    /// At once, but only as often as snoozes are allowed. This is for attempts that were interrupted while their runner
+    /// goes on, because that can happen again and again.
     NowWithinBounds,
 }
 
 impl Settlement {
-    /// Is it one of those that burn nothing, and are counted lest the job goes on for ever?
+    /// Return whether this settlement does not count against `max_attempts` but is bounded by [`MOST_SPARED`], so that
+    /// the job cannot go on for ever.
     fn is_counted(&self) -> bool {
         self.verdict == Verdict::Snoozed
             || (self.verdict == Verdict::Interrupted && matches!(self.again, Again::NowWithinBounds))
     }
 }
 
-/// What became of a settlement.
+/// Outcome of a settlement.
 #[derive(Clone, Debug)]
 pub enum Settled {
-    /// Written.
+    /// The settlement was written.
     Done {
-        /// The job's state now.
+        /// The state of the job now.
         state: State,
-        /// When it runs again, if it waits again.
+        /// Due time of the next attempt, if the job waits again.
         execute_at: Option<Timestamp>,
-        /// Its queue and priority, for the index.
+        /// Queue and priority for the index, if the job waits again.
         line: Option<(Name, Priority)>,
-        /// The follow-up jobs that were accepted with it.
+        /// The follow-up jobs that were inserted with it.
         follow_ups: Vec<Accepted>,
     },
-    /// The token does not hold the job any more: the lease was taken away. Nothing was changed.
+    /// The token does not hold the job any more, because the lease was taken away. Nothing was changed.
     NotOurs,
 }
 
@@ -123,8 +124,9 @@ impl Settles {
     }
 }
 
-/// Tally lanes of one process: a small range of its own with good probability, so that processes rarely wait for each
-/// other's tally rows. Two that meet wait a moment; they cannot deadlock, because the tally is the last row written.
+/// Tally lanes of one process. A tally lane is a number in the key of the tally rows. Each process draws a small range,
+/// which is probably its own, so that processes rarely wait for each other's tally rows. Two processes with the same
+/// lane wait for a moment. They cannot deadlock, because the tallies are written last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lanes {
     first: u8,
@@ -139,7 +141,7 @@ impl Lanes {
         self.of_turn(rand::random())
     }
 
-    /// The lanes in turn: writes that follow each other, and may overlap, never meet.
+    /// Return the tally lanes in turn, so that successive writes, which may overlap, use different lanes.
     fn of_turn(self, turn: u8) -> u8 {
         self.first.wrapping_add(turn % 4)
     }
@@ -193,7 +195,7 @@ impl Batch for Settles {
 }
 
 impl Settles {
-    /// Settle attempts whatever came of them: lock their rows, see what they say, write what follows.
+    /// Settle attempts with any verdict: lock their rows, decide, and write the outcome.
     async fn settle_held(
         &self,
         conn: &mut MySqlConnection,
@@ -203,7 +205,8 @@ impl Settles {
     ) -> Result<(), sqlx::Error> {
         let mut tx = conn.begin().await?;
         let mut held = lock_held(&mut tx, items.iter().map(|(_, item)| item.id)).await?;
-        // After the locks, for which a cancel may have made it wait: what was asked for before the end says so.
+        // Read the clock after the locks, for which this may have waited. So a cancel that held a lock has an earlier
+        // time than the end.
         let now = read_clock(&mut tx, &self.clock).await?;
         read_earlier_lives(&mut tx, items, &mut held).await?;
         let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
@@ -236,7 +239,7 @@ impl Settled {
     }
 }
 
-/// What a locked row of `owed` says.
+/// A locked row of `owed`.
 pub(super) struct Owed {
     pub(super) kind: Name,
     pub(super) queue: Name,
@@ -247,12 +250,11 @@ pub(super) struct Owed {
     pub(super) execute_at: Timestamp,
     pub(super) attempt: u32,
     pub(super) spared: u32,
-    /// How many of the spared are executions of lives that an operator's retry ended. Zero unless
-    /// [`read_earlier_lives`] found otherwise.
+    /// The part of `spared` from before an operator's retry. Zero unless [`read_earlier_lives`] has set it.
     spared_before: u32,
     pub(super) losses: u32,
     pub(super) runner: RunnerId,
-    /// All zeros unless executing, which no token is.
+    /// All zeros unless executing. No token has this value.
     pub(super) token: AttemptToken,
     pub(super) started_at: Timestamp,
     pub(super) lease_until: Timestamp,
@@ -304,8 +306,8 @@ pub(super) async fn lock_held(
         .collect()
 }
 
-/// An operator's retry counts everything executed before it as spared. For a job that is about to have snoozed too often,
-/// look up how much that was: up to the last line that ended it.
+/// Set `spared_before` for jobs that are about to exceed [`MOST_SPARED`]. An operator's retry counts all executions
+/// before it as spared. Their number is that of the last line that ended the job.
 async fn read_earlier_lives(
     conn: &mut MySqlConnection,
     items: &[(usize, &Settlement)],
@@ -323,13 +325,13 @@ async fn read_earlier_lives(
     Ok(())
 }
 
-/// One decided settlement.
+/// A settlement that has been decided.
 pub(super) struct Move<'a> {
-    /// Where in the batch its caller waits.
+    /// Position of the settlement in the batch.
     pub(super) place: usize,
     pub(super) item: &'a Settlement,
     pub(super) owed: &'a Owed,
-    /// What is written as the verdict: a snooze too many is a failure.
+    /// The verdict to write. A snooze beyond the limit becomes a failure.
     verdict: Verdict,
     pub(super) state: State,
     pub(super) execute_at: Option<Timestamp>,
@@ -339,14 +341,14 @@ pub(super) struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// Where the index lists the job, if it waits again.
+    /// Return the lane in which the index lists the job, if the job waits again.
     pub(super) fn line(&self) -> Option<(Name, Priority)> {
         let priority = self.owed.priority.try_into().ok()?;
         self.execute_at.map(|_| (self.owed.queue.clone(), priority))
     }
 }
 
-/// What the settlement makes of the row. Pure, but for the time it is given.
+/// Decide the outcome of a settlement for its row. This is a pure function of its arguments.
 pub(super) fn decide<'a>(
     place: usize,
     item: &'a Settlement,
@@ -356,9 +358,10 @@ pub(super) fn decide<'a>(
     let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
-    // In a row: a job that came back with a verdict of its own did not kill its runner, and is no suspect any more. What a
-    // runner interrupted had no verdict of its own: it stays what it was, or each stop of a runner would make a suspect an
-    // ordinary job again that may kill two more runners. So does a job that was given back because it could not be read.
+    // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
+    // any more. An interruption is no such verdict: the count stays. Otherwise each stop of a runner would turn a
+    // suspect into an ordinary job, which might kill two more runners. The count also stays when a runner gives a job
+    // back because it cannot read it.
     let losses = match verdict {
         Verdict::Lost => owed.losses + 1,
         Verdict::Interrupted => owed.losses,
@@ -375,8 +378,8 @@ pub(super) fn decide<'a>(
         Again::Now | Again::NowWithinBounds => Duration::ZERO,
     };
     let due = || ceil_ms(now + TimeDelta::from_std(delay).unwrap_or(TimeDelta::zero()));
-    // What was interrupted keeps its place in the line; everything else moves to its new time. A due time ahead of the
-    // clock is one from before the clock was set back.
+    // An interrupted job keeps its position in its lane. Every other job gets its new due time. If the old due time is
+    // in the future, the clock has been set back since, so the current time is used.
     let execute_at = match (state.is_end(), item.again) {
         (true, _) => None,
         (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at.min(ceil_ms(now))),
@@ -385,7 +388,7 @@ pub(super) fn decide<'a>(
     Ok(Move { place, item, owed, verdict, state, execute_at, burned, spared, losses })
 }
 
-/// Write decided moves, sorted by id, and say which follow-up jobs were accepted for which job.
+/// Write decided settlements, sorted by id. Return the follow-up jobs that were inserted, by job.
 pub(super) async fn write_moves(
     conn: &mut MySqlConnection,
     moves: &[Move<'_>],
@@ -409,7 +412,7 @@ pub(super) async fn write_moves(
             queue: &step.owed.queue,
             failed_at: now,
             error: step.item.error.as_deref().unwrap_or_default(),
-            // An operator's retry counts what was executed before it as spared.
+            // An operator's retry counts earlier executions as spared.
             lived_before: step.owed.spared > 0,
         })
         .collect();
@@ -428,7 +431,7 @@ pub(super) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Res
     if ids.is_empty() {
         return Ok(());
     }
-    // A single-table DELETE takes no index hint; the order and the limit have the same effect.
+    // A single-table DELETE takes no index hint. The order and the limit have the same effect.
     let sql = format!("DELETE FROM owed WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
     let mut query = statement(sql);
     for id in pad(ids) {
@@ -438,7 +441,8 @@ pub(super) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Res
     Ok(())
 }
 
-/// Many rows, each to its own values: an upsert of rows that are locked and known to exist updates them all at once.
+/// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
+/// rows, each with its own values, in one statement.
 async fn wait_again(conn: &mut MySqlConnection, moves: &[&Move<'_>]) -> Result<(), sqlx::Error> {
     for group in groups(moves) {
         let sql = format!(
@@ -468,7 +472,7 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Move<'_>]) -> Result<(
     Ok(())
 }
 
-/// One line of the ledger.
+/// One line of the ledger, which is the table `attempts`.
 pub(super) struct Line<'a> {
     pub(super) job: JobId,
     pub(super) number: u32,
@@ -527,7 +531,7 @@ pub(super) async fn append_to_ledger(
                 .bind(line.runner)
                 .bind(line.execute_at)
                 .bind(line.started_at)
-                // A clock that was set back must not let an attempt end before it began.
+                // After the clock was set back, an attempt must not end before it began.
                 .bind(now.max(line.started_at))
                 .bind(line.verdict.as_str())
                 .bind(line.end.map(State::as_str))
@@ -541,8 +545,8 @@ pub(super) async fn append_to_ledger(
     Ok(())
 }
 
-/// Give back the unique keys of jobs that ended. A flag in the owed row tells which have one: for the common case there
-/// is nothing to look up.
+/// Delete the unique keys of jobs that ended. A flag in the `owed` row says which jobs have one, so that for most jobs
+/// there is nothing to look up.
 async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Move<'_>]) -> Result<(), sqlx::Error> {
     for step in ended.iter().filter(|step| step.owed.keyed) {
         release_key_of(conn, step.item.id.uuid()).await?;
@@ -550,7 +554,7 @@ async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Move<'_>]) ->
     Ok(())
 }
 
-/// Delete the unique key that this job holds, found through the job's own row.
+/// Delete the unique key that this job holds. It is found through the job's own row.
 pub(super) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Result<(), sqlx::Error> {
     sqlx::query(
         "DELETE k FROM unique_keys k JOIN jobs j ON j.kind = k.kind AND j.unique_key = k.unique_key \
@@ -583,7 +587,7 @@ async fn accept_follow_ups(
     Ok(by_parent)
 }
 
-/// Add to the tallies, last in the transaction and in key order.
+/// Add to the tallies, in key order. The caller does this last in its transaction.
 pub(super) async fn count(
     conn: &mut MySqlConnection,
     lane: u8,
@@ -595,7 +599,7 @@ pub(super) async fn count(
     script.run(conn).await.map(drop)
 }
 
-/// What adds to the tallies, in key order.
+/// Add a step that adds to the tallies to a script. `counts` must be in key order.
 pub(super) fn tally<'a>(script: &mut Script<'a>, lane: u8, counts: &[(&'a Name, &'a Name, State, i64)]) {
     let sql = [
         "INSERT INTO tallies (lane, queue, kind, state, n) VALUES",
@@ -618,10 +622,10 @@ pub(super) fn tally<'a>(script: &mut Script<'a>, lane: u8, counts: &[(&'a Name, 
     );
 }
 
-/// An earlier run, of this batch or of one that its caller gave up, whose COMMIT was never answered may have done the work:
-/// then the token is gone, and the ledger has our line. Only the holder of the token and the reaper write the line of an
-/// attempt, and the reaper's says `lost`; so any other line that says what we say is ours. Look there before telling a
-/// caller that its lease was taken away.
+/// Recognise settlements that an earlier run has written, of this batch or of one that its caller gave up. If the
+/// answer to its COMMIT was lost, the token is gone and the ledger has our line. Only the holder of the token and the
+/// reaper write the line of an attempt, and the reaper's line says `lost`. So any other line with our verdict is ours.
+/// This is checked before a caller is told that its lease was taken away.
 async fn recognise_own_work(
     conn: &mut MySqlConnection,
     items: &[(usize, &Settlement)],
@@ -639,23 +643,24 @@ async fn recognise_own_work(
         .bind(item.id.uuid())
         .bind(item.number)
         .bind(item.verdict.as_str())
-        // A snooze or an interruption too many was written as a failure.
+        // A snooze or an interruption beyond the limit was written as a failure.
         .bind(if item.is_counted() { Verdict::Failed.as_str() } else { item.verdict.as_str() })
         .fetch_optional(&mut *conn)
         .await?;
         if let Some(row) = ours {
             let word: Option<&str> = row.try_get(0)?;
-            // Without one, the job has lived on and ended since: nobody waits for this answer any more.
+            // Without a state, the job was retried and has ended again since, so the caller does not need this answer
+            // any more.
             let Some(state) = word.and_then(State::from_word) else { continue };
-            // Hints for it and its follow-up jobs are the reconciler's now.
+            // The reconciler gives the hints for this job and its follow-up jobs.
             *answer = Settled::Done { state, execute_at: row.try_get(1)?, line: None, follow_ups: Vec::new() };
         }
     }
     Ok(())
 }
 
-/// What came too late is kept as a note on its lost attempt: evidence for people, without effect. The number names the
-/// attempt, because a claim draws it anew.
+/// Store a result that came too late as a note on its lost attempt. It is evidence for people and has no effect. The
+/// number identifies the attempt, because every claim draws a new one.
 async fn keep_late_notes(
     conn: &mut MySqlConnection,
     items: &[(usize, &Settlement)],

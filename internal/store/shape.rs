@@ -1,7 +1,7 @@
-//! Statements for many rows in few shapes.
+//! Statements for many rows with few different texts.
 //!
-//! A prepared statement is reused only when its text is the same. A batch of 173 rows in one statement would be a text
-//! of its own, so lists are padded and row groups are cut to powers of two: a handful of texts in all.
+//! A prepared statement is reused only if its text is the same. A statement for a batch of 173 rows would have a text
+//! of its own. So lists are padded, and row groups are cut, to powers of two. This leaves a handful of texts.
 
 use std::fmt::Write as _;
 
@@ -14,10 +14,10 @@ use super::link::statement_bytes;
 /// Most rows in one statement.
 pub(super) const MOST_ROWS: usize = 256;
 
-/// What counts as one more row of a batch when rows are large.
+/// Number of bytes that count as one more row of a batch, if rows are large.
 pub(super) const BYTES_PER_ROW: usize = 16 << 10;
 
-/// A statement made from constant pieces only; values are always bound.
+/// Build a statement from constant pieces only. Values are always bound.
 pub(super) fn statement(sql: String) -> Query<'static, MySql, MySqlArguments> {
     sqlx::query(AssertSqlSafe(sql))
 }
@@ -38,7 +38,8 @@ pub(super) fn groups<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// As [`groups`], but no group is larger than a statement may be; `bytes` tells the size of one row.
+/// Cut `rows` like [`groups`], but so that no group exceeds the largest size of a statement. `bytes` returns the size
+/// of one row.
 pub(super) fn groups_by_bytes<T>(mut rows: &[T], bytes: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let most = statement_bytes();
     std::iter::from_fn(move || {
@@ -59,13 +60,13 @@ pub(super) fn groups_by_bytes<T>(mut rows: &[T], bytes: impl Fn(&T) -> usize) ->
     })
 }
 
-/// How many places an IN list gets for `count` values: the next power of two. The places left over repeat the last
-/// value, which changes nothing.
+/// Return the number of placeholders in an IN list for `count` values: the next power of two. The extra placeholders
+/// repeat the last value, which changes nothing.
 pub(super) fn padded(count: usize) -> usize {
     count.max(1).next_power_of_two()
 }
 
-/// `(?,?,…)` with this many places.
+/// Return `(?,?,…)` with this many placeholders.
 pub(super) fn places(count: usize) -> String {
     let mut text = String::with_capacity(2 * count + 2);
     text.push('(');
@@ -76,7 +77,7 @@ pub(super) fn places(count: usize) -> String {
     text
 }
 
-/// `row, row, …`: the same tuple this many times.
+/// Return `row, row, …`: the same tuple this many times.
 pub(super) fn rows(tuple: &str, count: usize) -> String {
     let mut text = String::with_capacity((tuple.len() + 1) * count);
     for at in 0..count {
@@ -85,7 +86,7 @@ pub(super) fn rows(tuple: &str, count: usize) -> String {
     text
 }
 
-/// The values of a padded IN list: `values`, then the last one repeated.
+/// Iterate over the values of a padded IN list: `values`, then the last one repeated.
 pub(super) fn pad<T: Copy>(values: &[T]) -> impl Iterator<Item = T> + '_ {
     let missing = padded(values.len()) - values.len();
     values.iter().copied().chain(values.last().into_iter().copied().cycle().take(missing))

@@ -1,5 +1,4 @@
-//! What could be started now, for a checker: who has a free slot, which queues stand still, and which jobs wait all the
-//! same.
+//! Jobs that could be started now, for the checker: free slots, stopped queues, and jobs that wait nevertheless.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -15,29 +14,29 @@ use super::shape::{MOST_ROWS, pad, padded, places, statement};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, Timestamp};
 
-/// Batches of claims read at a time.
+/// Number of claim batches read at a time.
 const BATCHES: u32 = 256;
-/// Owed rows looked at in one page of the walk for those that execute.
+/// Number of `owed` rows in one page of the walk for executing jobs.
 const PAGE: i64 = 20_000;
 
-/// Runners and queues at one moment.
+/// The state of runners and queues at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Startable {
-    /// Kinds and queues of living runners that take work and have a free slot.
+    /// Kinds and queues of living runners that take new work and have a free slot.
     idle: Vec<(Vec<Name>, Vec<Name>)>,
-    /// Queues that are paused, or have as many jobs running as their limit allows.
+    /// Queues that are paused, or run as many jobs as their limit allows.
     still: BTreeSet<Name>,
     suspects_run: bool,
 }
 
 impl Startable {
-    /// Do suspects run? Then a runner may have no room for another one, whatever slots are free.
+    /// Return whether suspects are running. Then a runner may have no room for another suspect, even with free slots.
     #[must_use]
     pub const fn suspects_run(&self) -> bool {
         self.suspects_run
     }
 
-    /// Could a runner start this job at that moment?
+    /// Return whether a runner could have started this job at that moment.
     #[must_use]
     pub fn has_room_for(&self, kind: &Name, queue: &Name) -> bool {
         !self.still.contains(queue)
@@ -45,18 +44,19 @@ impl Startable {
     }
 }
 
-/// A job that waits, with what a checker has to know of it.
+/// A waiting job, with the facts that the checker needs.
 #[derive(Clone, Debug)]
 pub struct StuckJob {
     /// The job.
     pub job: DueJob,
-    /// Runners that it lost in a row.
+    /// Number of losses in a row.
     pub losses: u32,
 }
 
 impl Store {
-    /// Which jobs could be started now. What executes is found by the batches of claims, so the price does not depend on what
-    /// waits. While a runner of an older version lives, which writes no batches, all owed rows are looked at, a page at a time.
+    /// Read the facts that decide which jobs could be started now. Executing jobs are found through the claim batches,
+    /// so the cost does not depend on the number of waiting jobs. While a runner of an older version is alive, which
+    /// writes no claim batches, all `owed` rows are read, a page at a time.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -73,15 +73,15 @@ impl Store {
         .await
     }
 
-    /// What executes, by the batches of claims; nothing while one lives that writes none.
+    /// Count the executing jobs through the claim batches. Return nothing while a runner is alive that writes none.
     async fn claimed(&self) -> Result<Option<Running>, StoreError> {
-        on_pool(&self.shared.pools.reads, "count what was claimed", |conn, _| {
+        on_pool(&self.shared.pools.reads, "count claimed jobs", |conn, _| {
             Box::pin(async move {
                 let older = "SELECT EXISTS (SELECT 1 FROM runners WHERE stopped_at IS NULL AND NOT claim_batches)";
                 if sqlx::query_scalar(older).fetch_one(&mut *conn).await? {
                     return Ok(None);
                 }
-                // One moment: of a runner with short jobs everything ends between two reads.
+                // Use one snapshot: on a runner with short jobs, all jobs may end between two reads.
                 sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *conn).await?;
                 sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut *conn).await?;
                 let running = claimed(conn).await;
@@ -92,12 +92,12 @@ impl Store {
         .await
     }
 
-    /// What executes, by a walk through the owed rows.
+    /// Count the executing jobs by a walk through the `owed` rows.
     async fn walked(&self) -> Result<Running, StoreError> {
         let mut running = Running::default();
         let mut place = Some(Uuid::nil());
         while let Some(after) = place {
-            place = on_pool(&self.shared.pools.reads, "count what executes", move |conn, _| {
+            place = on_pool(&self.shared.pools.reads, "count executing jobs", move |conn, _| {
                 Box::pin(async move { executing(conn, after).await })
             })
             .await
@@ -109,7 +109,7 @@ impl Store {
         Ok(running)
     }
 
-    /// Queues that stand still on purpose at this moment: those that are paused.
+    /// List the queues that are paused now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -118,7 +118,7 @@ impl Store {
         Ok(queues.into_iter().filter(|queue| queue.pause.is_some()).map(|queue| queue.name).collect())
     }
 
-    /// Ends of the leases of those of these jobs that execute, as they stand now.
+    /// Read the ends of the leases of these jobs, for those that are executing now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -147,7 +147,7 @@ impl Store {
         .await
     }
 
-    /// Those of these jobs that wait, as they stand now.
+    /// Read these jobs, for those that are waiting now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -179,7 +179,7 @@ impl Store {
     }
 }
 
-/// What executes: of each runner, and of each queue.
+/// Numbers of executing jobs, by runner and by queue.
 #[derive(Debug, Default)]
 struct Running {
     by_runner: BTreeMap<String, u32>,
@@ -198,7 +198,7 @@ impl Running {
 }
 
 struct Executing {
-    /// The runner whose slots they use.
+    /// The runner whose slots these jobs use.
     runner: String,
     queue: String,
     suspects: bool,
@@ -209,7 +209,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
     let (mut running, mut seen) = (Running::default(), HashSet::new());
     let mut place = (String::new(), Uuid::nil());
     loop {
-        // Each row is a place in the primary key: the rows of a runner, then those of the next.
+        // The position is a primary key: the walk reads the rows of one runner, then those of the next.
         let sql = "SELECT runner, id, ids FROM claim_batches FORCE INDEX (PRIMARY) WHERE runner >= ? \
                    AND (runner > ? OR id > ?) ORDER BY runner, id LIMIT ?";
         let query = sqlx::query(sql).bind(place.0.clone()).bind(place.0).bind(place.1).bind(BATCHES);
@@ -218,7 +218,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
         for row in &found {
             for id in row.try_get::<&[u8], _>(2)?.chunks_exact(16) {
                 let id = Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?;
-                // A job may be in several batches, of claims that came to nothing.
+                // A job may be in several batches, because some claims took nothing.
                 if seen.insert(id) {
                     ids.push(id);
                 }
@@ -286,7 +286,7 @@ async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Star
             found.idle.push((names(row.try_get(1)?)?, names(row.try_get(2)?)?));
         }
     }
-    // What a runner holds that has fallen silent is nobody's until it counts as dead: its permits may be all there are.
+    // The permits of a silent runner stay taken until it counts as dead, and they may be all permits of the queue.
     let queues = sqlx::query(
         "SELECT q.name, q.paused_at IS NOT NULL, q.concurrency, CAST(COALESCE((SELECT SUM(p.permits) FROM queue_permits p \
          LEFT JOIN runners r ON r.id = p.runner AND r.stopped_at IS NULL \
@@ -300,7 +300,7 @@ async fn startable(conn: &mut MySqlConnection, running: &Running) -> Result<Star
         let (name, paused, limit): (String, bool, Option<u32>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         let taken = u64::from(running.by_queue.get(&name).copied().unwrap_or(0)) + row.try_get::<u64, _>(3)?;
         if paused || limit.is_some_and(|limit| taken >= u64::from(limit)) {
-            // No job that can be read waits in a queue whose name cannot.
+            // A queue whose name cannot be read has no waiting jobs that can be read.
             found.still.extend(name.parse::<Name>().ok());
         }
     }

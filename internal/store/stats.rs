@@ -1,4 +1,4 @@
-//! Counts for people and scrapers.
+//! Counts of jobs, for people and for metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,41 +12,41 @@ use super::link::on_pool;
 use super::{Store, StoreError};
 use crate::job::{Name, State, Timestamp};
 
-/// Queues that are looked at beside those that runners serve, the first by name.
+/// Most queues that are counted in addition to those that runners serve: the first ones by name.
 const MOST_QUEUES: usize = 200;
 
-/// Open failures beyond this are not counted.
+/// Most open dead letters that are counted.
 const MOST_OPEN: u32 = 100_000;
 
-/// How many jobs of one queue are in one state.
+/// The number of jobs of one queue in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateCount {
     /// The queue.
     pub queue: Name,
     /// The state.
     pub state: State,
-    /// How many.
+    /// Number of jobs.
     pub jobs: i64,
 }
 
 /// A reading of the tables.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// The database's clock at the reading.
+    /// The database's clock at the time of the read.
     pub at: Timestamp,
     /// Unfinished jobs by queue and state.
     pub owed: Vec<StateCount>,
-    /// Jobs that ended, ever, by queue and state (an operator's retry takes one back).
+    /// Jobs that ever ended, by queue and state. An operator's retry subtracts one.
     pub ended: Vec<StateCount>,
-    /// Ended jobs of queues that rested for longer than jobs are kept, all together.
+    /// Ended jobs of queues that have been idle for longer than jobs are kept, added up by state.
     pub ended_elsewhere: Vec<(State, i64)>,
-    /// Failed jobs that were neither retried, replayed nor discarded, by queue.
+    /// Open dead letters by queue: failed jobs that were neither retried, replayed nor discarded.
     pub open_failures: BTreeMap<Name, u64>,
-    /// False when there were more of those than are counted.
+    /// False if there are more open dead letters than are counted.
     pub open_failures_exact: bool,
-    /// Were all unfinished jobs of all queues counted?
+    /// True if all unfinished jobs of all queues were counted.
     pub exact: bool,
-    /// If not: the queues all of whose unfinished jobs were.
+    /// The queues whose unfinished jobs were all counted. It matters only if `exact` is false.
     pub whole: BTreeSet<Name>,
     /// Due time of the oldest waiting job that is overdue.
     pub oldest_due: Option<Timestamp>,
@@ -55,26 +55,26 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Were all unfinished jobs of this queue counted?
+    /// Return whether all unfinished jobs of this queue were counted.
     #[must_use]
     pub fn is_exact_about(&self, queue: &Name) -> bool {
         self.exact || self.whole.contains(queue)
     }
 }
 
-/// How much of a pool of connections is in use.
+/// Use of a pool of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUse {
     /// `controls`, `loops`, `steering`, `reads` or `reports`.
     pub pool: &'static str,
-    /// Connections that nobody uses at this moment.
+    /// Connections that are open but not in use.
     pub idle: usize,
     /// Connections in use.
     pub busy: usize,
 }
 
 impl Store {
-    /// How much of each pool is in use. The group commits and the heartbeat have connections of their own.
+    /// Return the use of each pool. The group commits and the heartbeat have connections of their own.
     #[must_use]
     pub fn pool_use(&self) -> [PoolUse; 5] {
         self.shared.pools.each().map(|(name, pool)| {
@@ -83,8 +83,8 @@ impl Store {
         })
     }
 
-    /// Count jobs by queue and state. Of unfinished jobs a hundred thousand are counted, whatever waits; ended ones come from
-    /// the tallies.
+    /// Count jobs by queue and state. At most a hundred thousand unfinished jobs are counted. Ended jobs come from the
+    /// tallies.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -92,7 +92,7 @@ impl Store {
         self.stats_also_of(None).await
     }
 
-    /// As [`stats`](Self::stats), with this queue among those that are counted.
+    /// Count as [`stats`](Self::stats) does, with this queue in addition.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -173,7 +173,7 @@ impl Store {
     }
 }
 
-/// The earlier of two moments, of which either may be absent.
+/// Return the earlier of two moments. Either may be absent.
 fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
     one.into_iter().chain(other).min()
 }

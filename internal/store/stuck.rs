@@ -1,7 +1,8 @@
-//! Writes whose row another session holds locked: an operator's open transaction, a frozen runner's.
+//! Writes whose row is locked by another session, such as an operator's open transaction or a frozen runner.
 //!
-//! They wait apart from everything else, in a lane with a connection of its own that tries one after the other, a second each.
-//! Rows that were found locked are known for a while, and later writes of them go to the lane at once.
+//! These writes wait in a slow lane, apart from all others. The slow lane has a connection of its own and tries one
+//! write after the other, for a second each. Rows that were found locked are remembered for a while, and later writes
+//! to them go to the slow lane at once.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -16,18 +17,18 @@ use super::group_commit::{Batch, Waiting, flush, locked_row};
 use super::link::{Link, Target};
 use crate::job::JobId;
 
-/// Most writes in a lane. Their callers are refused beyond it, and try again later.
+/// Most writes in a slow lane. Further callers are refused and try again later.
 const MOST_WAITING: usize = 1_024;
-/// Longest stay in a lane, for callers that do not come back by themselves.
+/// Longest stay in a slow lane, for callers that do not try again by themselves.
 const LONGEST_STAY: Duration = Duration::from_secs(40);
-/// How long a row counts as locked after it was found so.
+/// Time for which a row counts as locked after it was found locked.
 const REMEMBERED: Duration = Duration::from_secs(30);
-/// How long it is not tried again for what can be left out.
+/// Time for which a locked row is not tried again for a write that can be left out.
 const RESPITE: Duration = Duration::from_secs(2);
-/// Rows that are known at the same time.
+/// Most locked rows that are remembered at the same time.
 const MOST_ROWS: usize = 4_096;
 
-/// The way into the lane of one kind of write.
+/// The entry to the slow lane of one kind of write.
 pub(super) struct Stuck<B: Batch> {
     lane: mpsc::Sender<Held<B>>,
     rows: Arc<Rows>,
@@ -39,14 +40,14 @@ impl<B: Batch> Clone for Stuck<B> {
     }
 }
 
-/// A write in the lane, under the mark of the batch that it came from.
+/// A write in the slow lane, with the mark of the batch from which it came.
 struct Held<B: Batch> {
     waiting: Waiting<B>,
     mark: B::Mark,
     since: Instant,
 }
 
-/// Rows that were found locked, and when.
+/// Rows that were found locked, with the time of the last try.
 #[derive(Default)]
 struct Rows(Mutex<HashMap<JobId, Instant>>);
 
@@ -65,7 +66,7 @@ impl Rows {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&row);
     }
 
-    /// For how long each of these has not been tried, if it was found locked.
+    /// Return the time since the last try of this row, if it counts as locked.
     fn found(&self, row: Option<JobId>) -> Option<Duration> {
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let row = row?;
@@ -83,7 +84,7 @@ impl Rows {
 }
 
 impl<B: Batch> Stuck<B> {
-    /// Start the lane of `batch`. It ends when the last way into it is gone.
+    /// Start the slow lane of `batch`. It ends when the last entry to it has been dropped.
     pub(super) fn start(batch: &Arc<B>, target: &Target, tasks: &TaskTracker) -> Self {
         let (lane, mut came) = mpsc::channel(MOST_WAITING);
         let rows = Arc::<Rows>::default();
@@ -94,14 +95,14 @@ impl<B: Batch> Stuck<B> {
                 link.hurry(true);
                 let worked = AssertUnwindSafe(work_off(&batch, &known, &mut came, &mut link)).catch_unwind().await;
                 let Err(panic) = worked else { return };
-                tracing::error!(attempted = B::ATTEMPTED, "the lane of locked rows panicked and starts again");
+                tracing::error!(attempted = B::ATTEMPTED, "the slow lane for locked rows panicked and starts again");
                 drop(panic);
             }
         });
         Self { lane, rows }
     }
 
-    /// Take in a write whose row was found locked.
+    /// Add a write whose row was found locked.
     pub(super) fn take_in(&self, waiting: Waiting<B>, mark: B::Mark) {
         if let Some(row) = B::row(&waiting.item) {
             self.rows.add(row);
@@ -112,7 +113,7 @@ impl<B: Batch> Stuck<B> {
         }
     }
 
-    /// Take those out of a batch whose row was found locked not long ago.
+    /// Move the writes whose row counts as locked from a batch to the slow lane. Return the other writes.
     pub(super) fn divert(&self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
         if self.rows.is_empty() {
             return taken;
@@ -140,12 +141,12 @@ impl<B: Batch> Stuck<B> {
     }
 }
 
-/// Try one after the other, and again from the first, until no more can come and each caller has its answer.
+/// Try the waiting writes in turn, again and again, until no more can come and every caller has its answer.
 async fn work_off<B: Batch>(batch: &Arc<B>, rows: &Rows, came: &mut mpsc::Receiver<Held<B>>, link: &mut Link) {
     let mut waiting: VecDeque<Held<B>> = VecDeque::new();
     loop {
         if waiting.is_empty() {
-            // Long enough without a locked row, and the connection is not worth keeping.
+            // After this time without a locked row, the connection is not worth keeping.
             match tokio::time::timeout(REMEMBERED, came.recv()).await {
                 Ok(Some(held)) => waiting.push_back(held),
                 Ok(None) => return,
@@ -165,7 +166,7 @@ async fn work_off<B: Batch>(batch: &Arc<B>, rows: &Rows, came: &mut mpsc::Receiv
     }
 }
 
-/// Try one. It comes back if its row is still locked and its caller goes on waiting.
+/// Try one write. Return it if its row is still locked and its caller still waits.
 async fn attempt<B: Batch>(
     batch: &Arc<B>,
     rows: &Rows,

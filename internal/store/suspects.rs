@@ -1,4 +1,4 @@
-//! The end of a suspect whose process is known to be dead, without waiting for its lease.
+//! The end of a suspect's attempt when its process is known to be dead, without waiting for the lease.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use super::settle::{Again, Settled, Settlement, decide, lock_held, write_moves};
 use super::{Store, StoreError};
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
 
-/// How the attempt of a process ended that is dead.
+/// The end of a suspect's process.
 #[derive(Clone, Debug)]
 pub struct Death {
-    /// `lost` when the process died, `interrupted` when the runner ended it.
+    /// `lost` if the process died by itself, `interrupted` if the runner ended it.
     pub verdict: Verdict,
-    /// How it died, for people.
+    /// A description of the death, for people.
     pub error: String,
-    /// Backoffs by kind, for jobs that have none of their own.
+    /// Backoffs by kind, for jobs without a backoff of their own.
     pub policies: Arc<HashMap<Name, RetryPolicy>>,
 }
 
 impl Store {
-    /// End the attempt of this job, if the process `child` still holds it, and mark the process as stopped. The caller has
-    /// seen the process end, so nothing renews this lease and nothing settles this attempt any more. Gives nothing when it
-    /// holds none; then the process stays on the list until its lease is over, because a claim of its last moment may still
-    /// be on the way.
+    /// End the attempt of this job if the process `child` still holds it, and mark the process as stopped. The caller
+    /// has seen the process end, so nothing renews this lease or settles this attempt any more. Return nothing if the
+    /// process does not hold the job. Then the process stays in the list of runners until its lease is over, because a
+    /// claim from its last moment may still arrive.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.

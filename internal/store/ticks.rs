@@ -1,11 +1,12 @@
-//! What becomes of the ticks of schedules: fired exactly once, skipped with a reason, and kept in a ledger.
+//! Ticks of schedules: each is fired exactly once or skipped with a reason, and recorded in a ledger.
 //!
-//! Any number of runners may plan the same ticks. Whoever locks the row of the schedule first and finds it as the plan
-//! expects carries the plan out: lines in the ledger, jobs, and the next tick, in one transaction. The others find that it
-//! has moved on, and do nothing. So a crash at any moment leaves all of it or none.
+//! Any number of runners may plan the same ticks. The first runner that locks the row of the schedule, and finds it as
+//! the plan expects, carries the plan out: it writes the lines in the ledger, the jobs and the next tick in one
+//! transaction. The other runners find that the schedule has moved on, and do nothing. So a crash at any moment leaves
+//! either the whole change or none of it.
 //!
-//! The order of locks is: schedules in the order of their names, the owed rows of previous jobs in id order, then new rows,
-//! and the tallies last. Nobody who holds an owed row asks for a schedule.
+//! Rows are locked in this order: schedules in the order of their names, the `owed` rows of previous jobs in id order,
+//! then new rows, and the tallies last. A transaction that holds an `owed` row never locks a schedule.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,95 +34,96 @@ use crate::job::{
     limits, next, plan,
 };
 
-/// Lines that one page of a listing may look at before it says "go on from here".
+/// Most lines that one page of a listing may look at before it returns with a position to continue from.
 const MOST_LOOKED_AT: i64 = 20_000;
-/// Lines forgotten in one page.
+/// Most lines deleted in one page.
 const PAGE: u32 = 1_000;
 
-/// What is to become of some due ticks of one schedule.
+/// A plan for due ticks of one schedule.
 #[derive(Clone, Debug)]
 pub struct TickPlan {
-    /// The schedule, as it was read: the plan counts only while it is so.
+    /// The schedule as it was read. The plan is valid only while the schedule is unchanged.
     pub row: Scheduled,
-    /// Line by line, in order of time. A line that fires has its job.
+    /// The planned lines in order of time. A line that fires has a job.
     pub lines: Vec<PlannedLine>,
-    /// The first tick that is not in the plan.
+    /// The first tick after the plan.
     pub next: Option<Timestamp>,
 }
 
-/// What is to become of a tick, or of several that share a line.
+/// The plan for one tick, or for several ticks that share a line.
 #[derive(Clone, Debug)]
 pub struct PlannedLine {
-    /// When, and what.
+    /// The due time, and whether the tick fires.
     pub planned: Planned,
-    /// The job, if it fires.
+    /// The job, if the tick fires.
     pub job: Option<NewJob>,
-    /// Why not, in words, if it does not.
+    /// The reason in words, if it does not fire.
     pub reason: Option<String>,
 }
 
-/// What plans came to.
+/// Outcome of plans that were carried out.
 #[derive(Clone, Debug, Default)]
 pub struct Ticked {
-    /// Lines that were written, with how late they were.
+    /// Lines that were written. Each has its due time and the time of the record.
     pub lines: Vec<TickLine>,
-    /// The receipts of the jobs.
+    /// The receipts of the new jobs.
     pub accepted: Vec<Accepted>,
-    /// Previous jobs that waited and were cancelled.
+    /// Previous jobs that were waiting and were cancelled.
     pub cancelled: Vec<JobId>,
-    /// Previous jobs that execute and were asked to stop.
+    /// Previous jobs that were executing and were asked to stop.
     pub asked: Vec<JobId>,
-    /// Plans that somebody else had carried out, or that a change had overtaken.
+    /// Number of plans that another runner had carried out already, or that were outdated by a change.
     pub overtaken: usize,
 }
 
-/// A line of the ledger.
+/// A line in the ledger of ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TickLine {
     /// The schedule.
     pub schedule: Name,
-    /// When it was due; the first of several.
+    /// Due time of the tick, or of the first of several ticks.
     pub due_at: Timestamp,
-    /// 0 for a tick of the schedule's own; from 1, somebody pulled the trigger in this millisecond.
+    /// 0 for a regular tick. For a manual trigger, its number within this millisecond, from 1.
     pub number: u16,
-    /// Why it was skipped; none when it fired.
+    /// The cause, if it was skipped.
     pub cause: Option<SkipCause>,
-    /// The same in words.
+    /// The same cause in words.
     pub reason: Option<String>,
-    /// How many ticks share the line, counted to ten thousand.
+    /// Number of ticks that share the line. The count stops at ten thousand.
     pub ticks: u32,
     /// The job, if it fired.
     pub job: Option<JobId>,
-    /// When this was written.
+    /// The time when the line was written.
     pub recorded_at: Timestamp,
-    /// Who saw to it.
+    /// The runner or other actor that handled the tick.
     pub recorded_by: Actor,
 }
 
-/// A page of the ledger, newest first.
+/// A page of the ledger of ticks, newest lines first.
 #[derive(Debug)]
 pub struct TickPage {
     /// The lines.
     pub lines: Vec<TickLine>,
-    /// Go on before this one; absent at the end.
+    /// The position to continue before; absent at the end.
     pub next: Option<(Timestamp, u16)>,
 }
 
-/// What became of a trigger.
+/// Outcome of a manual trigger.
 #[derive(Clone, Debug)]
 pub enum Triggered {
     /// It fired.
     Fired(Box<Ticked>),
-    /// The schedule's previous job is in the way, by its overlap policy. Nothing was written.
+    /// The schedule's previous job has not ended, and the overlap policy does not allow another one. Nothing was
+    /// written.
     Busy(JobId, State),
-    /// The schedule was changed since it was read.
+    /// The schedule has changed since it was read. Nothing was written.
     Changed,
-    /// There is none.
+    /// There is no such schedule.
     Missing,
 }
 
 impl Store {
-    /// Carry out plans, each if its schedule still is as it was read. `runner` is who does it.
+    /// Carry out the plans whose schedules are unchanged. `runner` is recorded as the actor.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -149,8 +151,8 @@ impl Store {
         .await
     }
 
-    /// Fire a schedule now, because somebody asked. `job` was made from the schedule as `row` says it; `overlap` is the
-    /// policy for this once, instead of the schedule's own.
+    /// Fire a schedule now, on request. `job` was made from the schedule in `row`. `overlap` replaces the schedule's
+    /// own policy for this job only.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -171,7 +173,8 @@ impl Store {
         .await
     }
 
-    /// As [`trigger_schedule`](Self::trigger_schedule), at most once for the key of `once`. `word` words the receipt.
+    /// Fire a schedule now, as [`trigger_schedule`](Self::trigger_schedule) does, at most once for the idempotency key
+    /// of `once`. `word` builds the response from the receipt.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -187,11 +190,11 @@ impl Store {
         let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
         let (row, shared) = (Arc::new(row.clone()), self.shared.clone());
-        transact(&self.shared.pools.steering, "trigger a schedule once", move |conn, _| {
+        transact(&self.shared.pools.steering, "trigger a schedule with an idempotency key", move |conn, _| {
             let (row, job, shared, act) = (Arc::clone(&row), job.clone(), shared.clone(), act.clone());
             let (once, word) = (once.clone(), Arc::clone(&word));
             Box::pin(async move {
-                // The same request twice takes turns at the schedule's row. A repeated run finds its own row.
+                // Two equal requests take turns at the row of the schedule. A repeated run finds its own stored row.
                 lock_schedule(conn, &row.name).await?;
                 if let Some(kept) = find(conn, &once).await? {
                     return Ok(kept.meet(&once, None));
@@ -209,9 +212,10 @@ impl Store {
         .await
     }
 
-    /// The ledger of a schedule, newest first, before this line: all of it, or only what fired, or did not.
+    /// Read the ledger of a schedule, newest lines first, before this line. `fired` selects the lines that fired, or
+    /// those that did not.
     ///
-    /// A page looks at a bounded number of lines; it may come back short and still have a `next`.
+    /// A page looks at a bounded number of lines. It may be short and still have a `next`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -229,8 +233,8 @@ impl Store {
         .await
     }
 
-    /// Forget ticks that were recorded longer ago than `keep`, one page of the first schedule after `after` that has any;
-    /// how many, and the schedule to go on after, if that was not the last.
+    /// Delete ticks that were recorded longer ago than `keep`: one page of the first schedule after `after` that has
+    /// any ticks. Return the number of deleted ticks and the schedule to continue after; absent at the end.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -258,7 +262,7 @@ impl Store {
                 .execute(&mut *conn)
                 .await?;
                 let gone = done.rows_affected();
-                // A full page may not have been all of it.
+                // After a full page there may be more, so continue with the same schedule.
                 Ok((gone, Some(if gone == u64::from(PAGE) { after } else { name })))
             })
         })
@@ -266,7 +270,7 @@ impl Store {
     }
 }
 
-/// The commit of an earlier run may have arrived. It wrote all or nothing, under ids that were made before.
+/// Return whether an earlier run has committed. It wrote everything or nothing, and the ids were made before it.
 async fn is_written(conn: &mut MySqlConnection, plans: &[TickPlan]) -> Result<bool, sqlx::Error> {
     let mut jobs: Vec<&NewJob> =
         plans.iter().flat_map(|plan| &plan.lines).filter_map(|line| line.job.as_ref()).collect();
@@ -274,7 +278,7 @@ async fn is_written(conn: &mut MySqlConnection, plans: &[TickPlan]) -> Result<bo
     Ok(!jobs.is_empty() && !receipts(conn, &jobs).await?.is_empty())
 }
 
-/// Where a schedule stands, as far as plans depend on it.
+/// The state of a schedule on which plans depend.
 struct Standing {
     version: u32,
     next_at: Option<Timestamp>,
@@ -362,20 +366,20 @@ async fn lock_standing(
     query.fetch_all(conn).await?.iter().map(standing).collect()
 }
 
-/// What one transaction does, as it comes together.
+/// The work of one transaction, while it is being collected.
 struct Work<'a, 't> {
     now: Timestamp,
-    /// Previous jobs that are owed, locked.
+    /// Previous jobs that are unfinished, locked.
     held: &'a BTreeMap<JobId, Owed>,
     runner: &'a Actor,
     jobs: Vec<&'a NewJob>,
-    /// Jobs that were cancelled, for the tallies.
+    /// Cancelled jobs, for the tallies.
     ended: BTreeMap<(Name, Name, State), i64>,
     ticked: &'t mut Ticked,
 }
 
 impl<'a> Work<'a, '_> {
-    /// Decide the lines of a plan by the overlap policy; the schedule's last job then.
+    /// Decide the lines of a plan by the overlap policy. Return the schedule's last job after them.
     async fn see_to(
         &mut self,
         conn: &mut MySqlConnection,
@@ -398,7 +402,7 @@ impl<'a> Work<'a, '_> {
                     self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
                     continue;
                 }
-                // Of several at once the last one is what counts: the others would only be made to be cancelled.
+                // Of several ticks at once only the last one fires. The jobs of the others would be cancelled at once.
                 (Overlap::Replace, _) if Some(place) != last_fire => {
                     let why = "a later tick was due in the same moment".to_owned();
                     self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
@@ -433,7 +437,7 @@ impl<'a> Work<'a, '_> {
         });
     }
 
-    /// Cancel the previous job if it waits, ask it to stop if it executes.
+    /// Cancel the previous job if it waits. Ask its handler to stop if it executes.
     async fn replace(&mut self, conn: &mut MySqlConnection, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
         let Some(owed) = self.held.get(&id) else { return Ok(()) };
         if next(owed.state, Event::Cancel) == Ok(State::Cancelled) {
@@ -452,7 +456,7 @@ impl<'a> Work<'a, '_> {
     }
 }
 
-/// Write the jobs and the lines.
+/// Insert the jobs and the lines.
 async fn write(conn: &mut MySqlConnection, mut jobs: Vec<&NewJob>, ticked: &mut Ticked) -> Result<(), sqlx::Error> {
     if let Some(line) = ticked.lines.first() {
         jobs.sort_unstable_by_key(|job| job.id);
@@ -491,14 +495,14 @@ async fn write_lines(conn: &mut MySqlConnection, lines: &[TickLine]) -> Result<(
 }
 
 impl TickLine {
-    /// Its word for what became of it.
+    /// Return the word for its outcome: `fired` or `skipped`.
     #[must_use]
     pub const fn outcome(&self) -> &'static str {
         if self.job.is_some() { "fired" } else { "skipped" }
     }
 }
 
-/// Write down what is due of a locked schedule and will not fire any more, and go on behind it. The caller writes the row.
+/// Record the due ticks of a locked schedule as skipped, and move `row` behind them. The caller writes the row.
 pub(super) async fn pass_over(
     conn: &mut MySqlConnection,
     row: &mut Scheduled,
@@ -529,7 +533,7 @@ pub(super) async fn pass_over(
     Ok(())
 }
 
-/// The last tick of the ledger, also of an earlier schedule with this name.
+/// Read the time of the last tick in the ledger. It may belong to an earlier schedule with this name.
 pub(super) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Result<Option<Timestamp>, sqlx::Error> {
     sqlx::query_scalar(
         "SELECT due_at FROM ticks WHERE schedule = ? ORDER BY schedule DESC, due_at DESC, number DESC LIMIT 1",
@@ -607,7 +611,7 @@ async fn page(
     before: Option<(Timestamp, u16)>,
     limit: u32,
 ) -> Result<TickPage, sqlx::Error> {
-    // An inner window bounds the lines looked at, whatever the filter matches.
+    // The inner query bounds the number of lines, whatever the filter matches.
     let only = if fired.is_some() { "WHERE outcome = ?" } else { "" };
     let beyond = if before.is_some() { "AND (due_at < ? OR (due_at = ? AND number < ?))" } else { "" };
     let sql = format!(
@@ -634,7 +638,7 @@ async fn page(
         lines.truncate(limit as usize);
         next = lines.last().map(|line| (line.due_at, line.number));
     } else if fired.is_some() {
-        // Short of the limit: either the window ended, or the ledger did.
+        // With fewer lines than the limit, either the inner query or the ledger has come to its end.
         let sql = format!(
             "SELECT due_at, number FROM ticks WHERE schedule = ? {beyond} \
              ORDER BY schedule DESC, due_at DESC, number DESC LIMIT 1 OFFSET ?"

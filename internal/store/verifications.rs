@@ -1,7 +1,8 @@
-//! Checks of everything that operators asked for: one at a time in the cluster, and what the newest few found.
+//! Checks of all guarantees (`tickr verify`) that operators requested: one at a time in the cluster, and the reports of
+//! the newest few.
 //!
-//! The row that is under way is the lock, by a unique key. A runner that dies leaves it behind, and whoever asks next sees
-//! that its time is over or its runner gone, and ends it.
+//! The row of the running check is the lock, by a unique key. If its runner dies, the row stays. The next request finds
+//! that its time is over or that its runner has stopped, and ends it.
 
 use chrono::TimeDelta;
 use sqlx::mysql::MySqlRow;
@@ -17,43 +18,44 @@ use super::shape::statement;
 use super::{Store, StoreError};
 use crate::job::{Actor, RunnerId, Timestamp};
 
-/// How many are kept.
+/// Number of checks that are kept.
 const KEPT: u32 = 20;
 
-/// A check of everything.
+/// A check of all guarantees.
 #[derive(Clone, Debug)]
 pub struct Verification {
-    /// Made with the request; ids sort by time.
+    /// Its id, made with the request. Ids sort by time.
     pub id: Uuid,
-    /// Who does it.
+    /// The runner that carries it out.
     pub runner: RunnerId,
-    /// When it began.
+    /// Time when it began.
     pub started_at: Timestamp,
-    /// Who asked for it.
+    /// The actor that requested it.
     pub by: Actor,
-    /// Only jobs made since then.
+    /// If set, only jobs created since then are checked.
     pub since: Option<Timestamp>,
-    /// When it ended.
+    /// Time when it ended.
     pub finished_at: Option<Timestamp>,
-    /// What was found, as JSON.
+    /// The report, as JSON.
     pub report: Option<String>,
-    /// Why it came to nothing.
+    /// The reason, if it ended without a report.
     pub failure: Option<String>,
 }
 
-/// What became of a wish for one.
+/// Outcome of a request for a check.
 #[derive(Clone, Debug)]
 pub enum Begun {
-    /// It is this runner's to make.
+    /// Started. The calling runner must carry it out.
     Started(Verification),
-    /// This one is under way.
+    /// Not started, because this check is running.
     UnderWay(Verification),
 }
 
 const COLUMNS: &str = "id, runner, started_at, started_by, since, finished_at, report, failure";
 
 impl Store {
-    /// Begin a check of jobs made `since`, unless one is under way. It has `limit` to end.
+    /// Begin a check of the jobs created since `since`, unless another check is running. It may take as long as
+    /// `limit`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -79,7 +81,7 @@ impl Store {
                     if !over {
                         return Ok(Begun::UnderWay(open));
                     }
-                    end(conn, open.id, now, None, Some("its runner ended before it")).await?;
+                    end(conn, open.id, now, None, Some("its runner stopped, or its time ran out")).await?;
                 }
                 let written = sqlx::query(
                     "INSERT INTO verifications (id, runner, started_at, started_by, since, expires_at, under_way) \
@@ -94,7 +96,7 @@ impl Store {
                 .execute(&mut *conn)
                 .await;
                 match written {
-                    Err(e) if fault(&e) == Fault::Duplicate => return Err(again("somebody else began a check")),
+                    Err(e) if fault(&e) == Fault::Duplicate => return Err(again("another process began a check")),
                     written => written?,
                 };
                 prune(conn).await?;
@@ -114,7 +116,8 @@ impl Store {
         .await
     }
 
-    /// End a check with what was found, as JSON, or why it came to nothing. One that somebody else has ended stays so.
+    /// End a check with its report as JSON, or with the reason why there is none. A check that has already ended stays
+    /// unchanged.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -132,7 +135,7 @@ impl Store {
         .await
     }
 
-    /// The one that is under way, and the last that ended. One whose runner died counts as neither.
+    /// Read the running check and the last one that ended. A check whose runner died counts as neither.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -151,7 +154,7 @@ impl Store {
     }
 }
 
-/// The one that is under way, and whether its time is over or its runner gone.
+/// Read the running check, and whether it has exceeded its time or lost its runner.
 async fn under_way(conn: &mut MySqlConnection, now: Timestamp) -> Result<Option<(Verification, bool)>, sqlx::Error> {
     let sql = format!(
         "SELECT {COLUMNS}, expires_at <= ? OR EXISTS (SELECT 1 FROM runners r WHERE r.id = v.runner AND r.stopped_at IS NOT NULL) \
