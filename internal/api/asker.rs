@@ -1,4 +1,4 @@
-//! Who asks about jobs: which of them are its own, and which kinds it may enqueue.
+//! The caller of a job route: the jobs that it may see and the kinds that it may enqueue.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -16,12 +16,12 @@ use crate::handlers::report::Report;
 use crate::handlers::{self, Kind as _};
 use crate::job::{Actor, Attempt, Job, JobId, Name, Producer, Scope};
 
-/// Who asks about jobs.
+/// The caller of a job route.
 #[derive(Clone)]
 pub(super) struct Asker {
     producer: Producer,
     kinds: Option<Arc<BTreeSet<Name>>>,
-    /// May it read every job?
+    /// True when the caller may read every job.
     reads_all: bool,
 }
 
@@ -48,18 +48,21 @@ impl Asker {
         Self { producer, kinds: None, reads_all: true }
     }
 
-    /// As the store knows it.
+    /// Return the caller in the form that the store uses.
     pub(super) const fn producer(&self) -> &Producer {
         &self.producer
     }
 
-    /// May it see this job in full? A job without a unique key is seen by each key that knows its id: an id has 74 random
-    /// bits, and its producer alone is told it. The id of a job with a unique key is told to others who use the key.
+    /// Return whether the caller may see this job in full.
+    ///
+    /// Every caller that knows the id of a job without a unique key may see it: an id has 74 random bits, and tickr
+    /// tells it only to the producer. The id of a job with a unique key is also told to other producers that use the
+    /// same unique key, so they see only its id and state.
     pub(super) fn sees(&self, job: &Job) -> bool {
         self.reads_all || job.unique_key.is_none() || self.producer.reaches(&job.options)
     }
 
-    /// Refuse what is said of a job beyond its id and state, if the job is another's.
+    /// Refuse access to the details of a job that belongs to another producer.
     pub(super) fn needs_to_see(&self, job: &Job) -> Result<(), Problem> {
         if self.sees(job) {
             return Ok(());
@@ -67,7 +70,7 @@ impl Asker {
         Err(foreign(job.id))
     }
 
-    /// As much of a job as it may see.
+    /// Return the part of a job that the caller may see.
     pub(super) fn show(&self, job: Job, attempts: Vec<Attempt>) -> SeenJob {
         if self.sees(&job) {
             SeenJob::Own(Box::new(JobView::read(job, Some(attempts))))
@@ -76,7 +79,7 @@ impl Asker {
         }
     }
 
-    /// The kinds that this job asks for and the key is not good for, as a problem at `prefix`.
+    /// Refuse a kind that the caller's API key may not enqueue, with a problem at `prefix`.
     pub(super) fn may_enqueue(&self, kind: &str, payload: &RawValue, prefix: &str) -> Result<(), Problem> {
         let Some(kinds) = &self.kinds else { return Ok(()) };
         let may = |kind: &str| kinds.iter().any(|known| known.as_str() == kind);
@@ -90,26 +93,26 @@ impl Asker {
         let good: Vec<&str> = kinds.iter().map(Name::as_str).collect();
         let good = good.join(", ");
         let missing: String = missing.chars().take(64).collect();
-        let here = handlers::Problem::at(pointer, format!("this key enqueues {good} and no {missing:?}"));
+        let here = handlers::Problem::at(pointer, format!("this API key may enqueue {good}, but not {missing:?}"));
         let detail = format!("{} may enqueue only these kinds: {good}", self.producer.actor());
         Err(Problem::new(Code::Forbidden, detail).at(prefix, vec![here]))
     }
 }
 
-/// Does a report send its file? Then it enqueues a mail.
+/// Return whether a report sends its file, because then it also enqueues an email.
 fn mails(payload: &RawValue) -> bool {
     #[derive(serde::Deserialize)]
     struct Mails<'a> {
         #[serde(default, borrow)]
         email: Option<&'a RawValue>,
     }
-    // What cannot be read so is refused as a payload.
+    // A payload that cannot be parsed here is refused later as an invalid payload.
     serde_json::from_str::<Mails<'_>>(payload.get()).is_ok_and(|report| report.email.is_some())
 }
 
 fn foreign(id: JobId) -> Problem {
     let detail =
-        format!("job {id} is another producer's: GET /v1/jobs/{id} tells this key its state, and nothing more");
+        format!("job {id} belongs to another producer: this API key may read only its state, with GET /v1/jobs/{id}");
     Problem::new(Code::Forbidden, detail)
 }
 

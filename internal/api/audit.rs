@@ -1,4 +1,4 @@
-//! `/v1/audit`: what operators did.
+//! `/v1/audit`: the actions of operators.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -16,48 +16,49 @@ use super::{Api, json};
 use crate::handlers;
 use crate::store::Done;
 
-/// Longest target that is looked for; the column has this width.
+/// Maximum length of a target; the column has this width.
 const LONGEST_TARGET: usize = 255;
 
-/// Which actions to list.
+/// Filter and page of the audit.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct AuditQuery {
-    /// Only actions on this: a job's id, or the name of a queue, a schedule or a key.
+    /// Only actions on this target: the id of a job, or the name of a queue, a schedule or an API key.
     #[param(max_length = 255)]
     target: Option<String>,
-    /// Actions in one page, 1 to 200.
+    /// Number of actions in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    /// Where to go on, as the last page said. Belongs to its filter.
+    /// `next_cursor` of the last page. It is valid only with the same filter.
     cursor: Option<String>,
 }
 
 /// A page of actions.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AuditAnswer {
-    /// Newest first.
+    /// Actions, the newest first.
     data: Vec<ActView>,
-    /// Where to go on; null at the end.
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
-/// Something that an operator did.
+/// An action of an operator.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ActView {
     id: Uuid,
-    /// When, by the database's clock.
+    /// Time of the action, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Who asked: `key:<name>`, `token:<place>`, `anyone`, and in brackets for whom, if the caller said so.
+    /// Caller: `key:<name>`, `token:<number>`, or `anyone` for an open API. In brackets the person that the caller said
+    /// it acts for, if any.
     actor: String,
-    /// What for.
+    /// Name of the action.
     #[schema(example = "job.cancel")]
     action: String,
-    /// What it was done to.
+    /// Id or name of the object of the action.
     target: String,
-    /// Particulars.
+    /// Details of the action, depending on the action.
     detail: Option<Value>,
 }
 
@@ -74,7 +75,7 @@ impl From<Done> for ActView {
     }
 }
 
-/// List what operators did, newest first
+/// List the actions of operators, newest first
 #[utoipa::path(
     get, path = "/v1/audit", tag = "operations", operation_id = "list_audit", params(AuditQuery),
     responses(
@@ -94,14 +95,12 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<AuditQuery>
         problems.push(handlers::Problem::at("target", format!("must be at most {LONGEST_TARGET} characters")));
     }
     if !problems.is_empty() {
-        return Err(
-            Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", problems)
-        );
+        return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems));
     }
     let target = asked.target.filter(|target| !target.is_empty());
     let listing = Listing::new("audit", &target);
     let before = listing.id(asked.cursor.as_deref())?;
-    // One more than the page holds tells whether there is another page.
+    // Read one row more than the page holds, to know whether there is another page.
     let mut done = api.broker.store().audit(target, before, limit + 1).await?;
     let more = done.len() > limit as usize;
     done.truncate(limit as usize);

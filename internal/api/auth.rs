@@ -1,4 +1,4 @@
-//! Who may call, and what for. Tokens and keys are known by their digests alone, and compared in constant time.
+//! Authentication and scopes. Tokens and API keys are stored only as digests and compared in constant time.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -24,13 +24,14 @@ use super::{Api, json, origin};
 use crate::broker::{KEYS_HOLD, Settings};
 use crate::job::{Actor, Name, Scope};
 
-/// Whom a caller says it acts for: a person, usually. Shown beside what is known of the caller, and believed by nobody.
+/// Header that names the person or system that the caller acts for. It is recorded beside the authenticated caller and
+/// gives no rights.
 const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
 
-/// Paths that anybody may read.
+/// Paths that need no API key.
 const OPEN: [&str; 2] = ["/livez", "/readyz"];
 
-/// Digests of the tokens of the configuration, each good for everything.
+/// Digests of the API tokens of the configuration. Each token has the scope `admin`.
 #[derive(Clone, Default)]
 pub struct Tokens {
     digests: Vec<[u8; 32]>,
@@ -43,18 +44,18 @@ impl std::fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// Keep the digests of these tokens.
+    /// Make the digests of these tokens.
     #[must_use]
     pub fn of(tokens: &[SecretString]) -> Self {
         Self { digests: tokens.iter().map(|token| digest(token.expose_secret())).collect() }
     }
 }
 
-/// Whose token a request came with, as a digest. Absent while the API is open.
+/// The digest of the API key or token of a request. Absent while the API is open.
 #[derive(Clone, Copy)]
 pub(super) struct Caller(pub(super) [u8; 32]);
 
-/// Who asks, for the audit.
+/// The caller of a request, for the audit.
 pub(super) struct Who(pub(super) Actor);
 
 impl<S: Send + Sync> FromRequestParts<S> for Who {
@@ -67,16 +68,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Who {
     }
 }
 
-/// Who holds the token of a request, and what it is good for.
+/// The holder of the API key or token of a request, with its rights.
 #[derive(Clone)]
 pub(super) struct Holder {
     actor: Actor,
     scope: Scope,
-    /// The key, if it is one of those that operators make.
+    /// Id of the API key; `None` for a token of the configuration.
     key: Option<uuid::Uuid>,
-    /// The only kinds that it may enqueue.
+    /// The kinds that it may enqueue; `None` for all.
     kinds: Option<Arc<BTreeSet<Name>>>,
-    /// What is written beside its jobs with unique keys.
+    /// The producer that is stored with its jobs that have unique keys.
     creator: Actor,
 }
 
@@ -93,7 +94,7 @@ impl Holder {
         &self.creator
     }
 
-    /// The key that counts for shares of what is scarce; operators have none.
+    /// Return the API key that shares of permits are counted for. Operators have none.
     pub(super) fn sharing(&self) -> Option<uuid::Uuid> {
         self.key.filter(|_| self.scope != Scope::Admin)
     }
@@ -103,7 +104,7 @@ impl Holder {
     }
 }
 
-/// The key that counts for shares of what is scarce, if one asks that is no operator's.
+/// The API key that shares of permits are counted for; `None` for operators.
 pub(super) struct Sharing(pub(super) Option<uuid::Uuid>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Sharing {
@@ -114,20 +115,21 @@ impl<S: Send + Sync> FromRequestParts<S> for Sharing {
     }
 }
 
-/// SHA-256 of a token or key.
+/// Return the SHA-256 digest of a token or API key.
 pub(super) fn digest(token: &str) -> [u8; 32] {
     Sha256::digest(token.as_bytes()).into()
 }
 
-/// Is the API open? Only on loopback, without tokens, and as long as nobody ever made a key.
+/// Return whether the API is open. It is open only on loopback, without tokens, and until the first API key is made.
+/// Revoked API keys count as well.
 pub(super) fn is_open(api: &Api, settings: &Settings) -> bool {
     api.loopback && api.tokens.digests.is_empty() && settings.keys.is_empty()
 }
 
-/// Who holds the token with this digest.
+/// Find the holder of the token or API key with this digest.
 fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Holder> {
     let good = settings.keys.iter().filter(|key| key.revoked.is_none());
-    // All are compared, whichever matches: the time tells nothing.
+    // Compare with all of them, whichever matches, so that the time reveals nothing.
     let mut place = 0_u64;
     for (at, digest) in tokens.digests.iter().chain(good.clone().map(|key| &key.digest)).enumerate() {
         place.conditional_assign(&(at as u64 + 1), digest.ct_eq(given));
@@ -147,16 +149,16 @@ fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Hold
     })
 }
 
-/// What a request needs.
+/// The scope that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// Any scope will do.
+    /// Any scope.
     Any,
-    /// Reading: `read` or `admin`.
+    /// `read` or `admin`, for requests that read.
     Read,
-    /// Producing: `enqueue` or `admin`.
+    /// `enqueue` or `admin`, for requests that enqueue jobs.
     Enqueue,
-    /// What is not named here changes something, or shows what only operators need.
+    /// `admin`: all requests that are not listed below, because they change something or show what only operators need.
     Admin,
 }
 
@@ -168,7 +170,7 @@ impl Need {
             ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
             ["v1", "jobs", "count"] if reads => Self::Read,
             ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
-            // By its id, which a producer was given.
+            // By the id of a job, which its producer knows.
             ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] | ["v1", "kinds" | "whoami"] if reads => {
                 Self::Any
             }
@@ -198,7 +200,7 @@ impl Need {
     }
 }
 
-/// Health is open to everybody, everything else to those who may.
+/// Let health checks pass, and refuse every other request whose caller lacks the rights for it.
 pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
     let settings = api.controls.now();
     if OPEN.contains(&request.uri().path()) {
@@ -214,7 +216,7 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
         };
     }
     let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    // The scheme's name is case-insensitive (RFC 9110).
+    // The name of the scheme is case-insensitive (RFC 9110).
     let token = given.and_then(|value| value.split_once(' '));
     let token =
         token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
@@ -224,17 +226,22 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
             let pause = api.guesses.failed(request.extensions().get::<Peer>().copied());
             tokio::time::sleep(pause).await;
         }
-        let detail = "send Authorization: Bearer with a key (tickr keys create) or a token of TICKR_API_TOKENS";
+        let detail = "send Authorization: Bearer with an API key (tickr keys create) or a token of TICKR_API_TOKENS";
         return Problem::new(Code::Unauthorized, detail).into_response();
     };
     let age = api.controls.age();
     if holder.key.is_some() && age > KEYS_HOLD {
-        let detail = format!("whether the key was revoked could not be read for {} s", age.as_secs());
+        let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
         return Problem::new(Code::StoreUnavailable, detail).into_response();
     }
     let need = Need::of(request.method(), request.uri().path());
     if !need.is_met_by(holder.scope) {
-        let detail = format!("this needs the scope {}, and {} has {}", need.word(), holder.actor, holder.scope);
+        let detail = format!(
+            "this request needs the scope {}, but {} has the scope {}",
+            need.word(),
+            holder.actor,
+            holder.scope
+        );
         return Problem::new(Code::Forbidden, detail).into_response();
     }
     if let Some(key) = holder.key {
@@ -246,20 +253,20 @@ pub(super) async fn check(State(api): State<Api>, mut request: Request, next: Ne
     next.run(request).await
 }
 
-/// Who the caller is.
+/// The caller and its rights.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct WhoAmI {
-    /// As it stands in the audit.
+    /// Name of the caller, as in the audit.
     #[schema(example = "key:deploy")]
     actor: String,
-    /// `read`, `enqueue` or `admin`.
+    /// Scope of the caller: `read`, `enqueue` or `admin`.
     #[schema(example = "admin")]
     scope: &'static str,
-    /// Does the API take calls without a key? The first key ends that.
+    /// True while the API accepts requests without an API key. The first API key ends that.
     open: bool,
 }
 
-/// Tell who the caller is, and what it may do
+/// Show the caller and its scope
 #[utoipa::path(
     get, path = "/v1/whoami", tag = "keys", operation_id = "who_am_i",
     responses(
@@ -268,13 +275,13 @@ pub(super) struct WhoAmI {
     )
 )]
 pub(super) async fn whoami(who: Who, holder: Option<axum::Extension<Holder>>) -> Response {
-    // Only an open API lets a request in that has no holder.
+    // A request without a holder gets here only while the API is open.
     let open = holder.is_none();
     let scope = holder.map_or(Scope::Admin, |axum::Extension(holder)| holder.scope);
     json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str(), open })
 }
 
-/// Every call but health wants a token and may be forbidden to its holder.
+/// Describe authentication: every operation except health checks needs an API key or token, and may answer 403.
 pub(super) fn describe(document: &mut OpenApi) {
     let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
     document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
@@ -285,9 +292,9 @@ pub(super) fn describe(document: &mut OpenApi) {
         let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
         for operation in all.into_iter().flatten() {
             operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
-            let forbidden = describe_problem("forbidden: the key is good for other things");
+            let forbidden = describe_problem("forbidden: the API key does not allow this");
             operation.responses.responses.entry("403".to_owned()).or_insert_with(|| RefOr::T(forbidden));
-            // Whether a key was revoked stands in MySQL.
+            // Revocations are read from MySQL, so every operation can answer 503.
             let unknown = describe_problem("store_unavailable");
             operation.responses.responses.entry("503".to_owned()).or_insert_with(|| RefOr::T(unknown));
         }
@@ -341,7 +348,7 @@ mod tests {
             Scope::ALL.map(|scope| if need.is_met_by(scope) { 'y' } else { 'n' }).iter().collect::<String>()
         };
         let id = "/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
-        // read, enqueue, admin
+        // Expected: allowed for `read`, for `enqueue` and for `admin`.
         for (method, path, expected) in [
             (Method::GET, "/v1/jobs", "yny"),
             (Method::GET, "/v1/jobs/count", "yny"),
@@ -372,8 +379,8 @@ mod tests {
         }
     }
 
-    /// Every call of the document, those of tomorrow too: what is not named here is for readers if it reads, and for
-    /// operators if it does not.
+    /// Checks every operation of the document, so that new ones are included: an operation that is not listed here
+    /// needs `read` if it reads and `admin` if it changes something.
     #[test]
     fn every_documented_call_needs_the_scope_that_its_method_says_but_for_those_named_here() {
         let (mut calls, mut named) = (0, BTreeSet::new());

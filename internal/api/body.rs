@@ -1,4 +1,4 @@
-//! Reading bodies and paths: whatever is wrong becomes a problem document that says where.
+//! Extractors for bodies, paths and query strings. Each error becomes a problem document that names its position.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,16 +17,16 @@ use super::problem::{Code, Problem};
 use crate::handlers::{self, wording};
 use crate::job::{InvalidName, JobId, Name};
 
-/// Deepest nesting of a body. Deeper JSON is no payload, it is an attack on a parser.
+/// Maximum nesting of a body. Deeper JSON is an attack on the parser, not a payload.
 const MOST_LEVELS: usize = 64;
-/// Most fields of a wrong type that one answer lists.
+/// Maximum number of fields of a wrong type in one response.
 const MOST_PROBLEMS: usize = 20;
-/// Largest body in which more than the first of them is looked for.
+/// Maximum size of a body that is parsed again to find more than its first error.
 const MOST_BYTES_READ_AGAIN: usize = 64 << 10;
-/// How much of a body that is too large is still read.
+/// Number of bytes that are still read and discarded from a body that is too large.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 
-/// A JSON body of type `T`, in which unknown fields are errors, and its text.
+/// A JSON body of type `T`, and its text. Unknown fields are errors.
 pub(super) struct Body<T>(pub(super) T, pub(super) Vec<u8>);
 
 impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
@@ -51,13 +51,13 @@ pub(super) fn too_slow(patience: Duration) -> Problem {
     Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", patience.as_secs_f64()))
 }
 
-/// Read a body of at most `limit` bytes. The rest of a larger one is read and forgotten, as far as that is bearable: a
-/// connection that is closed on a client in the middle of its sentence is reset, and the answer is lost with it.
+/// Read a body of at most `limit` bytes. Read and discard the rest of a larger one, up to a bound: if the server closes
+/// a connection while the client still sends, TCP resets it and the response is lost.
 async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
     let mut chunks = body.into_data_stream();
     let (mut kept, mut size) = (Vec::new(), 0);
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|_| Problem::new(Code::InvalidJson, "the body ended before its time"))?;
+        let chunk = chunk.map_err(|_| Problem::new(Code::InvalidJson, "the body ended too early"))?;
         size += chunk.len();
         if size <= limit {
             kept.extend_from_slice(&chunk);
@@ -66,14 +66,14 @@ async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> 
         }
     }
     if size > limit {
-        let detail = format!("the body is larger than {limit} bytes; TICKR_BODY_LIMIT sets the limit");
+        let detail = format!("the body is larger than {limit} bytes; TICKR_BODY_LIMIT sets this limit");
         return Err(Problem::new(Code::TooLarge, detail));
     }
     Ok(kept)
 }
 
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    // Before any parser that would recurse.
+    // Checked before any parser that recurses.
     if deeper_than(bytes, MOST_LEVELS) {
         return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
     }
@@ -82,7 +82,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     let Object(parsed) = parsed.map_err(|error| match error.inner().classify() {
         serde_json::error::Category::Data => {
             let problems = all_problems::<T>(bytes, handlers::Problem::in_json(error));
-            Problem::new(Code::InvalidRequest, "the body is not what this call takes").at("", problems)
+            Problem::new(Code::InvalidRequest, "the body is not what this call accepts").at("", problems)
         }
         _ => Problem::new(Code::InvalidJson, not_json(error.inner())),
     })?;
@@ -90,7 +90,7 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     Ok(parsed)
 }
 
-/// Why a text is no JSON, with the place.
+/// Say why a text is not JSON, with the position.
 fn not_json(error: &serde_json::Error) -> String {
     let said = error.to_string();
     if error.is_eof() {
@@ -100,9 +100,10 @@ fn not_json(error: &serde_json::Error) -> String {
     said
 }
 
-/// The parser stops at the first field that has a wrong type. So that a client learns of all of them at once, each such
-/// field is taken out (or put in, if it is missing) and the rest is read again: only for bodies that are refused anyway,
-/// and only for small ones.
+/// Find all fields that have a wrong type, so that the client learns of them in one response.
+///
+/// The parser stops at the first such field. So remove that field (or insert it if it is missing) and parse again. This
+/// happens only for bodies that are refused anyway, and only for small ones.
 fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> Vec<handlers::Problem> {
     let mut problems = vec![first];
     let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(bytes) else { return problems };
@@ -129,21 +130,22 @@ fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> 
     problems
 }
 
-/// Take the field at a JSON pointer out; or put an empty text in, if there is none and it is needed. Says whether that
-/// changed anything.
+/// Remove the field at a JSON pointer. If there is none, it is a required field: insert an empty string. Return whether
+/// the body changed.
 fn without(body: &mut serde_json::Value, pointer: &str) -> bool {
     let Some((parent, name)) = pointer.rsplit_once('/') else { return false };
     let name = name.replace("~1", "/").replace("~0", "~");
     let Some(serde_json::Value::Object(fields)) = body.pointer_mut(parent) else { return false };
     match fields.remove(&name) {
-        // Put in before, and still not right.
+        // Inserted by an earlier round and still not valid.
         Some(serde_json::Value::String(text)) if text.is_empty() => false,
         Some(_) => true,
         None => fields.insert(name, String::new().into()).is_none(),
     }
 }
 
-/// A JSON object as `T`. A derived type takes an array of its fields' values as well, which nobody has documented.
+/// A JSON object as `T`. A derived `Deserialize` would also accept an array of the values of its fields, which is not
+/// documented.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
@@ -165,7 +167,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// Are brackets outside strings nested deeper than `most`?
+/// Return whether brackets outside strings are nested deeper than `most`.
 fn deeper_than(bytes: &[u8], most: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in bytes {
@@ -201,7 +203,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdPath {
     }
 }
 
-/// The name in the path: of a queue, a key, a schedule.
+/// The name in the path: of a queue, an API key or a schedule.
 pub(super) struct NamePath(pub(super) Name);
 
 impl<S: Send + Sync> FromRequestParts<S> for NamePath {
@@ -210,7 +212,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
         let wrong = |detail: String| {
             let here = handlers::Problem::at("name", detail);
-            Problem::new(Code::InvalidRequest, "the name in the path is no name").at("", vec![here])
+            Problem::new(Code::InvalidRequest, "the name in the path is not valid").at("", vec![here])
         };
         let text = Path::<String>::from_request_parts(parts, state).await;
         let Path(text) = text.map_err(|e| wrong(e.body_text()))?;
@@ -218,7 +220,7 @@ impl<S: Send + Sync> FromRequestParts<S> for NamePath {
     }
 }
 
-/// The query string as `T`, in which unknown names are errors.
+/// The query string as `T`. Unknown names are errors.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
@@ -229,12 +231,14 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
         query.map(|Query(asked)| Self(asked)).map_err(|error| {
             let said = error.body_text();
             let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
-            Problem::new(Code::InvalidRequest, "the query is not what this call takes").at("", vec![in_query(said)])
+            Problem::new(Code::InvalidRequest, "the query string is not what this call accepts")
+                .at("", vec![in_query(said)])
         })
     }
 }
 
-/// What the parser of the query says, `limit: invalid digit found in string`, with the parameter's name as the pointer.
+/// Turn an error of the query parser, such as `limit: invalid digit found in string`, into a problem with the name of
+/// the parameter as its pointer.
 fn in_query(said: &str) -> handlers::Problem {
     let (name, why) = match said.split_once(": ") {
         Some((name, why)) if !name.contains(' ') => (name, why),

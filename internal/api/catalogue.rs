@@ -1,217 +1,222 @@
-//! The catalogue of problems: what each code means, what to do about it, and whether to try again. `docs/PROBLEMS.md` and
-//! `/docs` are made from it.
+//! The catalogue of problems: the meaning of each code, its remedy, and whether a retry makes sense. `docs/PROBLEMS.md`
+//! and `/docs` are generated from it.
 
 use std::fmt::Write as _;
 
 use super::problem::Code;
 
-/// Does the same request make sense again?
+/// Advice on sending the same request again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Again {
-    /// It would be refused again: change it first.
+    /// It would be refused again. The client must change it first.
     Changed,
-    /// After the time in `Retry-After`, with an `Idempotency-Key` if it enqueues something.
+    /// After the time in `Retry-After`. A request that enqueues should carry an `Idempotency-Key`.
     Later,
-    /// When somebody has done something about it.
+    /// After an operator has fixed the cause.
     Mended,
 }
 
 impl Again {
-    /// For people.
+    /// Return the advice in words, for people.
     pub(super) const fn words(self) -> &'static str {
         match self {
-            Self::Changed => "Not as it is",
-            Self::Later => "After `Retry-After` seconds, with growing pauses",
-            Self::Mended => "When the cause is mended",
+            Self::Changed => "No. Correct the request first.",
+            Self::Later => "Yes, after `Retry-After` seconds, then with growing pauses.",
+            Self::Mended => "Only after the cause is fixed.",
         }
     }
 }
 
-/// What there is to say about one code.
+/// The texts about one code.
 pub(super) struct Entry {
-    /// What it means.
+    /// Meaning of the code, for the client.
     pub(super) meaning: &'static str,
-    /// What whoever gets it should do.
+    /// Action that the client or the operator should take.
     pub(super) remedy: &'static str,
-    /// Whether the same request makes sense again.
+    /// Advice on sending the same request again.
     pub(super) again: Again,
 }
 
-/// The entry of a code.
+/// Return the entry of a code.
 pub(super) const fn entry(code: Code) -> Entry {
     let (meaning, remedy, again) = match code {
         Code::InvalidJson => (
-            "The body is not JSON, or ended before its time.",
-            "Send one JSON value in UTF-8, whole. `detail` says at which line and column reading ended.",
+            "The body is not JSON, or it ended too early.",
+            "Send one complete JSON value in UTF-8. `detail` names the line and column at which the parser stopped.",
             Again::Changed,
         ),
         Code::TooDeep => (
             "The body is nested more than 64 levels deep.",
-            "Flatten the payload, or pass a reference to it.",
+            "Flatten the payload, or store the data elsewhere and send a reference to it.",
             Again::Changed,
         ),
         Code::Unauthorized => (
-            "A key or token is needed, or the one given is not known, or was revoked.",
-            "Send `Authorization: Bearer` with a key (`tickr keys create`) or a token of `TICKR_API_TOKENS`.",
+            "The request has no API key or token, or tickr does not know the one that it has, or the API key was revoked.",
+            "Send `Authorization: Bearer` with an API key (`tickr keys create`) or a token of `TICKR_API_TOKENS`.",
             Again::Changed,
         ),
         Code::Forbidden => (
-            "The key is good for other things or kinds; or the job is another producer's; or the API is open, and a page of another site asked, a proxy sent the request on, or the host was reached under a name that is not known as its own.",
-            "Use a key with the scope or kind that `detail` names; name the host in `TICKR_HTTP_HOSTS`, or make a key.",
+            "The API key has another scope or other kinds. Or the job belongs to another producer. Or the API is open (it has no API keys yet), and the request came from a web page of another site, through a proxy, or under a host name that tickr does not know as its own.",
+            "Use an API key with the scope or kind that `detail` names. For an open API, add the host name to `TICKR_HTTP_HOSTS`, or create an API key.",
             Again::Changed,
         ),
         Code::NotFound => (
-            "There is nothing at this path, or no job or report of that name. Ended jobs are deleted behind their retention. A large report is served by the runner that made it alone; `detail` names it.",
+            "The path does not exist, or there is no object with this id or name. Ended jobs are deleted after their retention. A large report is served only by the runner that made it; `detail` names that runner.",
             "Check the id or name; `/openapi.json` lists the paths.",
             Again::Changed,
         ),
         Code::MethodNotAllowed => {
-            ("The path does not take this method.", "Use one of the methods in the `Allow` header.", Again::Changed)
+            ("The path does not support this method.", "Use one of the methods in the `Allow` header.", Again::Changed)
         }
         Code::RequestTimeout => (
-            "The body did not arrive within `TICKR_HTTP_BODY_TIMEOUT`. Nothing of it was carried out; of an import, what was answered stands.",
-            "Send it again over a better line; large amounts go through `/v1/jobs/import`.",
+            "The body did not arrive within `TICKR_HTTP_BODY_TIMEOUT`. Nothing was done. For an import, the lines that were already answered keep their outcome.",
+            "Send it again over a faster connection. Use `/v1/jobs/import` for large numbers of jobs.",
             Again::Later,
         ),
         Code::WrongState => (
-            "The job is in a state in which this is not possible; `current_state` says in which. Nothing was changed.",
-            "Read the job and decide anew.",
+            "The state of the job or bulk operation does not allow this. For a job, `current_state` names the state. Nothing was changed.",
+            "Read the job or bulk operation again, then decide what to do.",
             Again::Changed,
         ),
         Code::KeyTaken => (
-            "An unfinished job has this unique key, and `on_conflict` forbids to go on; `holder` and `current_state` describe it. Nothing was written.",
-            "Wait for that job, choose another key, or ask for `on_conflict` `return` or `replace`. Another producer's job is replaced by an admin key alone.",
+            "An unfinished job has this unique key, and the request may neither return nor replace that job. For a single job, `holder` and `current_state` describe it. Nothing was written.",
+            "Wait for that job, choose another unique key, or send `on_conflict` `return` or `replace`. Only an admin key may replace the job of another producer.",
             Again::Changed,
         ),
         Code::NameTaken => (
-            "A name belongs to one thing for ever, and something has or had this one. Nothing was changed.",
+            "An API key has or had this name. A name is never used for a second API key. Nothing was changed.",
             "Choose another name.",
             Again::Changed,
         ),
         Code::IdempotencyInProgress => (
-            "A request with this Idempotency-Key is under way and did not end in time. Nothing was changed by this one.",
-            "Send it again: it gets the first one's answer, or is carried out if that one failed.",
+            "Another request with this idempotency key is under way and did not end in time. This request changed nothing.",
+            "Send it again. It then gets the response of the first request, or is carried out if the first request failed.",
             Again::Later,
         ),
         Code::PreconditionFailed => (
-            "What is to be changed is not what `If-Match` says any more. Nothing was changed.",
-            "Read it, decide anew, and send its new ETag.",
+            "The object does not have an ETag that `If-Match` names, or `If-None-Match: *` was sent and the object exists. Nothing was changed.",
+            "Read the object again, decide what to do, and send its new ETag.",
             Again::Changed,
         ),
         Code::TooLarge => (
-            "The body, or a line of an import, is larger than `TICKR_BODY_LIMIT`.",
-            "Pass a reference to large data in the payload; the operator may raise the limit up to 1 MiB.",
+            "The body, or one line of an import, is larger than `TICKR_BODY_LIMIT`.",
+            "Store large data elsewhere and send a reference in the payload. An operator may raise the limit up to 1 MiB.",
             Again::Changed,
         ),
         Code::UnsupportedMediaType => (
-            "The body is not declared as what this call takes.",
+            "The `Content-Type` of the body is not one that this call accepts.",
             "Send `Content-Type: application/json`, or `application/x-ndjson` for an import.",
             Again::Changed,
         ),
         Code::InvalidRequest => (
-            "The request can be read, and is not what this call takes. Each of `errors` points at a place in the body by JSON pointer, or names a query parameter or a header.",
-            "Mend what `errors` point at.",
+            "The request could be read, but is not what this call accepts. Each entry of `errors` names a position in the body (a JSON pointer), a query parameter or a header.",
+            "Correct what `errors` names.",
             Again::Changed,
         ),
         Code::UnknownKind => (
-            "No handler of this kind is registered in the runner that was asked.",
-            "Use one of `/v1/kinds`, or deploy the runner that has the kind first.",
+            "The runner that answered has no handler for this kind.",
+            "Use a kind of `/v1/kinds`, or deploy a runner that has this kind first.",
             Again::Changed,
         ),
         Code::InvalidPayload => (
-            "The payload does not fit the schema of its kind; `errors` say where and why.",
-            "Mend the payload; `/v1/kinds` has the schemas.",
+            "The payload does not fit the schema of its kind. `errors` says where and why.",
+            "Correct the payload. `/v1/kinds` has the schemas.",
             Again::Changed,
         ),
         Code::IdempotencyConflict => (
-            "This Idempotency-Key belongs to another request, which was carried out. Nothing was changed.",
-            "Make a key for each request, and keep it for the tries of that request only.",
+            "This idempotency key belongs to another request, which was carried out. This request changed nothing.",
+            "Use a new idempotency key for each request. Use it again only to repeat the same request.",
             Again::Changed,
         ),
         Code::InvalidId => (
-            "The id in the path is not an id.",
-            "Use the id that the enqueue answered: a hyphenated UUID.",
+            "The id in the path is malformed.",
+            "Use the id that tickr returned: a hyphenated UUID for a job or bulk operation, 16 hexadecimal digits for a group of dead letters.",
             Again::Changed,
         ),
         Code::InvalidCursor => (
-            "The cursor was not made by this listing with this filter.",
-            "Use `next_cursor` of the last page with the same filter, unchanged; or begin anew without one.",
+            "The cursor does not come from this listing with this filter.",
+            "Send `next_cursor` of the last page, unchanged, with the same filter. Or start again without a cursor.",
             Again::Changed,
         ),
         Code::AlreadyReplayed => (
-            "The dead letter was replayed already; `replayed_as` says as which job. Nothing was made.",
-            "Look at that job; if it failed as well, replay that one.",
+            "The dead letter was already replayed; `replayed_as` names the new job. No other job was made.",
+            "Read the new job. If it failed as well, replay that one.",
             Again::Changed,
         ),
         Code::DeclaredInConfig => (
-            "The configuration declares this, and would put it back at the next start. Nothing was changed.",
-            "Change the configuration, and start the runners with it.",
+            "A configuration file declares this schedule and would restore it at the next start of a runner. Nothing was changed.",
+            "Change the configuration file and restart the runners.",
             Again::Changed,
         ),
         Code::PreviousUnfinished => (
-            "The previous job of this schedule has not ended, and the schedule lets none overlap. Nothing was done.",
-            "Wait for that job, or cancel it.",
+            "The previous job of this schedule has not ended, and the overlap policy does not allow a second one. Nothing was done.",
+            "Wait for that job, cancel it, or trigger the schedule with `overlap=allow`.",
             Again::Changed,
         ),
         Code::RunnerStopped => (
             "The runner has stopped, or was found dead. Nothing was changed.",
-            "Look for its successor in `/v1/runners`: a process that starts again is another runner.",
+            "Look for its successor in `/v1/runners`. A process that starts again is a new runner with a new id.",
             Again::Changed,
         ),
-        Code::TooMany => ("There may not be more of these. Nothing was changed.", "Remove some first.", Again::Changed),
+        Code::TooMany => (
+            "The limit for these objects is reached. Nothing was changed.",
+            "Remove or revoke some first.",
+            Again::Changed,
+        ),
         Code::Overloaded => (
-            "More waits here than is allowed: for the store, or as open connections, streams, imports, or searches and counts. Nothing was accepted.",
-            "Wait as long as `Retry-After` says and try again, on another runner if there is one; operators see `tickr_http_clients_turned_away_total`, `tickr_searches_refused_total` and the limits in the configuration.",
+            "This runner has reached a limit: requests that wait for MySQL, open connections, streams, imports, downloads, or searches and counts. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+            "Wait for the time in `Retry-After` and try again, on another runner if there is one. Operators find the numbers in `tickr_http_clients_turned_away_total` and `tickr_searches_refused_total`, and the limits in the configuration.",
             Again::Later,
         ),
         Code::Internal => (
-            "A defect in tickr or its set-up. Whether something was changed is not known.",
-            "Look for the `x-request-id` of the answer in the log of the runner, and report it.",
+            "A defect in tickr or in its setup. It is not known whether something was changed.",
+            "Search the log of the runner for the `x-request-id` of the response, and report the defect.",
             Again::Mended,
         ),
         Code::Stopping => (
-            "This runner stops. Nothing was accepted by this request, but what an import has answered stands.",
-            "Ask another runner, or this one's successor.",
+            "This runner is shutting down. Nothing was accepted. For an import, the lines that were already answered keep their outcome.",
+            "Send the request to another runner, or to this one after its restart.",
             Again::Later,
         ),
         Code::StoreUnavailable => (
-            "MySQL cannot be reached. Nothing was changed as far as tickr knows: a commit whose answer was lost may have arrived.",
-            "Try again; with an `Idempotency-Key` nothing is done twice.",
+            "MySQL cannot be reached, or its tables are being migrated. As far as tickr knows, nothing was changed. A commit whose confirmation was lost may have been made.",
+            "Try again. With an `Idempotency-Key` nothing is done twice.",
             Again::Later,
         ),
         Code::IndexUnavailable => (
-            "Redis does not answer. Jobs are accepted and run without it; only what is about Redis alone cannot be done.",
-            "Look after Redis. When it is back, runners feed it again by themselves.",
+            "Redis does not answer. Jobs are accepted and executed without it. Only requests about Redis itself fail.",
+            "Repair Redis. When it answers again, the runners fill it by themselves.",
             Again::Later,
         ),
     };
     Entry { meaning, remedy, again }
 }
 
-/// `docs/PROBLEMS.md`.
+/// Return the text of `docs/PROBLEMS.md`.
 #[must_use]
 pub fn markdown() -> String {
     let mut text = String::from(
-        "# Problems\n\nMade from the sources of the API (`internal/api/catalogue.rs`); a test compares. Every answer with a \
-         status from 400 on, but for those\nof `/readyz`, is an RFC 9457 problem document, `application/problem+json`, with \
+        "# Problems\n\nGenerated from `internal/api/catalogue.rs`; a test compares the two. Every response with a \
+         status of 400 or more, except those\nof `/readyz`, is an RFC 9457 problem document (`application/problem+json`) with \
          these fields:\n\n\
          | field | holds |\n|---|---|\n\
-         | `type` | `urn:tickr:problem:` and the code; stable |\n\
+         | `type` | `urn:tickr:problem:` followed by the code; stable |\n\
          | `code` | the code; stable, for programs |\n\
          | `status` | the HTTP status |\n\
          | `title` | the code in words |\n\
-         | `detail` | this occurrence in words, for people; may change |\n\
-         | `errors` | what exactly is wrong: `pointer` (a JSON pointer into the body, or the name of a parameter or header) and `detail` |\n\
-         | `current_state` | the state of the job, with `wrong_state` and `key_taken` |\n\
-         | `holder` | the job that has the unique key, with `key_taken` of a single job |\n\n\
-         Heads that are no HTTP are answered by the server below the API with an empty body: 400 when they are broken, 414 \
-         and 431 when they\nare too large. A client that is too slow with its head, or with reading its answer, is cut off.\n",
+         | `detail` | a description of this occurrence, for people; may change |\n\
+         | `errors` | the single faults: `pointer` (a JSON pointer into the body, or the name of a parameter or header) and `detail` |\n\
+         | `current_state` | the state of the job, with `wrong_state`, `key_taken` and `previous_unfinished` |\n\
+         | `holder` | the job in the way, with `key_taken` of a single job and with `previous_unfinished` |\n\
+         | `replayed_as` | the job that replayed the dead letter, with `already_replayed` |\n\n\
+         The server below the API answers malformed request heads with an empty body: 400 when they are not HTTP, 414 \
+         and 431 when they\nare too large. It closes the connection of a client that sends its head, or reads the response, too slowly.\n",
     );
     for code in Code::ALL {
         let Entry { meaning, remedy, again } = entry(code);
         let _ = write!(
             text,
-            "\n## `{}`\n\n**{} {}.** {meaning}\n\n- What to do: {remedy}\n- Again: {}\n",
+            "\n## `{}`\n\n**{} {}.** {meaning}\n\n- What to do: {remedy}\n- Retry: {}\n",
             code.word(),
             code.status().as_u16(),
             code.title(),

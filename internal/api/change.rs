@@ -1,4 +1,4 @@
-//! `PATCH /v1/jobs/{id}`: another due time or priority for a job that waits.
+//! `PATCH /v1/jobs/{id}`: change the due time or the priority of a waiting job.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ use crate::handlers;
 use crate::job::{Attempt, Job, Priority};
 use crate::store::{Change, Changed, Holds, Steered};
 
-/// What is to be different about a job. What is left out stays as it is; at least one thing must be there.
+/// The changes to a job. A field that is left out stays as it is; at least one must be given.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(min_properties = 1)]
 pub(super) struct ChangeBody {
-    /// Start at this moment (a past one means now). Not together with `delay_ms`.
+    /// New due time; a past time means now. Not together with `delay_ms`.
     execute_at: Option<DateTime<Utc>>,
-    /// Start this long after now. Not together with `execute_at`.
+    /// New due time as a delay from now, in milliseconds. Not together with `execute_at`.
     #[schema(maximum = 31_622_400_000_u64)]
     delay_ms: Option<u64>,
-    /// 0 runs first, 9 last.
+    /// New priority: 0 runs first, 9 last.
     #[schema(maximum = 9)]
     priority: Option<u8>,
 }
@@ -51,19 +51,19 @@ impl ChangeBody {
         }
         match priority {
             Ok(priority) if problems.is_empty() => Ok(Change { due: asked, priority }),
-            _ => Err(Problem::new(Code::InvalidRequest, "the job cannot be changed like that").at("", problems)),
+            _ => Err(Problem::new(Code::InvalidRequest, "invalid change of a job; `errors` says why").at("", problems)),
         }
     }
 }
 
-/// Change when a waiting job is due, or how urgent it is
+/// Change the due time or the priority of a waiting job
 ///
-/// Only of a waiting or retrying job. With `If-Match` only if the job still is what its ETag says.
+/// The job must be waiting or retrying. With `If-Match`, only if the job still has one of the given ETags.
 #[utoipa::path(
     patch, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "change_job", request_body = ChangeBody,
     params(
         ("id" = Uuid, Path, description = "The job's id"),
-        ("If-Match" = Option<String>, Header, description = "Change nothing unless the job has one of these ETags",
+        ("If-Match" = Option<String>, Header, description = "Change the job only if it has one of these ETags",
             pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
@@ -72,8 +72,8 @@ impl ChangeBody {
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
-        (status = 409, description = "wrong_state: it runs, or is over", body = Problem),
-        (status = 412, description = "precondition_failed: it has another ETag by now; nothing was changed", body = Problem),
+        (status = 409, description = "wrong_state: the job is running or has ended", body = Problem),
+        (status = 412, description = "precondition_failed: the job has another ETag now; nothing was changed", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
@@ -103,7 +103,7 @@ pub(super) async fn change(
                 Problem::new(Code::WrongState, detail).in_state(state)
             }
             Changed::Unmet => {
-                let detail = "the job is not what the tag of If-Match says any more; read it again";
+                let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
                 Problem::new(Code::PreconditionFailed, detail)
             }
             Changed::Done(_) | Changed::Missing => missing(id),

@@ -1,5 +1,5 @@
-//! Cursors: where a listing goes on. Opaque, and sealed with the listing and its filter, so that none can go on in
-//! another one.
+//! The cursors of listings. A cursor is opaque. It has a digest of the listing and its filter, so that it is not
+//! accepted by another listing or with another filter.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -8,27 +8,27 @@ use uuid::Uuid;
 
 use super::problem::{Code, Problem};
 
-/// A listing with its filter, which its cursors are sealed with.
+/// The digest of a listing and its filter.
 pub(super) struct Listing([u8; 6]);
 
 impl Listing {
-    /// `name` tells the listing from others, `filter` is everything that narrows it.
+    /// Make the digest. `name` identifies the listing; `filter` is everything that narrows it.
     pub(super) fn new(name: &str, filter: &impl std::fmt::Debug) -> Self {
         let digest = Sha256::digest(format!("{name} {filter:?}").as_bytes());
         Self(std::array::from_fn(|at| digest[at]))
     }
 
-    /// The cursor of a place: the key of the last row of a page.
+    /// Make the cursor of a position: the sort key of the last row of a page.
     pub(super) fn cursor(&self, place: &[u8]) -> String {
         URL_SAFE_NO_PAD.encode([place, &self.0].concat())
     }
 
-    /// The place of a cursor, if there is one.
+    /// Return the position of a cursor, if there is one.
     pub(super) fn place(&self, cursor: Option<&str>) -> Result<Option<Vec<u8>>, Problem> {
         cursor.map(|cursor| self.opened(cursor).ok_or_else(Self::wrong)).transpose()
     }
 
-    /// The place of a cursor in a listing that goes by ids.
+    /// Return the position of a cursor in a listing that is ordered by id.
     pub(super) fn id(&self, cursor: Option<&str>) -> Result<Option<Uuid>, Problem> {
         let place = self.place(cursor)?;
         place.map(|place| Uuid::from_slice(&place).map_err(|_| Self::wrong())).transpose()
@@ -41,7 +41,7 @@ impl Listing {
     }
 
     fn wrong() -> Problem {
-        Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged")
+        Problem::new(Code::InvalidCursor, "send next_cursor of a page with the same filter, unchanged")
     }
 }
 

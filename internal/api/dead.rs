@@ -1,4 +1,4 @@
-//! `/v1/dead`: jobs that failed for good, one by one and in groups; replay and discard.
+//! `/v1/dead`: dead letters, which are jobs that failed for good, singly and in groups; replay and discard.
 
 use std::sync::Arc;
 
@@ -25,26 +25,26 @@ use crate::job::{Filter, Fingerprint, Job, JobId, Name, Standing, State as JobSt
 use crate::store::{Accepted, Original, Refusal, Steered};
 
 filter_query! {
-    /// Which dead letters to list.
+    /// Filter and page of a listing of dead letters.
     DeadQuery {
-        /// Only those of this standing; `open` when left out.
+        /// Only dead letters with this status. Default: `open`.
         #[param(value_type = Option<StandingWord>, inline)]
         standing: Option<String>,
-        /// `job`: the newest job first, page by page. `time`: the job that failed last first, or that was replayed or
-        /// discarded last; then there is one page, and `standing` and `limit` are the only filters.
+        /// Order. `job`: the newest job first, page by page. `time`: the latest failure, replay or discard first; then
+        /// there is only one page, and `standing` and `limit` are the only parameters allowed.
         #[param(pattern = "^(job|time)$", default = "job")]
         order: Option<String>,
-        /// Jobs in one page, 1 to 200.
+        /// Number of jobs in one page, 1 to 200.
         #[param(minimum = 1, maximum = 200, default = 50)]
         limit: Option<u32>,
-        /// Where to go on, as the last page said. Belongs to its filter.
+        /// `next_cursor` of the last page. It is valid only with the same filter.
         cursor: Option<String>,
     }
 }
 
 /// List dead letters, newest job first
 ///
-/// Failed jobs that nobody has replayed or discarded yet, or those of another standing. Takes the filters of the listing
+/// Failed jobs that were not replayed or discarded, or those with another status. The filters are those of the listing
 /// of jobs.
 #[utoipa::path(
     get, path = "/v1/dead", tag = "dead letters", operation_id = "list_dead", params(DeadQuery),
@@ -66,7 +66,8 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
         Some("time") => {
             let plain = filter == Filter { dead: Some(standing), ..Filter::default() };
             if !plain || asked.cursor.is_some() {
-                let detail = "time goes with standing and limit alone; leave the other parameters out, or the order";
+                let detail =
+                    "time allows only the parameters standing and limit; leave out the other parameters, or order";
                 return Err(refused(vec![handlers::Problem::at("order", detail)]));
             }
             return latest(&api, standing, limit).await;
@@ -82,7 +83,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor }))
 }
 
-/// The jobs that came to their standing last.
+/// List the dead letters that got this status last.
 async fn latest(api: &Api, standing: Standing, limit: u32) -> Result<Response, Problem> {
     let store = api.broker.store();
     let ids = store.latest_dead(standing, limit).await?;
@@ -99,11 +100,11 @@ pub(super) fn page_size(limit: Option<u32>) -> Result<u32, Problem> {
     if (1..=200).contains(&limit) {
         return Ok(limit);
     }
-    Err(Problem::new(Code::InvalidRequest, "the page has the wrong size")
+    Err(Problem::new(Code::InvalidRequest, "invalid size of a page; `errors` says why")
         .at("", vec![handlers::Problem::at("limit", "must be 1 to 200")]))
 }
 
-/// Which groups to list.
+/// Filter and page of a listing of groups.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -111,52 +112,53 @@ pub(super) struct GroupsQuery {
     /// Only groups of this kind.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     kind: Option<String>,
-    /// Groups in one page, 1 to 200.
+    /// Number of groups in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    /// Where to go on, as the last page said. Belongs to its filter.
+    /// `next_cursor` of the last page. It is valid only with the same filter.
     cursor: Option<String>,
 }
 
-/// Failures with the same cause.
+/// A group: open dead letters with the same cause.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GroupView {
-    /// Which: 16 hex digits of a digest of kind and error.
+    /// Id of the group: 16 hexadecimal digits of a digest of kind and error.
     fingerprint: String,
     kind: String,
-    /// The error without what differs from job to job.
+    /// Error of the group, without the parts that differ from job to job.
     error: String,
-    /// Open letters.
+    /// Number of open dead letters.
     open: u64,
-    /// True when there may be more than were counted; `first_seen` may then be earlier, too.
+    /// True when there may be more than were counted; `first_seen` may then also be too late.
     capped: bool,
-    /// When the first and the last of them failed.
+    /// Time of the first failure in the group.
     #[schema(value_type = String, format = DateTime)]
     first_seen: Moment,
     #[schema(value_type = String, format = DateTime)]
     last_seen: Moment,
-    /// How many of the open letters that were counted failed in each of the last 24 hours, the oldest hour first; the last
-    /// one ends now.
+    /// Number of counted open dead letters that failed in each of the last 24 hours, the oldest hour first; the last
+    /// hour ends now.
     #[schema(min_items = 24, max_items = 24)]
     recent: [u64; 24],
-    /// The newest job.
+    /// Id of the newest job of the group.
     sample: String,
-    /// The beginning of its error as it was.
+    /// Beginning of the original error of that job.
     sample_error: String,
 }
 
 /// A page of groups.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GroupsAnswer {
-    /// The one that failed last first.
+    /// Groups, the one with the latest failure first.
     data: Vec<GroupView>,
-    /// Where to go on; null at the end.
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
 /// List groups of dead letters
 ///
-/// Open letters with the same cause, the group that failed last first. The newest hundred thousand letters are counted.
+/// Open dead letters with the same cause form a group. The group with the latest failure comes first. The newest
+/// hundred thousand dead letters are counted.
 #[utoipa::path(
     get, path = "/v1/dead/groups", tag = "dead letters", operation_id = "list_dead_groups", params(GroupsQuery),
     responses(
@@ -204,29 +206,30 @@ fn read_place(place: &[u8]) -> Result<(crate::job::Timestamp, Fingerprint), Prob
         let moment = DateTime::from_timestamp_micros(i64::from_be_bytes(micros.try_into().ok()?))?;
         Some((moment, Fingerprint::from_bytes(fingerprint.try_into().ok()?)))
     };
-    read().ok_or_else(|| Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged"))
+    read()
+        .ok_or_else(|| Problem::new(Code::InvalidCursor, "send next_cursor of a page with the same filter, unchanged"))
 }
 
-/// One group, whatever became of its letters.
+/// A group with the dead letters of every status.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GroupAnswer {
     fingerprint: String,
     kind: String,
-    /// The error without what differs from job to job.
+    /// Error of the group, without the parts that differ from job to job.
     error: String,
     open: u64,
     replayed: u64,
     discarded: u64,
     /// True when there may be more than were counted.
     capped: bool,
-    /// When the first and the last of them failed.
+    /// Time of the first failure in the group.
     #[schema(value_type = String, format = DateTime)]
     first_seen: Moment,
     #[schema(value_type = String, format = DateTime)]
     last_seen: Moment,
-    /// The newest job.
+    /// Id of the newest job of the group.
     sample: String,
-    /// The beginning of its error as it was.
+    /// Beginning of the original error of that job.
     sample_error: String,
 }
 
@@ -264,19 +267,19 @@ pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> R
     Ok(json(StatusCode::OK, answer))
 }
 
-/// How to replay a dead letter.
+/// The body of a request to replay a dead letter.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReplayBody {
-    /// Another payload for the new job; the failed job's own when left out.
+    /// Payload of the new job. Default: that of the failed job.
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
 }
 
 /// Replay a failed job
 ///
-/// Accepts a new job that does the same work with all its attempts; the failed one stays as it is, and each names the
-/// other. The payload is checked again. To give the same job another try instead, use retry.
+/// Accept a new job that does the same work, with a full set of attempts. The failed job stays as it is, and each of
+/// the two names the other. The payload is checked again. To let the same job run again, use retry.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/replay", tag = "dead letters", operation_id = "replay_job", request_body = ReplayBody,
     params(("id" = Uuid, Path, description = "The failed job's id")),
@@ -336,16 +339,18 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
             Problem::new(Code::WrongState, detail).in_state(state)
         }
         Some(Refusal::Replayed(made)) => {
-            let mut problem = Problem::new(Code::AlreadyReplayed, format!("it was replayed already, as job {made}"));
+            let mut problem =
+                Problem::new(Code::AlreadyReplayed, format!("the dead letter was already replayed as job {made}"));
             problem.replayed_as = Some(made.to_string());
             problem
         }
         Some(Refusal::Discarded) => {
-            Problem::new(Code::WrongState, "it was discarded; a retry takes it back").in_state(JobState::Failed)
+            Problem::new(Code::WrongState, "the dead letter was discarded; a retry of the job takes that back")
+                .in_state(JobState::Failed)
         }
         Some(Refusal::KeyTaken(holder)) => {
             let mut problem =
-                Problem::new(Code::KeyTaken, format!("job {holder} has its unique key; nothing was written"));
+                Problem::new(Code::KeyTaken, format!("job {holder} has the unique key; nothing was written"));
             problem.holder = Some(holder.to_string());
             problem
         }
@@ -356,16 +361,16 @@ fn refusal(id: JobId, refused: Option<Refusal>) -> Problem {
     }
 }
 
-/// Why to discard a dead letter.
+/// The body of a request to discard a dead letter.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DiscardBody {
-    /// Kept with it and in the audit.
+    /// Reason, stored with the dead letter and in the audit.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
 }
 
-/// A reason as it is kept, or what is wrong with it.
+/// Return the reason in the form that is stored, or the error in it.
 pub(super) fn reason_of(reason: &str) -> Result<String, handlers::Problem> {
     let reason = reason.trim();
     if (1..=limits::MAX_REASON).contains(&reason.chars().count()) {
@@ -377,7 +382,8 @@ pub(super) fn reason_of(reason: &str) -> Result<String, handlers::Problem> {
 
 /// Discard a failed job
 ///
-/// Takes it out of the dead letters, with a reason. It can still be read, and is removed after `retention_discarded`.
+/// Take the job out of the open dead letters, with a reason. The job can still be read, and is deleted after
+/// `retention_discarded`.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/discard", tag = "dead letters", operation_id = "discard_job", request_body = DiscardBody,
     params(("id" = Uuid, Path, description = "The failed job's id")),

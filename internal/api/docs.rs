@@ -1,5 +1,5 @@
-//! `/docs`: the reference of the API as one page, made from the OpenAPI document when the process starts. It needs no other
-//! host, no script, and nothing that the content security policy forbids.
+//! `/docs`: the reference of the API as one HTML page, made from the OpenAPI document when the process starts. It needs
+//! no other host, no script, and nothing that the content security policy forbids.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ fn shell(title: &str, body: &Markup) -> String {
     .into_string()
 }
 
-/// One operation of the document.
+/// An operation of the OpenAPI document.
 struct Operation<'a> {
     method: &'a str,
     path: &'a str,
@@ -58,7 +58,7 @@ impl Operation<'_> {
     }
 }
 
-/// The page.
+/// Build the page of the whole reference.
 pub(super) fn page(document: &OpenApi, registry: &Registry) -> String {
     let document = serde_json::to_value(document).unwrap_or_default();
     let no_schemas = Map::new();
@@ -94,27 +94,27 @@ pub(super) fn page(document: &OpenApi, registry: &Registry) -> String {
             h1 { "The API of tickr" }
             p { (document.pointer("/info/description").and_then(Value::as_str).unwrap_or(""))
                 " For machines: " a href="/openapi.json" { "/openapi.json" } "." }
-            p { "Bodies are JSON in UTF-8, names are snake_case, times are RFC 3339 in UTC with milliseconds, ids are UUIDs. \
-                 Unknown fields are refused. Send a key as " code { "Authorization: Bearer …" } ". Every answer has an "
-                 code { "x-request-id" } ": your own, if you sent one." }
+            p { "Bodies are JSON in UTF-8. Names are snake_case, times are RFC 3339 in UTC with milliseconds, ids are UUIDs. \
+                 Unknown fields are refused. Send an API key as " code { "Authorization: Bearer …" } ". Every response has an "
+                 code { "x-request-id" } ": that of the request, if it had a valid one." }
             @for (tag, description) in &tags {
                 h2 id={ "tag-" (tag) } { (tag) }
                 p class="dim" { (description) }
                 @for operation in by_tag.get(tag).into_iter().flatten() { (section(operation, schemas)) }
             }
             h2 id="kinds" { "Kinds" }
-            p { "What this runner can be asked to run, with the JSON Schema of each payload; also at " code { "GET /v1/kinds" } "." }
+            p { "The kinds of jobs that this runner can execute, with the JSON Schema of each payload; also at " code { "GET /v1/kinds" } "." }
             @for kind in registry.iter() {
                 section id={ "kind-" (kind.name()) } {
                     h3 { code { (kind.name()) } }
-                    p { (kind.defaults().max_attempts) " attempts, " (kind.defaults().timeout.as_secs()) " s each, unless a job says otherwise." }
+                    p { (kind.defaults().max_attempts) " attempts, " (kind.defaults().timeout.as_secs()) " s each, unless the job sets other values." }
                     pre { (serde_json::to_string_pretty(kind.schema()).unwrap_or_default()) }
                 }
             }
             h2 id="problems" { "Problems" }
-            p { "Errors are " code { "application/problem+json" } " (RFC 9457). Programs go by " code { "code" } "." }
+            p { "Errors are " code { "application/problem+json" } " (RFC 9457). Programs should use the field " code { "code" } "." }
             table {
-                thead { tr { th { "Code" } th { "Status" } th { "What it means, and what to do" } th { "Again" } } }
+                thead { tr { th { "Code" } th { "Status" } th { "Meaning and remedy" } th { "Retry" } } }
                 tbody { @for code in Code::ALL { (row(code)) } }
             }
             h2 id="schemas" { "Schemas" }
@@ -133,7 +133,7 @@ fn badge(method: &str) -> Markup {
     html! { span class={ "m " (method) } { (method.to_uppercase()) } }
 }
 
-/// Text of the document: paragraphs, and code between back quotes.
+/// Render a text of the document: paragraphs, and code between back quotes.
 fn prose(text: &str) -> Markup {
     html! {
         @for paragraph in text.split("\n\n") {
@@ -172,7 +172,7 @@ fn section(operation: &Operation<'_>, schemas: &Map<String, Value>) -> Markup {
                     p { code { (media) } ": " (shape(&content["schema"])) }
                 }
             }
-            h4 { "Answers" }
+            h4 { "Responses" }
             table { tbody {
                 @for (status, response) in operation.value["responses"].as_object().into_iter().flatten() {
                     tr {
@@ -190,7 +190,7 @@ fn section(operation: &Operation<'_>, schemas: &Map<String, Value>) -> Markup {
     }
 }
 
-/// A schema in a few words, with a link where it has a name.
+/// Render a schema in a few words, with a link if it has a name.
 fn shape(schema: &Value) -> Markup {
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         return html! { a href={ "#schema-" (name) } { code { (name) } } };
@@ -225,11 +225,11 @@ fn shape(schema: &Value) -> Markup {
     let bounds: Vec<String> = [
         ("minimum", "from"),
         ("maximum", "to"),
-        ("minLength", "at least, characters:"),
-        ("maxLength", "at most, characters:"),
-        ("minItems", "at least"),
-        ("maxItems", "at most"),
-        ("pattern", "like"),
+        ("minLength", "minimum length"),
+        ("maxLength", "maximum length"),
+        ("minItems", "minimum items"),
+        ("maxItems", "maximum items"),
+        ("pattern", "pattern"),
         ("default", "default"),
     ]
     .iter()
@@ -241,7 +241,7 @@ fn shape(schema: &Value) -> Markup {
     html! { (text) @if !bounds.is_empty() { span class="dim" { " " (bounds.join(", ")) } } }
 }
 
-/// A named schema in full.
+/// Render a named schema with all its fields.
 fn described(schema: &Value) -> Markup {
     let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     html! {
@@ -264,7 +264,7 @@ fn described(schema: &Value) -> Markup {
     }
 }
 
-/// A line for a shell.
+/// Build an example command for a shell.
 fn curl(operation: &Operation<'_>, schemas: &Map<String, Value>) -> String {
     let path = operation
         .path
@@ -292,7 +292,7 @@ fn curl(operation: &Operation<'_>, schemas: &Map<String, Value>) -> String {
     lines.join(" \\\n  ")
 }
 
-/// A value that fits a schema: its own example, or what must be there.
+/// Build a value that fits a schema: its own example, or one with the required fields.
 fn example(schema: &Value, schemas: &Map<String, Value>, depth: usize) -> Value {
     if let Some(given) = schema.get("example").or_else(|| schema.pointer("/examples/0")) {
         return given.clone();
@@ -314,7 +314,7 @@ fn example(schema: &Value, schemas: &Map<String, Value>, depth: usize) -> Value 
             let required: Vec<&str> =
                 schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             let fields = schema["properties"].as_object().into_iter().flatten();
-            // Where nothing must be there, the last thing shows at least how it is written.
+            // If no field is required, include the last one to show how a value is written.
             let last = schema["properties"].as_object().and_then(|fields| fields.keys().next_back().cloned());
             let shown = |name: &str| {
                 required.contains(&name) || required.is_empty() && last.as_deref() == Some(name) && depth < 2
@@ -341,10 +341,10 @@ fn row(code: Code) -> Markup {
     }
 }
 
-/// One problem of the catalogue.
+/// Serve the page of one problem code.
 pub(super) async fn problem(code: Result<Path<String>, PathRejection>) -> Result<Html<String>, Problem> {
     let known = code.ok().and_then(|Path(word)| Code::ALL.into_iter().find(|code| code.word() == word));
-    let code = known.ok_or_else(|| Problem::new(Code::NotFound, "there is no problem of that code; see /docs"))?;
+    let code = known.ok_or_else(|| Problem::new(Code::NotFound, "there is no problem with that code; see /docs"))?;
     let Entry { meaning, remedy, again } = entry(code);
     let body = html! {
         nav { a href="/docs#problems" { "All problems" } }
@@ -354,7 +354,7 @@ pub(super) async fn problem(code: Result<Path<String>, PathRejection>) -> Result
             (prose(meaning))
             h4 { "What to do" }
             (prose(remedy))
-            h4 { "Again" }
+            h4 { "Retry" }
             (prose(again.words()))
             p class="dim" { "type: " code { "urn:tickr:problem:" (code.word()) } }
         }

@@ -1,7 +1,8 @@
-//! ETags, and the conditions that requests make of them: `If-Match` keeps two people from overwriting each other unseen.
+//! ETags and conditional requests: `If-Match` keeps two people from overwriting each other's changes unseen.
 //!
-//! The tag of a job is a digest of it as it is shown, so that it changes with whatever a reader could see; that of a queue
-//! or schedule is its version. `If-Match` compares strongly, as RFC 9110 wants for changes: a weak tag matches nothing.
+//! The ETag of a job is a digest of its JSON view, so that it changes with everything that a client can see. That of a
+//! queue or schedule is its version. `If-Match` uses the strong comparison, as RFC 9110 requires for changes: a weak
+//! tag matches nothing.
 
 use std::convert::Infallible;
 
@@ -21,13 +22,13 @@ use super::problem::{Code, Problem};
 use crate::handlers;
 use crate::store::Condition;
 
-/// The tag of a job's JSON text.
+/// Return the ETag of the JSON text of a job.
 pub(super) fn of(text: &str) -> String {
     let digest = Sha256::digest(text.as_bytes());
     format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest[..15]))
 }
 
-/// A job with its tag.
+/// Build a response with a job and its ETag.
 pub(super) fn tagged(status: StatusCode, job: &impl Serialize) -> Response {
     let text = serde_json::to_string(job).unwrap_or_default();
     let tag = of(&text);
@@ -37,41 +38,41 @@ pub(super) fn tagged(status: StatusCode, job: &impl Serialize) -> Response {
     response
 }
 
-/// Say the tag of an answer.
+/// Set the ETag of a response.
 pub(super) fn put(headers: &mut HeaderMap, tag: &str) {
     if let Ok(tag) = HeaderValue::try_from(tag) {
         headers.insert(header::ETAG, tag);
     }
 }
 
-/// An answer with this tag.
+/// Build a response with this ETag.
 pub(super) fn with_tag(status: StatusCode, tag: &str, body: impl Serialize) -> Response {
     let mut response = json(status, body);
     put(response.headers_mut(), tag);
     response
 }
 
-/// The tag of a version.
+/// Return the ETag of a version.
 pub(super) fn of_version(version: u32) -> String {
     format!("\"{version}\"")
 }
 
-/// The version of a tag. One that is no version is the tag of nothing that is there.
+/// Return the version of an ETag, or `None` for a tag that is not a version and therefore matches nothing.
 pub(super) fn version_of(tag: &str) -> Option<u32> {
     tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok()
 }
 
-/// The tags of a conditional request.
+/// The ETags of a conditional request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tags {
-    /// Whatever it is.
+    /// `*`: any existing object.
     Any,
-    /// One of these, as they were written.
+    /// One of these tags, as they were written.
     These(Vec<String>),
 }
 
 impl Tags {
-    /// Is it one of these? Weak tags are none.
+    /// Return whether this tag matches by the strong comparison. Weak tags do not match.
     pub(super) fn match_strongly(&self, tag: &str) -> bool {
         match self {
             Self::Any => true,
@@ -79,7 +80,7 @@ impl Tags {
         }
     }
 
-    /// What must be there, if `wording` reads tags: those that it does not know belong to nothing.
+    /// Return the condition on the object. `wording` parses a tag; tags that it cannot parse match nothing.
     fn wanted<V>(&self, wording: impl Fn(&str) -> Option<V>) -> Condition<V> {
         match self {
             Self::Any => Condition::Present,
@@ -121,7 +122,7 @@ impl Tags {
     }
 }
 
-/// `If-Match`. What is wrong with it is told after the body was read, as with [`Key`](super::once::Key).
+/// The header `If-Match`. An invalid one is reported after the body was read, as with [`Key`](super::once::Key).
 pub(super) struct IfMatch(pub(super) Result<Option<Tags>, Problem>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -133,13 +134,13 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
 }
 
 impl IfMatch {
-    /// What must be there, if `wording` reads tags.
+    /// Return the condition on the object. `wording` parses a tag.
     pub(super) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
         Ok(self.0?.map_or(Condition::Any, |tags| tags.wanted(wording)))
     }
 }
 
-/// `If-Match` and `If-None-Match` of a request that makes what is not there, or changes what is.
+/// The headers `If-Match` and `If-None-Match` of a request that creates or changes an object.
 pub(super) struct Expected {
     matching: IfMatch,
     none: Result<Option<Tags>, Problem>,
@@ -155,26 +156,26 @@ impl<S: Send + Sync> FromRequestParts<S> for Expected {
 }
 
 impl Expected {
-    /// What must be there, if `wording` reads tags.
+    /// Return the condition on the object. `wording` parses a tag.
     pub(super) fn wanted<V>(self, wording: impl Fn(&str) -> Option<V>) -> Result<Condition<V>, Problem> {
         let wanted = self.matching.wanted(wording)?;
         match (wanted, self.none?) {
             (wanted, None) => Ok(wanted),
             (Condition::Any, Some(Tags::Any)) => Ok(Condition::Absent),
             (Condition::Any, Some(Tags::These(_))) => {
-                Err(unusable(&header::IF_NONE_MATCH, "can only be *, for what is new"))
+                Err(unusable(&header::IF_NONE_MATCH, "must be *, which means that the object is new"))
             }
-            (_, Some(_)) => Err(unusable(&header::IF_NONE_MATCH, "is there together with If-Match")),
+            (_, Some(_)) => Err(unusable(&header::IF_NONE_MATCH, "is not allowed together with If-Match")),
         }
     }
 }
 
 fn unusable(name: &HeaderName, why: &str) -> Problem {
     let here = handlers::Problem::at(name.as_str(), why);
-    Problem::new(Code::InvalidRequest, format!("the header {name} is not usable")).at("", vec![here])
+    Problem::new(Code::InvalidRequest, format!("invalid header {name}; `errors` says why")).at("", vec![here])
 }
 
-/// `If-None-Match` of a read. One that cannot be understood asks for nothing.
+/// The header `If-None-Match` of a read. An invalid one is ignored.
 pub(super) struct IfNoneMatch(Option<Tags>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
@@ -186,7 +187,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfNoneMatch {
 }
 
 impl IfNoneMatch {
-    /// Nothing, if the reader has it already.
+    /// Replace the response with 304 if the client already has it.
     pub(super) fn spare(&self, answer: Response) -> Response {
         let tag = answer.headers().get(header::ETAG).cloned();
         match (&self.0, tag) {
@@ -198,7 +199,7 @@ impl IfNoneMatch {
     }
 }
 
-/// Every answer that is a job has a tag.
+/// Describe the ETag header of every response that is a job.
 pub(super) fn describe(document: &mut OpenApi) {
     for response in super::operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
@@ -209,7 +210,7 @@ pub(super) fn describe(document: &mut OpenApi) {
         if is_job {
             let mut tag = Header::new(ObjectBuilder::new().schema_type(Type::String));
             tag.description =
-                Some("Changes with whatever is shown of the job; for If-Match and If-None-Match".to_owned());
+                Some("Changes with every visible change of the job; for If-Match and If-None-Match".to_owned());
             response.headers.insert("ETag".to_owned(), tag.into());
         }
     }

@@ -1,7 +1,8 @@
 //! Server-sent events: `/v1/jobs/{id}/events` follows one job to its end, `/v1/events` the whole cluster.
 //!
-//! What a job has gone through is told from the store, so that nothing of its ledger is missed, through whichever runner
-//! it went. What happens in the cluster is told by its runners as it happens, and may have gaps, which are told as well.
+//! The events of a job are derived from the store, so that none of its attempts is missed, whichever runners execute
+//! them. The events of the cluster are sent by the runners as they happen and may have gaps; the stream reports each
+//! gap.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
@@ -30,15 +31,15 @@ use crate::broker::{FeedId, Happening, Listener, Told, Watch, What};
 use crate::handlers;
 use crate::job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
-/// How often a stream without events says that it lives.
+/// Interval of keep-alive comments on a stream without events.
 const HEARTBEAT: Duration = Duration::from_secs(15);
-/// How often a listener may fall behind before it is cut off.
+/// Number of times that a client may fall behind before its stream ends.
 const MOST_LAGS: usize = 3;
-/// What proxies must be told, or they collect a stream until it ends.
+/// Header that keeps proxies from buffering a stream until it ends.
 const ACCEL: HeaderName = HeaderName::from_static("x-accel-buffering");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// The last event that a client has seen, if it comes back.
+/// The id of the last event that a client has received, if the client reconnects.
 pub(super) struct LastEventId(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for LastEventId {
@@ -50,10 +51,13 @@ impl<S: Send + Sync> FromRequestParts<S> for LastEventId {
     }
 }
 
-/// Where a stream may be open, for as long as it is.
+/// Take the permit of a stream.
 fn place(api: &Api, sharing: &Sharing) -> Result<Place, Problem> {
     if *api.draining.borrow() {
-        return Err(Problem::new(Code::Stopping, "this runner stops and opens no more streams; ask another"));
+        return Err(Problem::new(
+            Code::Stopping,
+            "this runner is stopping and opens no more streams; use another runner",
+        ));
     }
     api.streams.take(sharing.0).map_err(|full| full.problem("streams of events", "TICKR_HTTP_STREAMS"))
 }
@@ -71,46 +75,46 @@ fn message(kind: &str, id: Option<String>, data: &impl Serialize) -> Message {
     }
 }
 
-/// `state`: where a job is in its life. Told at the beginning and whenever a part of it changes.
+/// Event `state`: the state of the job. Sent at the beginning and whenever one of these fields changes.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct StateEvent {
-    /// When this was told, by the database's clock.
+    /// Time of the event, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
     #[schema(value_type = StateWord)]
     state: JobState,
-    /// When it is, or last was, due.
+    /// Due time of the next attempt, or of the last one.
     #[schema(value_type = String, format = DateTime)]
     execute_at: Moment,
     priority: u8,
-    /// Attempts that count against `max_attempts`.
+    /// Attempts used: those that count against `max_attempts`.
     attempt: u32,
-    /// When a stop of the running attempt was asked for.
+    /// Time of the request to stop the running attempt.
     #[schema(value_type = Option<String>, format = DateTime)]
     cancel_requested_at: Option<Moment>,
 }
 
-/// `attempt`: an attempt has begun, or has ended.
+/// Event `attempt`: an attempt has started or ended.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AttemptEvent {
-    /// 1 for the first; every execution counts here.
+    /// Number of the attempt. The first is 1; every execution counts here.
     number: u32,
-    /// The process that runs it.
+    /// Id of the runner that executes it.
     runner: String,
     #[schema(value_type = String, format = DateTime)]
     started_at: Moment,
-    /// Null when it has begun.
+    /// Null when the event reports the start.
     #[schema(value_type = Option<String>, format = DateTime)]
     finished_at: Option<Moment>,
-    /// Null when it has begun.
+    /// Null when the event reports the start.
     #[schema(value_type = Option<VerdictWord>)]
     verdict: Option<Verdict>,
 }
 
-/// `progress`: how far the running attempt says it is.
+/// Event `progress`: the progress that the running attempt reported.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ProgressEvent {
-    /// When this was told, by the database's clock.
+    /// Time of the event, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
     #[schema(minimum = 0, maximum = 100)]
@@ -118,7 +122,7 @@ pub(super) struct ProgressEvent {
     note: Option<String>,
 }
 
-/// `end`: the job is over; the stream ends.
+/// Event `end`: the job has ended. It is the last event of the stream.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct EndEvent {
     #[schema(value_type = StateWord)]
@@ -129,19 +133,19 @@ pub(super) struct EndEvent {
 
 /// Follow a job to its end
 ///
-/// A stream of `state`, `attempt` and `progress` events, and one `end`, after which it ends. Each begin and end of an
-/// attempt has an id; with `Last-Event-ID` the stream goes on behind it, and none of them is missed. 204 when the end has
-/// been told already. There may be more types in later versions, and more fields: ignore what you do not know. Payloads,
-/// results and errors are not told.
+/// A stream of `state`, `attempt` and `progress` events, and one `end` event, after which it closes. Each start and end
+/// of an attempt has an id. With `Last-Event-ID` the stream continues after that event, and none of them is missed. 204
+/// when that event was the `end`. Later versions may add event types and fields: ignore what you do not know. Payloads,
+/// results and errors are not sent.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/events", tag = "events", operation_id = "job_events",
     params(
         ("id" = Uuid, Path, description = "The job's id"),
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen, to go on behind it"),
+        ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client received; the stream continues after it"),
     ),
     responses(
         (status = 200, description = "The events: `StateEvent`, `AttemptEvent`, `ProgressEvent` and `EndEvent` as their data", body = String, content_type = "text/event-stream"),
-        (status = 204, description = "Nothing more will happen: the end has been told"),
+        (status = 204, description = "The client has already received the end of the job"),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
@@ -157,7 +161,7 @@ pub(super) async fn of_job(
     LastEventId(last): LastEventId,
 ) -> Result<Response, Problem> {
     let place = place(&api, &sharing)?;
-    // Watching before the first look: a change in between is not missed.
+    // Watch before the first read, so that a change between the two is not missed.
     let watch = api.watches.watch(id);
     let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| jobs::missing(id))?;
     asker.needs_to_see(&job)?;
@@ -180,25 +184,25 @@ pub(super) async fn of_job(
     Ok(answer(stream::unfold(following, Following::next)))
 }
 
-/// What has been told of a job.
+/// The part of the history of a job that the stream has sent.
 #[derive(Debug, Default)]
 struct Story {
-    /// The last attempt whose end was told.
+    /// The last attempt whose end was sent.
     ended: u32,
-    /// The last attempt whose begin was told.
+    /// The last attempt whose start was sent.
     begun: u32,
     state: Option<StateEvent>,
     progress: Option<(f64, Option<String>)>,
 }
 
-/// The id of the end of a job. Another life after a retry has another one.
+/// Return the id of the `end` event of a job. After a retry, the job ends with another id.
 fn end_id(job: &Job, attempts: &[Attempt]) -> String {
     let last = attempts.last().map_or(0, |attempt| attempt.number);
     format!("{last}.end.{}", job.finished_at.map_or(0, |at| at.timestamp_millis()))
 }
 
 impl Story {
-    /// What an id stands for; anything else is the beginning.
+    /// Continue after the event with this id; any other text means from the beginning.
     fn after(id: Option<&str>) -> Self {
         let told = id.and_then(|id| id.split_once('.')).and_then(|(number, what)| {
             let number: u32 = number.parse().ok()?;
@@ -208,7 +212,7 @@ impl Story {
         Self { ended, begun, ..Self::default() }
     }
 
-    /// Tell what has not been told.
+    /// Return the events that have not been sent.
     fn go_on(&mut self, job: &Job, attempts: &[Attempt], now: Timestamp) -> VecDeque<Message> {
         let mut told = VecDeque::new();
         for attempt in attempts {
@@ -232,7 +236,7 @@ impl Story {
         }
         let at = Moment(now);
         let state = StateEvent {
-            // When it was told makes no difference.
+            // The time of the event does not count as a change.
             at: self.state.as_ref().map_or(at, |told| told.at),
             state: job.state,
             execute_at: Moment(job.execute_at),
@@ -258,7 +262,7 @@ impl Story {
     }
 }
 
-/// An open stream about one job.
+/// An open stream of the events of one job.
 struct Following {
     api: Api,
     id: JobId,
@@ -274,7 +278,7 @@ struct Following {
 impl Following {
     async fn next(mut self) -> Option<(Result<Message, Infallible>, Self)> {
         loop {
-            // Asked before each message: a stream with much to tell never comes to wait.
+            // Checked before each message, because a stream with many messages never waits below.
             if !self.pass.is_good() {
                 return None;
             }
@@ -294,35 +298,35 @@ impl Following {
                     self.told = self.story.go_on(&job, &attempts, self.api.broker.store().clock().now());
                     self.over = job.state.is_end();
                 }
-                // Deleted behind its retention.
+                // The job was deleted after its retention.
                 Ok(None) => self.over = true,
-                // The client comes back with its last id, and misses nothing.
+                // The client reconnects with its last id and misses nothing.
                 Err(_) => self.over = true,
             }
         }
     }
 }
 
-/// What to hear of.
+/// Filter of the cluster's events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
-    /// Only what is about jobs of this kind.
+    /// Only events about jobs of this kind.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     kind: Option<String>,
-    /// Only what is about this queue or its jobs.
+    /// Only events about this queue or its jobs.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
-    /// Only what is about this schedule.
+    /// Only events about this schedule.
     #[param(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     schedule: Option<String>,
-    /// Only events of these types, comma separated, such as `settled,cancelled`.
+    /// Only events of these types, separated by commas, such as `settled,cancelled`.
     #[param(pattern = "^[a-z_]+(,[a-z_]+)*$", example = "settled,cancelled")]
     r#type: Option<String>,
 }
 
-/// What a listener wants to hear.
+/// The parsed filter of a client.
 #[derive(Debug, Default)]
 struct Wanted {
     kind: Option<Name>,
@@ -361,12 +365,12 @@ impl Wanted {
         if problems.is_empty() {
             Ok(Self { kind, queue, schedule, types })
         } else {
-            Err(Problem::new(Code::InvalidRequest, "there are no such events").at("", problems))
+            Err(Problem::new(Code::InvalidRequest, "invalid filter of events; `errors` says why").at("", problems))
         }
     }
 
     fn has(&self, happening: &Happening) -> bool {
-        // What was left out may have been about anything.
+        // The lost events may have matched any filter.
         happening.what == What::Gap
             || self.types.as_ref().is_none_or(|types| types.contains(happening.what.as_str()))
                 && (self.kind.is_none() || self.kind == happening.kind)
@@ -375,54 +379,55 @@ impl Wanted {
     }
 }
 
-/// One event of the cluster. Words, names and ids only.
+/// An event of the cluster. It has only names, ids, states and numbers.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ClusterEvent {
-    /// When it was told, by the database's clock.
+    /// Time of the event, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Which runner told it.
+    /// Id of the runner that sent it.
     runner: String,
-    /// The job that it is about, if it is about one; of a tick, the job that it fired, and none if it was skipped.
+    /// Id of the job that the event is about, if any. For a tick: the job that it fired; left out when it was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     job: Option<String>,
-    /// Of the job.
+    /// Kind of the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<String>,
-    /// Of the job; or the queue that it is about.
+    /// Queue of the job, or the queue that the event is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<String>,
-    /// The schedule that it is about, if it is about one.
+    /// Schedule that the event is about, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     schedule: Option<String>,
-    /// What the queue or the schedule has in its ETag now, without the quotes. Pausing a schedule does not change it.
+    /// New ETag of the queue or schedule, without the quotes. Pausing a schedule does not change its ETag.
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<String>,
-    /// Whether that queue or schedule stands still now.
+    /// True when the queue or schedule is paused now.
     #[serde(skip_serializing_if = "Option::is_none")]
     paused: Option<bool>,
-    /// When a tick was due; the first of several that share a line in its ledger.
+    /// Due time of a tick. When several ticks share a record, the due time of the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     due_at: Option<Moment>,
-    /// Why a tick was skipped.
+    /// Reason why a tick was skipped.
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
-    /// Of an attempt that has `started`.
+    /// Number of the attempt, with `started`.
     #[serde(skip_serializing_if = "Option::is_none")]
     number: Option<u32>,
-    /// Of an attempt that was `settled`.
+    /// Verdict on the attempt, with `settled`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<VerdictWord>)]
     verdict: Option<Verdict>,
-    /// The job's state after it.
+    /// State of the job after the event.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<StateWord>)]
     state: Option<JobState>,
-    /// Attempts that were `reaped`, jobs that were fed when the index was `rebuilt`, ticks that share a line.
+    /// Number of attempts (`reaped`), of jobs that were put back (`rebuilt`), or of ticks that share a record
+    /// (`schedule_ticked`).
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
-    /// The condition of the index: `fast`, `rebuilding` or `degraded`.
+    /// Condition of the index: `fast`, `rebuilding` or `degraded`.
     #[serde(skip_serializing_if = "Option::is_none")]
     health: Option<String>,
 }
@@ -449,32 +454,35 @@ impl From<&Happening> for ClusterEvent {
     }
 }
 
-/// Why events may be missing here.
+/// A gap: events may be missing at this point.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GapEvent {
-    /// `behind`: this client was too slow. `flood`: too much happened at once in a runner. `redis`: Redis is out, only
-    /// this runner is heard. `forgotten`: the event of `Last-Event-ID` is not kept any more.
+    /// Reason of the gap. `behind`: this client was too slow. `flood`: too many events happened at once in a runner.
+    /// `redis`: Redis does not answer, so only the events of this runner arrive. `forgotten`: the event of
+    /// `Last-Event-ID` is no longer stored.
     reason: &'static str,
-    /// How many were left out, if that is known.
+    /// Number of missing events, if it is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     count: Option<u64>,
 }
 
-/// Hear what happens in the whole cluster
+/// Follow the events of the whole cluster
 ///
-/// As it happens, from about a second after the first listener came. Of jobs: `accepted`, `started`, `settled`,
-/// `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`. Of queues: `queue_changed`, `queue_paused`,
-/// `queue_resumed`. Of schedules: `schedule_put`, `schedule_paused`, `schedule_resumed`, `schedule_deleted`,
-/// `schedule_ticked`. Of runners: `reaped`, `rebuilt`, `index_health`, `draining`. There may be more types in later
-/// versions, and more fields: ignore what you do not know. A `gap` says that something was left out: under more than
-/// about ten thousand events a second, for a client that is too slow, and while Redis is out, when only this runner is
-/// heard; read again then what you show. With `Last-Event-ID` the stream goes on behind that event, or says `reset` when
-/// it is not kept any more. Payloads, results, errors and reasons are not told.
+/// Events arrive as they happen, from about a second after the first client connected. About jobs: `accepted`,
+/// `started`, `settled`, `cancel_requested`, `cancelled`, `rescheduled`, `lease_lost`. About queues: `queue_changed`,
+/// `queue_paused`, `queue_resumed`. About schedules: `schedule_put`, `schedule_paused`, `schedule_resumed`,
+/// `schedule_deleted`, `schedule_ticked`. About runners: `reaped`, `rebuilt`, `index_health`, `draining` (the runner is
+/// stopping). Later versions may add event types and fields: ignore what you do not know.
+///
+/// A `gap` event says that events are missing: above about ten thousand events a second, for a client that is too slow,
+/// or while Redis does not answer and only the events of this runner arrive. After a gap, read again what you show.
+/// With `Last-Event-ID` the stream continues after that event, or sends `reset` when the event is no longer stored.
+/// Payloads, results, errors and reasons are not sent.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "cluster_events",
     params(
         EventsQuery,
-        ("Last-Event-ID" = Option<String>, Header, description = "The last event that was seen, to go on behind it"),
+        ("Last-Event-ID" = Option<String>, Header, description = "Id of the last event that the client received; the stream continues after it"),
     ),
     responses(
         (status = 200, description = "The events, with `ClusterEvent` as their data, or `GapEvent` of a `gap` or `reset`", body = String, content_type = "text/event-stream"),
@@ -492,7 +500,7 @@ pub(super) async fn of_cluster(
 ) -> Result<Response, Problem> {
     let wanted = Wanted::read(&asked)?;
     let place = place(&api, &sharing)?;
-    // Listening before the past is read: nothing falls in between.
+    // Listen before the past events are read, so that no event falls between the two.
     let listener = api.feed.listen().await;
     let mut told = VecDeque::new();
     let mut reached = FeedId::START;
@@ -529,16 +537,16 @@ fn of_happening(id: Option<FeedId>, happening: &Happening) -> Message {
     message(happening.what.as_str(), id.map(|id| id.to_string()), &ClusterEvent::from(happening))
 }
 
-/// An open stream about the cluster.
+/// An open stream of the events of the cluster.
 struct Hearing {
     listener: Listener,
     wanted: Wanted,
     told: VecDeque<Message>,
-    /// Up to where the past was read; what is told again is dropped.
+    /// Id of the newest past event that was read. Live events up to it are dropped, because they were already sent.
     reached: FeedId,
     draining: watch::Receiver<bool>,
     pass: Pass,
-    /// How often it fell behind since it was last up to date.
+    /// Number of times that the client fell behind since it was last up to date.
     lags: usize,
     _place: Place,
 }

@@ -1,4 +1,4 @@
-//! `/v1/jobs/{id}/explain`: why a job does not run.
+//! `/v1/jobs/{id}/explain`: the reasons why a job does not run.
 
 use std::time::Duration;
 
@@ -18,76 +18,77 @@ use crate::index::Health;
 use crate::job::{Job, State as JobState, Timestamp};
 use crate::store::{QueueSetting, RunnerSeen, SUSPECT_FROM, Standing};
 
-/// A runner that has been silent for longer is taken for dead until it is heard again.
+/// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
-/// A job that has been due for less is on its way.
+/// A job that has been due for less time than this is still on its way to a worker.
 const ON_ITS_WAY: TimeDelta = TimeDelta::seconds(2);
 
-/// Why a job does not run, in the order in which the reasons must be removed.
+/// The reasons why a job does not run, in the order in which they must be removed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Explanation {
     #[schema(value_type = super::view::StateWord)]
     state: JobState,
-    /// The first reason, in words.
+    /// Text of the first reason.
     summary: String,
-    /// All of them.
+    /// All reasons.
     reasons: Vec<Reason>,
-    /// The database's clock at the reading.
+    /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
 }
 
-/// One reason.
+/// A reason why a job does not run.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub(super) struct Reason {
     code: ReasonCode,
-    /// In words, for people.
+    /// The reason in words, for people.
     text: String,
 }
 
-/// Kinds of reasons. Stable, for programs.
+/// The codes of reasons. Stable, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ReasonCode {
-    /// It is over.
+    /// The job has ended.
     Ended,
-    /// It runs.
+    /// The job is executing.
     Executing,
-    /// It runs and was asked to stop.
+    /// The job is executing and was asked to stop.
     CancelRequested,
-    /// Its runner has not renewed its lease: the attempt will be given up.
+    /// The runner has not renewed the lease of the job: the attempt will be recorded as lost.
     LeaseOver,
-    /// It waits for its time.
+    /// The job is not due yet.
     NotDue,
-    /// Its last attempt came to nothing; it waits for the next.
+    /// The last attempt did not succeed; the job waits for the next one.
     Retrying,
-    /// Its queue is paused.
+    /// The queue is paused.
     QueuePaused,
-    /// No runner lives.
+    /// No runner is alive.
     NoRunner,
-    /// No living runner serves its queue.
+    /// No living runner serves the queue.
     QueueNotServed,
-    /// No living runner that serves its queue has its kind.
+    /// No living runner that serves the queue has the kind.
     KindUnknown,
-    /// Every living runner that could run it is asked to take no new work.
+    /// Every living runner that could run the job is drained: it takes no new work.
     RunnersDraining,
-    /// As many jobs of its queue run as may.
+    /// The queue has reached its limit of running jobs.
     QueueFull,
-    /// Every worker of the runners that could run it is busy.
+    /// All workers of the runners that could run the job are busy.
     SlotsFull,
-    /// Its last two runners died under it, so it runs in a process of its own, when a runner has room for one.
+    /// The last two runners of the job died while it ran. It is a suspect and runs in a process of its own, when a
+    /// runner has a slot for that process.
     RunsAlone,
-    /// Others of its queue were due before it.
+    /// Other jobs of the queue were due earlier.
     Behind,
-    /// Redis does not answer: runners read due work from MySQL, a few times a second.
+    /// Redis does not answer, so runners read due jobs from MySQL a few times a second.
     IndexDegraded,
-    /// Nothing stands in its way.
+    /// Nothing prevents the job from running.
     OnItsWay,
-    /// It is overdue, and nothing that tickr knows of stands in its way.
+    /// The job is overdue, and tickr knows of nothing that prevents it from running.
     Overdue,
 }
 
-/// Everything that an explanation is made from.
+/// The data that an explanation is made from.
 struct Evidence<'a> {
     job: &'a Job,
     at: Timestamp,
@@ -98,7 +99,7 @@ struct Evidence<'a> {
     health: Health,
 }
 
-/// A length of time as people say it.
+/// Format a length of time in one or two units.
 fn said(length: TimeDelta) -> String {
     let ms = length.num_milliseconds().max(0);
     match ms {
@@ -135,7 +136,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         let over = evidence.standing.and_then(|standing| standing.lease_until).filter(|until| *until < evidence.at);
         if let Some(until) = over {
             let text = format!(
-                "its runner has not renewed the lease, which ended {} ago: if it is dead the attempt counts as lost within 5 s",
+                "its runner has not renewed the lease, which ended {} ago: if the runner is dead, the attempt is recorded as lost within 5 s",
                 said(evidence.at - until)
             );
             because(ReasonCode::LeaseOver, text);
@@ -162,7 +163,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     }
     let living: Vec<&RunnerSeen> =
         evidence.runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < SILENT).collect();
-    // A process that runs one suspect serves nothing, and keeps a slot of the runner that started it busy.
+    // A process that runs one suspect serves no queue, and keeps one slot of its parent runner busy.
     let (children, living): (Vec<&RunnerSeen>, Vec<&RunnerSeen>) =
         living.into_iter().partition(|runner| runner.parent.is_some());
     let serving: Vec<&RunnerSeen> =
@@ -189,20 +190,23 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
         let (when, by) = (said(evidence.at - drain.at), &drain.by);
         let text = match able.len() {
             1 => format!(
-                "the only living runner that could run it was asked {when} ago by {by} to take no new work{reason}"
+                "the only living runner that could run it was drained {when} ago by {by} and takes no new work{reason}"
             ),
             count => format!(
-                "the {count} living runners that could run it were asked to take no new work, one of them {when} ago by {by}{reason}"
+                "all {count} living runners that could run it are drained and take no new work; one was drained {when} ago by {by}{reason}"
             ),
         };
         because(ReasonCode::RunnersDraining, text);
     }
     if !due {
-        // What else may hold it up then is not known now.
+        // Whether other reasons will apply at the due time is not known now.
         return reasons;
     }
     if let Some(limit) = evidence.queue.and_then(|queue| queue.concurrency).filter(|limit| evidence.permits >= *limit) {
-        let text = format!("{} jobs of the queue {} run or are about to, and {limit} may", evidence.permits, job.queue);
+        let text = format!(
+            "{} jobs of the queue {} run or are about to start, and its limit is {limit}",
+            evidence.permits, job.queue
+        );
         because(ReasonCode::QueueFull, text);
     }
     let (slots, busy) = willing.iter().fold((0, 0), |(slots, busy), runner| (slots + runner.slots, busy + runner.busy));
@@ -215,7 +219,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     if let Some(standing) = evidence.standing {
         if standing.losses >= SUSPECT_FROM {
             let text = format!(
-                "its last {} runners died under it: it runs in a process of its own, once a runner has room for one",
+                "its last {} runners died while it ran: it runs in a process of its own, when a runner has a free slot for that process",
                 standing.losses
             );
             because(ReasonCode::RunsAlone, text);
@@ -229,14 +233,14 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     if evidence.health == Health::Degraded {
         because(
             ReasonCode::IndexDegraded,
-            "Redis does not answer: due work is read from MySQL a few times a second".to_owned(),
+            "Redis does not answer: runners read due jobs from MySQL a few times a second".to_owned(),
         );
     }
     if reasons.is_empty() || (reasons.len() == 1 && reasons[0].code == ReasonCode::Retrying) {
         let late = said(-due_in);
         let overdue = -due_in > ON_ITS_WAY;
         reasons.push(if overdue {
-            let text = format!("it has been due for {late} and nothing that is known here stands in its way; `tickr verify` looks deeper");
+            let text = format!("it has been due for {late}, and tickr knows of nothing that prevents it from running; `tickr verify` checks more");
             Reason { code: ReasonCode::Overdue, text }
         } else {
             Reason { code: ReasonCode::OnItsWay, text: format!("it has been due for {late} and is on its way to a worker") }
@@ -245,7 +249,7 @@ fn explain(evidence: &Evidence<'_>) -> Vec<Reason> {
     reasons
 }
 
-/// As much of an error as fits a line.
+/// Cut an error to the length of one line.
 fn cut(error: &str) -> String {
     let line: String = error.chars().take(200).collect();
     if line.len() < error.len() { format!("{line}…") } else { line }
@@ -253,7 +257,7 @@ fn cut(error: &str) -> String {
 
 /// Explain why a job does not run
 ///
-/// In order: what must pass or be removed first comes first.
+/// The reasons are in the order in which they must pass or be removed.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/explain", tag = "jobs", operation_id = "explain_job",
     params(("id" = Uuid, Path, description = "The job's id")),

@@ -1,23 +1,23 @@
-//! Filters as callers word them: query parameters by name, and `q` in the words of a filter bar.
+//! Filters of requests: query parameters by name, and `q` in the language of the filter bar.
 
 use super::problem::{Code, Problem};
 use crate::handlers;
 use crate::job::{Filter, Timestamp, query};
 
-/// The parameters of a filter, by name. Each call that takes one has the same. Cursors are sealed with this, as it was
-/// asked for, because a span means another moment in every request.
+/// The parameters of a filter, by name. Every route that accepts a filter has the same ones. Cursors are sealed with
+/// these texts and not with the parsed filter, because a span such as `<2h` means another time in every request.
 #[derive(Debug)]
 pub(super) struct Words<'a> {
-    /// Plain fields, by the names that [`query::put`] knows.
+    /// Plain fields, by the names that [`query::put`] accepts.
     pub(super) fields: Vec<(&'static str, Option<&'a str>)>,
-    /// Moments, by name.
+    /// Times, by name.
     pub(super) moments: [(&'static str, Option<&'a str>); 6],
-    /// The filter bar.
+    /// The text of the filter bar.
     pub(super) q: Option<&'a str>,
 }
 
 impl Words<'_> {
-    /// The filter they mean. `now` is what spans count from; `prefix` points at where they were given.
+    /// Parse the filter. Spans count from `now`; `prefix` points at the filter in the request.
     pub(super) fn read(&self, now: Timestamp, prefix: &str) -> Result<Filter, Vec<handlers::Problem>> {
         let mut filter = Filter::default();
         let mut problems = Vec::new();
@@ -32,7 +32,7 @@ impl Words<'_> {
         for (name, value) in &self.moments {
             let Some(value) = value else { continue };
             let Some(moment) = query::moment(value) else {
-                wrong(name, "must be a moment such as 2026-11-01 or 2026-11-01T10:00:00Z, since 1970".to_owned());
+                wrong(name, "must be a time such as 2026-11-01 or 2026-11-01T10:00:00Z, not before 1970".to_owned());
                 continue;
             };
             let place = match *name {
@@ -60,13 +60,13 @@ fn cut(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
-/// What a call with a wrong filter is answered.
+/// Make the problem for an invalid filter.
 pub(super) fn refused(problems: Vec<handlers::Problem>) -> Problem {
-    Problem::new(Code::InvalidRequest, "the filter asks for something it cannot have").at("", problems)
+    Problem::new(Code::InvalidRequest, "invalid filter; `errors` says why").at("", problems)
 }
 
-/// A struct with a filter in it, and what else its callers may say: one description for query strings (`param`) and bodies
-/// (`schema`). Written out by a macro because a struct that is flattened into another loses the check for unknown names.
+/// Define a struct that has a filter and further fields: one description for query strings (`param`) and bodies
+/// (`schema`). It is a macro because serde does not check for unknown names in a struct that is flattened into another.
 macro_rules! filter_struct {
     ($attribute:ident, $(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
         $(#[$about])*
@@ -80,37 +80,38 @@ macro_rules! filter_struct {
             /// Only jobs of this queue.
             #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             queue: Option<String>,
-            /// Only jobs that this schedule made, for as long as its ticks are kept.
+            /// Only jobs of this schedule, as long as its ticks are kept.
             #[$attribute(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
             schedule: Option<String>,
-            /// Accepted at this moment or later.
+            /// Only jobs that were accepted at this time or later.
             #[$attribute(example = "2026-11-01T10:00:00Z")]
             created_after: Option<String>,
-            /// Accepted before this moment.
+            /// Only jobs that were accepted before this time.
             created_before: Option<String>,
-            /// Due at this moment or later; of an ended job, when its last attempt was due.
+            /// Only jobs that are due at this time or later. For an ended job, the due time of its last attempt counts.
             due_after: Option<String>,
-            /// Due before this moment.
+            /// Only jobs that are due before this time.
             due_before: Option<String>,
-            /// Ended at this moment or later.
+            /// Only jobs that ended at this time or later.
             finished_after: Option<String>,
-            /// Ended before this moment.
+            /// Only jobs that ended before this time.
             finished_before: Option<String>,
-            /// With this unique key.
+            /// Only jobs with this unique key.
             #[$attribute(max_length = 255)]
             unique_key: Option<String>,
-            /// With this tag.
+            /// Only jobs with this tag.
             #[$attribute(pattern = "^[A-Za-z0-9_.:/@=+-]{1,64}$")]
             tag: Option<String>,
-            /// Whose last unsuccessful attempt said this, in any case of letters.
+            /// Only jobs whose last error contains this text. Upper and lower case do not matter.
             #[$attribute(max_length = 200)]
             error: Option<String>,
-            /// Only failed jobs of this group; see `/v1/dead/groups`.
+            /// Only failed jobs of this group of dead letters; see `/v1/dead/groups`.
             #[$attribute(pattern = "^[0-9a-f]{16}$")]
             fingerprint: Option<String>,
-            /// All of it in the words of a filter bar: `state:failed kind:email queue:mail schedule:nightly key:order-7 tag:a
-            /// error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. Spans of created and
-            /// finished are ages, those of due lie ahead. Places in a payload: `items[0].sku`, `"odd key".x`.
+            /// A whole filter in the language of the filter bar: `state:failed kind:email queue:mail schedule:nightly
+            /// key:order-7 tag:a error:"timed out" created:>2026-11-01 finished:<2h due:<2h id:… payload.user.id:42`. A
+            /// span after `created` or `finished` is an age (`created:<2h`: in the last two hours), a span after `due`
+            /// lies ahead (`due:<2h`: in the next two hours). Paths into a payload: `items[0].sku`, `"odd key".x`.
             #[$attribute(max_length = 2000, example = "state:failed kind:email created:<2h payload.user.id:42")]
             q: Option<String>,
             $($extra)*
@@ -145,7 +146,7 @@ macro_rules! filter_struct {
 }
 pub(super) use filter_struct;
 
-/// A query string with a filter in it, and what else the call takes.
+/// Define a query string that has a filter and further parameters.
 macro_rules! filter_query {
     ($(#[$about:meta])* $name:ident { $($extra:tt)* }) => {
         crate::api::filter::filter_struct! {

@@ -1,4 +1,4 @@
-//! `/v1/forecast`: what is to come.
+//! `/v1/forecast`: the jobs and ticks of the next 24 hours.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,38 +12,38 @@ use super::view::Moment;
 use super::{Api, json};
 use crate::job::{Cadence, Timestamp};
 
-/// Hours of a forecast.
+/// Number of hours in a forecast.
 const HOURS: u32 = 24;
 
-/// What is to come.
+/// The forecast, hour by hour.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Forecast {
-    /// The next 24 hours, the first of which begins now.
+    /// Next 24 hours; the first one begins now.
     hours: Vec<HourView>,
-    /// Active schedules whose ticks are missing in it because the runner that answers cannot understand them; see
-    /// `/v1/schedules`.
+    /// Number of active schedules whose ticks are missing, because this runner cannot parse them; see `/v1/schedules`.
     unreadable_schedules: u32,
 }
 
-/// One hour.
+/// One hour of the forecast.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct HourView {
     #[schema(value_type = String, format = DateTime)]
     from: Moment,
-    /// Accepted jobs that become due in it, counted to 50,000.
+    /// Number of accepted jobs that become due in this hour, counted up to 50,000.
     jobs: u32,
-    /// There are more jobs than were counted.
+    /// True when there are more jobs than were counted.
     more: bool,
-    /// Ticks of schedules in it: each becomes a job that is not among `jobs` yet, unless the schedule is paused or changed
-    /// before, or its overlap policy skips the tick. Those of schedules that are paused now are not counted.
+    /// Number of ticks of schedules in this hour. Each will become a job that is not among `jobs` yet, unless the
+    /// schedule is paused or changed before, or its overlap policy skips the tick. Schedules that are paused now are
+    /// not counted.
     ticks: u64,
-    /// There may be more ticks: only the two thousand schedules that tick first are counted.
+    /// True when there may be more ticks: only the two thousand schedules that tick first are counted.
     more_ticks: bool,
 }
 
-/// Tell what becomes due in the next 24 hours
+/// Show the jobs and ticks of the next 24 hours
 ///
-/// Jobs that were accepted, and ticks of schedules, hour by hour.
+/// Accepted jobs that become due, and ticks of schedules, hour by hour.
 #[utoipa::path(
     get, path = "/v1/forecast", tag = "operations", operation_id = "show_forecast",
     responses(
@@ -59,7 +59,7 @@ pub(super) async fn forecast(State(api): State<Api>) -> Result<Response, Problem
     let end = starts.last().map_or_else(|| store.clock().now(), |last| *last + TimeDelta::hours(1));
     let ahead = store.ticking_before(end).await?;
     let cadences = ahead.cadences;
-    // Two thousand expressions take thinking: not on a thread that others wait for.
+    // Two thousand cron expressions take CPU time, so count them on a thread that no other request waits for.
     let ticks = tokio::task::spawn_blocking(move || ticks_by_hour(&cadences, &starts)).await;
     let ticks = ticks.map_err(|_| Problem::new(Code::Internal, "the ticks could not be counted"))?;
     let hours = hours.into_iter().zip(ticks).map(|(hour, ticks)| HourView {
@@ -72,14 +72,14 @@ pub(super) async fn forecast(State(api): State<Api>) -> Result<Response, Problem
     Ok(json(StatusCode::OK, Forecast { hours: hours.collect(), unreadable_schedules: ahead.unreadable }))
 }
 
-/// How many ticks there are in each of these hours.
+/// Count the ticks in each of these hours.
 fn ticks_by_hour(cadences: &[(Cadence, Timestamp)], starts: &[Timestamp]) -> Vec<u64> {
     let mut ticks = vec![0; starts.len()];
     for (cadence, next_at) in cadences {
         let mut next = Some(*next_at);
         for (count, start) in ticks.iter_mut().zip(starts) {
             let end = *start + TimeDelta::hours(1);
-            // Most schedules have no tick in most hours.
+            // Most schedules have no tick in most hours, and this check is cheaper than a count.
             if next.is_some_and(|next| next < end) {
                 *count += cadence.ticks_between((*start).max(*next_at), end);
                 next = cadence.next_after(end - TimeDelta::microseconds(1));
@@ -112,13 +112,13 @@ mod tests {
         let first = |cadence: &Cadence| cadence.next_after(starts[0]).unwrap();
         let (second, nightly) = (cron("* * * * * *"), cron("0 3 * * *"));
         let counted = ticks_by_hour(&[(nightly.clone(), first(&nightly))], &starts);
-        // Three in Warsaw is two in UTC, between 01:30 and 02:30.
+        // 03:00 in Warsaw is 02:00 in UTC, which lies between 01:30 and 02:30.
         assert_eq!((counted.iter().sum::<u64>(), counted[15]), (1, 1), "{counted:?}");
         assert_eq!(ticks_by_hour(&[(second.clone(), first(&second))], &starts), [3_600; 24]);
         let late = starts[1] - TimeDelta::minutes(1);
         let counted = ticks_by_hour(&[(second.clone(), late)], &starts);
         assert_eq!(counted[..2], [60, 3_600]);
-        // Overdue ticks are not to come.
+        // Overdue ticks are not in the future.
         let counted = ticks_by_hour(&[(second, starts[0] - TimeDelta::days(3))], &starts);
         assert_eq!(counted, [3_600; 24]);
         let every = Cadence::Every { every: Duration::from_secs(1_800), anchor: starts[0] };

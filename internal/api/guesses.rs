@@ -1,30 +1,31 @@
-//! Keys that were tried in vain: who tries, said at a bounded rate, and slowed.
+//! Requests with unknown or revoked API keys: they are counted by address, logged at a bounded rate, and delayed.
 //!
-//! A key has 256 random bits and a token at least 20 characters, so trying leads nowhere; it should be seen and cost little
-//! all the same. A request without a key is no try, and one with a good key is never slowed.
+//! An API key has 256 random bits and a token at least 20 characters, so guessing does not succeed. It should still be
+//! visible and cost little. A request without an API key does not count, and a request with a valid one is never
+//! delayed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The address that a request comes from: that of the last proxy, if there is one.
+/// The address that a request comes from. Behind a proxy it is the address of the last proxy.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub IpAddr);
 
-/// Tries of one address that are answered at once.
+/// Number of failed requests of one address that are answered without delay.
 const FREE: u32 = 5;
-/// How much longer each try after that takes than the one before, and how long at the most.
+/// Each further failed request of an address is delayed `STEP` longer than the one before, but at most `LONGEST`.
 const STEP: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(1);
-/// After this long without a try an address is forgotten.
+/// Time without a failed request after which an address is forgotten.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Addresses that are told apart. Those that come after them count as one.
+/// Maximum number of addresses that are counted separately. All further addresses are counted as one.
 const MOST_ADDRESSES: usize = 1_024;
-/// How often a line is written at the most.
+/// Minimum time between two log lines.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
-/// What was tried lately.
+/// The recent failed requests, by address.
 #[derive(Debug, Default)]
 pub struct Guesses {
     lately: Mutex<Lately>,
@@ -37,21 +38,22 @@ struct Lately {
     untold: u64,
 }
 
-/// What follows from a try.
+/// The consequence of a failed request.
 #[derive(Debug, PartialEq, Eq)]
 struct Verdict {
     delay: Duration,
-    /// How many tries of this address are known, and how many others no line told of. Nothing when no line is due.
+    /// The number of failed requests of this address, and of those that were not logged since the last line. `None`
+    /// when no line is due.
     tell: Option<(u32, u64)>,
 }
 
 impl Guesses {
-    /// A key was tried in vain: tell of it, and say how long the answer is to wait.
+    /// Count and log a request with an unknown API key. Return how long to delay the response.
     pub(super) fn failed(&self, peer: Option<Peer>) -> Duration {
         let address = peer.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |Peer(address)| address.to_canonical());
         let verdict = self.count(address, Instant::now());
         if let Some((tries, untold)) = verdict.tell {
-            tracing::warn!(%address, tries, untold, "refused a key that is not known, or is revoked");
+            tracing::warn!(%address, tries, untold, "refused an API key that is unknown or revoked");
         }
         verdict.delay
     }
@@ -84,7 +86,8 @@ impl Guesses {
     }
 }
 
-/// What one client can have many of counts as one: a network of IPv6.
+/// Return the unit that is counted: an IPv4 address, or the /64 network of an IPv6 address, because one client may have
+/// all addresses of such a network.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -111,7 +114,7 @@ mod tests {
             guesses.count(one, began);
         }
         assert_eq!(guesses.count(one, began).delay, ms(1_000));
-        // Another address is not slowed for it, and its line tells how many went without one.
+        // Another address is not delayed, and its log line has the number of requests that were not logged.
         assert_eq!(guesses.count(other, began + ms(1_000)), Verdict { delay: ms(0), tell: Some((1, 1_006)) });
         assert_eq!(guesses.count(one, began + Duration::from_secs(61)).delay, ms(0));
     }
@@ -125,7 +128,7 @@ mod tests {
         }
         assert!(guesses.lately.lock().unwrap().by.len() <= MOST_ADDRESSES + 1);
         assert_eq!(guesses.count(IpAddr::V4(Ipv4Addr::from_bits(6_000)), now).delay, LONGEST);
-        // One network of IPv6 is one client.
+        // One IPv6 network counts as one client.
         let six = |n: u128| IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_u128 << 96) + n));
         assert_eq!(network(six(1)), network(six(u128::from(u64::MAX))));
         assert_ne!(network(six(1)), network(six(1 << 64)));

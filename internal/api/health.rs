@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz`.
+//! `/livez` and `/readyz`.
 
 use axum::Router;
 use axum::extract::State;
@@ -12,38 +12,43 @@ use utoipa::ToSchema;
 use super::readiness::Look;
 use super::{Api, Code, Problem, json};
 
-/// Is the process alive?
+/// Return 200 while the process is alive
 #[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
 pub(super) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Whether this runner should get traffic, and why.
+/// The readiness of this runner, with the reasons.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ReadyAnswer {
-    /// `ready`, `draining`, `store_unavailable`, or `migrating` while the start brings the tables to the shape it needs.
+    /// `ready`, `draining` (the runner is stopping), `store_unavailable`, or `migrating` while the runner migrates the
+    /// tables at its start.
     status: &'static str,
-    /// Does MySQL answer, and take writes?
+    /// True when MySQL answers and accepts writes.
     mysql: bool,
-    /// `fast`, `rebuilding` or `degraded`. Never makes the answer red: jobs run without Redis.
+    /// Condition of the index: `fast`, `rebuilding` or `degraded`. It never makes the runner unready, because jobs run
+    /// without Redis.
     index: &'static str,
-    /// Do the MySQL server's settings make an acknowledged commit survive a power cut? Null when it does not answer.
+    /// True when the settings of the MySQL server make a confirmed commit survive a power failure; null when MySQL does
+    /// not answer.
     durable: Option<bool>,
-    /// If not durable: which settings are to blame.
+    /// The settings that make commits not durable.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     weaknesses: Vec<String>,
-    /// Does this runner start jobs? Not while it is asked to drain (`/v1/runners`). Never makes the answer red: it answers
-    /// HTTP like any other.
+    /// True when this runner starts jobs. False while it is stopping or an operator has drained it (`/v1/runners`). A
+    /// drain never makes the runner unready, because a drained runner still answers HTTP.
     takes_jobs: bool,
-    /// What makes Redis forget more than it must, such as an eviction policy. As far as Redis tells.
+    /// A setting that makes Redis lose more data than necessary, such as an eviction policy, as far as Redis reports
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     index_weakness: Option<String>,
-    /// What the migration is doing, while the status is `migrating`.
+    /// Progress of the migration, while the status is `migrating`.
     #[serde(skip_serializing_if = "Option::is_none")]
     migration: Option<String>,
 }
 
-/// What is answered while the start migrates the tables: alive, not ready, and everything else later.
+/// Build the router that serves while the runner migrates the tables at its start: the process is alive but not ready,
+/// and every other route answers 503.
 pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
     let ready = async move || {
         let answer = ReadyAnswer {
@@ -59,20 +64,21 @@ pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
         json(StatusCode::SERVICE_UNAVAILABLE, answer)
     };
     let later = async || {
-        Problem::new(Code::StoreUnavailable, "the tables are being migrated; /readyz says how far").into_response()
+        Problem::new(Code::StoreUnavailable, "the tables are being migrated; /readyz shows the progress")
+            .into_response()
     };
     Router::new().route("/livez", get(livez)).route("/readyz", get(ready)).fallback(later)
 }
 
-/// Should this runner get traffic?
+/// Return 200 while this runner should get traffic
 ///
-/// Red only when MySQL does not answer, takes no writes, its tables are being migrated, or the runner is stopping. Probes that
-/// come within half a second share one look at MySQL.
+/// 503 only when MySQL does not answer or accepts no writes, when the tables are being migrated, or when the runner is
+/// stopping. Probes that arrive within half a second share one check of MySQL.
 #[utoipa::path(
     get, path = "/readyz", tag = "operations",
     responses(
         (status = 200, description = "Ready", body = ReadyAnswer),
-        (status = 503, description = "Draining, migrating, or MySQL does not answer or takes no writes", body = ReadyAnswer),
+        (status = 503, description = "Stopping, migrating, or MySQL does not answer or accepts no writes", body = ReadyAnswer),
     )
 )]
 pub(super) async fn readyz(State(api): State<Api>) -> Response {

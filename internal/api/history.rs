@@ -1,4 +1,5 @@
-//! `/v1/history`: what happened in the last minutes, hours or day, all runners together, in columns as charts take them.
+//! `/v1/history`: counts and durations of the last minutes, hours or day over all runners, in columns as charts need
+//! them.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::handlers;
 use crate::job::{Point, Series, Span};
 use crate::store::History;
 
-/// How far back a chart looks: `5m` in steps of five seconds, `1h` of a minute, `24h` of fifteen minutes.
+/// Time span of a chart: `5m` in steps of five seconds, `1h` in steps of a minute, `24h` in steps of fifteen minutes.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "describes the words of a parameter")]
 enum SpanWord {
@@ -29,49 +30,51 @@ enum SpanWord {
     Day,
 }
 
-/// Which history.
+/// Parameters of a history.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct HistoryQuery {
-    /// `5m` in steps of five seconds, `1h` of a minute, or `24h` of fifteen minutes; `1h` when left out.
+    /// Time span: `5m` in steps of five seconds, `1h` in steps of a minute, or `24h` in steps of fifteen minutes.
+    /// Default: `1h`.
     #[param(value_type = Option<SpanWord>, inline)]
     span: Option<String>,
-    /// Only this queue; `_other` for those that have no history of their own, together. All of them when left out.
+    /// Only this queue, or `_other` for all queues together that have no history of their own. Default: all queues.
     #[param(pattern = "^([a-z0-9][a-z0-9_.-]{0,63}|_other)$")]
     queue: Option<String>,
 }
 
-/// Which history of each queue.
+/// Parameters of the histories by queue.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct QueuesHistoryQuery {
-    /// `5m` in steps of five seconds, `1h` of a minute, or `24h` of fifteen minutes; `1h` when left out.
+    /// Time span: `5m` in steps of five seconds, `1h` in steps of a minute, or `24h` in steps of fifteen minutes.
+    /// Default: `1h`.
     #[param(value_type = Option<SpanWord>, inline)]
     span: Option<String>,
 }
 
-/// What happened, step by step.
+/// A history, step by step.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct HistoryAnswer {
-    /// The database's clock at the reading.
+    /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// `5m`, `1h` or `24h`.
+    /// Time span: `5m`, `1h` or `24h`.
     span: &'static str,
-    /// How wide a step is.
+    /// Length of a step, in milliseconds.
     step_ms: u64,
-    /// How much of the last step had passed; `step_ms` when it was over. A rate times the step's seconds, or these, is a
-    /// count.
+    /// Time that had passed of the last step, in milliseconds; `step_ms` when the step was over. To get a count,
+    /// multiply a rate by the seconds of its step, or by these for the last step.
     last_ms: u64,
     points: PointsView,
 }
 
-/// Columns of the same length: one value for each step, oldest first, 0 or null where nothing happened.
+/// Columns of equal length: one value for each step, the oldest first, 0 or null where nothing happened.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PointsView {
-    /// When the step began, in unix milliseconds.
+    /// Start of the step, in Unix milliseconds.
     at_ms: Vec<i64>,
     /// Jobs accepted per second.
     accepted: Vec<f64>,
@@ -79,42 +82,42 @@ pub(super) struct PointsView {
     completed: Vec<f64>,
     /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
     failed: Vec<f64>,
-    /// Jobs per second that an attempt ended: completed, failed for good or cancelled while they ran.
+    /// Jobs per second that ended with an attempt: completed, failed for good, or cancelled while running.
     ended: Vec<f64>,
-    /// Median of start − execute_at, in milliseconds, within 6 %.
+    /// Median of the lateness (start − execute_at), in milliseconds, accurate to 6 %.
     lateness_p50_ms: Vec<Option<f64>>,
-    /// Its 99th percentile.
+    /// 99th percentile of the same.
     lateness_p99_ms: Vec<Option<f64>>,
-    /// Median of how long handlers ran, in milliseconds, within 6 %.
+    /// Median of the run time of handlers, in milliseconds, accurate to 6 %.
     run_p50_ms: Vec<Option<f64>>,
-    /// Its 99th percentile.
+    /// 99th percentile of the same.
     run_p99_ms: Vec<Option<f64>>,
 }
 
-/// What happened in each queue, step by step.
+/// The histories of the queues, step by step.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct QueuesHistoryAnswer {
-    /// The database's clock at the reading.
+    /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// `5m`, `1h` or `24h`.
+    /// Time span: `5m`, `1h` or `24h`.
     span: &'static str,
-    /// How wide a step is.
+    /// Length of a step, in milliseconds.
     step_ms: u64,
-    /// How much of the last step had passed; `step_ms` when it was over.
+    /// Time that had passed of the last step, in milliseconds; `step_ms` when the step was over.
     last_ms: u64,
-    /// When each step began, in unix milliseconds, oldest first.
+    /// Starts of the steps, in Unix milliseconds, the oldest first.
     at_ms: Vec<i64>,
-    /// Queues in which anything happened, the busiest first, at most 100.
+    /// Queues with any activity, the busiest first, at most 100.
     queues: Vec<QueueHistoryView>,
-    /// True when there are other queues in which less happened.
+    /// True when there are other, less busy queues.
     more: bool,
 }
 
-/// What happened in one queue. The columns are as long as `at_ms`.
+/// The history of one queue. The columns are as long as `at_ms`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct QueueHistoryView {
-    /// The queue; `_other` for those together that have no history of their own.
+    /// Name of the queue; `_other` for all queues together that have no history of their own.
     queue: String,
     /// Jobs accepted per second.
     accepted: Vec<f64>,
@@ -122,15 +125,15 @@ pub(super) struct QueueHistoryView {
     completed: Vec<f64>,
     /// Attempts per second that failed, were rejected, timed out, panicked or were lost.
     failed: Vec<f64>,
-    /// Jobs per second that an attempt ended.
+    /// Jobs per second that ended with an attempt.
     ended: Vec<f64>,
-    /// Median of start − execute_at, in milliseconds, within 6 %.
+    /// Median of the lateness (start − execute_at), in milliseconds, accurate to 6 %.
     lateness_p50_ms: Vec<Option<f64>>,
-    /// Its 99th percentile.
+    /// 99th percentile of the same.
     lateness_p99_ms: Vec<Option<f64>>,
-    /// Median of how long handlers ran, in milliseconds, within 6 %.
+    /// Median of the run time of handlers, in milliseconds, accurate to 6 %.
     run_p50_ms: Vec<Option<f64>>,
-    /// Its 99th percentile.
+    /// 99th percentile of the same.
     run_p99_ms: Vec<Option<f64>>,
 }
 
@@ -148,11 +151,12 @@ fn series_of(queue: Option<&str>) -> Result<Series, Problem> {
     })
 }
 
-/// Show what happened, for a chart
+/// Show the history of the cluster or of one queue
 ///
-/// All runners together, from MySQL: the same whichever runner is asked, and whatever became of it since. Runners write
-/// every five seconds, and the newest step shown is one that they had two seconds to write; the last one of `1h` and `24h`
-/// may still be open. Of each runner the two hundred queues that came first have a history of their own.
+/// All runners together. The data come from MySQL, so every runner gives the same response, also about runners that
+/// have stopped since. Runners write every five seconds. The newest step shown is one that they had two seconds to
+/// write; the last step of `1h` and `24h` may still be open. Each runner keeps separate histories for the first two
+/// hundred queues that it sees.
 #[utoipa::path(
     get, path = "/v1/history", tag = "operations", operation_id = "show_history", params(HistoryQuery),
     responses(
@@ -188,9 +192,9 @@ pub(super) async fn show(State(api): State<Api>, Asked(asked): Asked<HistoryQuer
     Ok(json(StatusCode::OK, answer))
 }
 
-/// Show what happened in each queue, for sparklines
+/// Show the histories of all queues
 ///
-/// As `/v1/history`, for the hundred queues in which most happened.
+/// Like `/v1/history`, for the hundred busiest queues.
 #[utoipa::path(
     get, path = "/v1/history/queues", tag = "operations", operation_id = "show_history_of_queues",
     params(QueuesHistoryQuery),
@@ -228,7 +232,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What turns counts into rates.
+/// The lengths of the steps, which turn counts into rates.
 struct Scale {
     step: Duration,
     last: Duration,
@@ -265,7 +269,7 @@ impl Scale {
     }
 }
 
-/// To a few digits: nobody reads more, and a chart of a hundred queues is long enough.
+/// Round to four decimals. A chart of a hundred queues is long enough without more digits.
 fn rounded(value: f64) -> f64 {
     (value * 10_000.0).round() / 10_000.0
 }

@@ -1,9 +1,9 @@
-//! `POST /v1/jobs/import`: jobs as lines, as many as there are.
+//! `POST /v1/jobs/import`: enqueue any number of jobs, one on each line.
 //!
-//! Lines are read in parts of at most 500, and a part is committed and answered before the next is read: whoever sends
-//! faster than MySQL commits is slowed down by TCP, and memory stays bounded. What belongs to a part depends on the lines
-//! alone, never on timing, so that with an Idempotency-Key each part is carried out at most once, and an import that broke
-//! off can be sent again.
+//! Lines are read in parts of at most 500. Each part is committed and answered before the next one is read, so TCP
+//! slows down a client that sends faster than MySQL commits, and memory stays bounded. The lines alone decide which of
+//! them form a part, never timing. So with an idempotency key each part is carried out at most once, and an import that
+//! broke off can be sent again.
 
 use std::collections::{HashSet, VecDeque};
 use std::convert::Infallible;
@@ -34,31 +34,31 @@ use crate::broker::IdempotencyKey;
 use crate::job::{Name, NewJob, OnConflict};
 use crate::store::{Answer, Keyed, Outcome, Placed, Receipts, StoreError};
 
-/// Most lines of one part.
+/// Maximum number of lines in one part.
 const MOST_LINES: usize = 500;
-/// Most bytes of one part; one line may be larger.
+/// Maximum size of one part in bytes; a single line may be larger.
 const MOST_BYTES: usize = 1 << 20;
-/// How often a part whose lines are refused for their unique keys is written without them.
+/// Maximum number of times that a part is written again without the lines whose unique keys are taken.
 const MOST_ROUNDS: usize = 8;
-/// How much and how long is still read after an import has ended before its body.
+/// Maximum size and time for reading and discarding the rest of the body after the import has ended.
 const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
 const FORGETTING: Duration = Duration::from_secs(2);
-/// The same, once the key of the import was revoked.
+/// The same time after the API key of the import was revoked.
 const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
-/// How often a part is handed in while the store has too much to do.
+/// Maximum number of times that a part is submitted while MySQL is overloaded.
 const MOST_TRIES: u32 = 8;
 
-/// How to import.
+/// Parameters of an import.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ImportQuery {
-    /// `stop` ends the import at the first line that is refused, and accepts nothing of its part; `continue` refuses the
-    /// line and goes on. `stop` when left out.
+    /// Action on a refused line. `stop` ends the import at the first refused line and accepts nothing of its part;
+    /// `continue` refuses the line and goes on. Default: `stop`.
     #[param(value_type = Option<OnErrorWord>, inline)]
     on_error: Option<OnError>,
-    /// `all` answers every line, `problems` only those that are refused: for clients that do not read while they send.
-    /// `all` when left out.
+    /// Lines that are answered. `all`: every line. `problems`: only refused lines, for clients that do not read while
+    /// they send. Default: `all`.
     #[param(value_type = Option<ReceiptsWord>, inline)]
     receipts: Option<Wanted>,
 }
@@ -77,7 +77,7 @@ enum Wanted {
     Problems,
 }
 
-/// What a refused line does to the import.
+/// The action on a refused line.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used")]
@@ -86,7 +86,7 @@ pub(super) enum OnErrorWord {
     Continue,
 }
 
-/// Which lines are answered.
+/// The lines that are answered.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used")]
@@ -95,72 +95,72 @@ pub(super) enum ReceiptsWord {
     Problems,
 }
 
-/// What became of one line of an import.
+/// The outcome of one line of an import.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ImportLine {
-    /// Counted from 1, empty lines included.
+    /// Number of the line, counted from 1; empty lines count.
     line: u64,
-    /// The job, if the line was accepted.
+    /// Id of the job, unless the line was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<String>,
-    /// When it is due.
+    /// Due time of the job. Left out for another producer's job.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     execute_at: Option<Moment>,
-    /// True when this is no new job: an unfinished one has the unique key.
+    /// True when this is not a new job: an unfinished job, or an earlier line of the import, has the unique key.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     existing: bool,
-    /// True when the part was carried out before, under the same Idempotency-Key.
+    /// True when the part was carried out earlier, with the same idempotency key.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     replayed: bool,
-    /// Why it was refused, if it was.
+    /// Problem of a refused line.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<Problem>,
 }
 
-/// The last line of the answer to an import.
+/// The last line of the response to an import.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct ImportEnd {
-    /// Was the body read to its end? Otherwise `problem` says why not, and nothing behind the last answered line was
-    /// accepted.
+    /// True when the body was read to its end. Otherwise `problem` says why not, and nothing after the last answered
+    /// line was accepted.
     complete: bool,
-    /// Lines that were read, empty ones included.
+    /// Number of lines read; empty lines count.
     lines: u64,
-    /// New jobs, those of an earlier try under the same Idempotency-Key included.
+    /// Number of new jobs, including those of an earlier try with the same idempotency key.
     accepted: u64,
-    /// Lines for which an unfinished job stands.
+    /// Number of lines whose unique key an unfinished job has.
     existing: u64,
-    /// Lines that were refused.
+    /// Number of refused lines.
     rejected: u64,
-    /// Why it ended before its end.
+    /// Reason why the import ended early.
     #[serde(skip_serializing_if = "Option::is_none")]
     problem: Option<Problem>,
 }
 
-/// What is kept of a line that was carried out under a key. Short, because there may be millions.
+/// The stored outcome of a line under an idempotency key. The names are short because there may be millions of them.
 #[derive(Debug, Serialize, Deserialize)]
 enum Kept {
-    /// A new job, and when it is due.
+    /// A new job, with its due time.
     New(String, i64),
-    /// One that was there.
+    /// An existing job, with its due time.
     Held(String, i64),
-    /// The code and detail of a refusal.
+    /// The detail of a refusal, whose code is always `key_taken`.
     Refused(String),
 }
 
 /// Import jobs, one on each line
 ///
-/// The body is NDJSON: a job on each line, as `POST /v1/jobs` takes it, of any number. Lines are committed in parts of at
-/// most 500, in order, and answered as NDJSON, a line for each, while the rest is still being read; the last line is an
-/// `ImportEnd`. So read the answer while you send, or ask for `receipts=problems`. The jobs continue the trace of the
-/// request's `traceparent` header, unless their lines name one.
+/// The body is NDJSON: any number of lines, each with a job as `POST /v1/jobs` accepts it. Lines are committed in
+/// order, in parts of at most 500. The response is NDJSON as well: one line for each line of the body, sent while the
+/// rest is still being read, and an `ImportEnd` as the last line. So read the response while you send, or use
+/// `receipts=problems`. The jobs continue the trace of the request's `traceparent` header, unless their lines name one.
 ///
-/// With an `Idempotency-Key` each part is carried out at most once. An import that broke off, wherever, may be sent again
-/// with the same key, parameters and body, as often as needed: what was accepted is answered as before, and nothing is
-/// done twice. After a line was refused under `on_error=stop`, it may also be mended, because nothing of its part was
-/// accepted.
+/// With an `Idempotency-Key`, each part is carried out at most once. If an import breaks off at any point, send it
+/// again with the same key, parameters and body, as often as necessary: accepted lines get the same response as before,
+/// and nothing is done twice. After a line was refused with `on_error=stop`, you may also correct that line, because
+/// nothing of its part was accepted.
 #[utoipa::path(
     post, path = "/v1/jobs/import", tag = "jobs", operation_id = "import_jobs", params(ImportQuery),
     request_body(content = String, content_type = "application/x-ndjson", description = "A `NewJobBody` on each line"),
@@ -206,7 +206,7 @@ fn begin(
     }
     let key = key.given()?;
     if *api.draining.borrow() {
-        return Err(Problem::new(Code::Stopping, "this runner stops; send the import to another"));
+        return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));
     }
     let place = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
     Ok(Import {
@@ -226,36 +226,37 @@ fn begin(
     })
 }
 
-/// How far an import is.
+/// The progress of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Goes,
-    /// Only the last line is missing.
+    /// Only the last line of the response is missing.
     Ends,
     Over,
 }
 
-/// An import under way. It is driven by whoever reads the answer: as long as nobody does, nothing is read.
+/// An import under way. The HTTP server drives it by polling the response body: while the client does not read the
+/// response, no further part of the request is read.
 struct Import {
     api: Api,
     lines: Lines,
     on_error: OnError,
     wanted: Wanted,
     key: Option<IdempotencyKey>,
-    /// Parts carried out so far.
+    /// Number of parts carried out so far.
     part: u64,
-    /// A line that was read and begins the next part.
+    /// A line that was already read and begins the next part.
     next: Option<Line>,
     end: ImportEnd,
     state: Progress,
-    /// Ends with the import.
+    /// The span of the import, which ends with it.
     span: Option<ImportSpan>,
     asker: Asker,
     pass: Pass,
     _place: Place,
 }
 
-/// One line, as it was read: its number, and its text or what is wrong with it.
+/// One line of the body: its number, and its text or the problem with it.
 struct Line {
     number: u64,
     text: Result<Vec<u8>, Problem>,
@@ -265,22 +266,23 @@ struct Line {
 #[derive(Default)]
 struct Part {
     bytes: usize,
-    /// The lines that are jobs, in order.
+    /// The lines that are valid jobs, in order.
     jobs: Vec<(u64, NewJob, Box<RawValue>)>,
     refused: Vec<(u64, Problem)>,
-    /// Unique keys so far.
+    /// The unique keys of the part so far.
     keys: HashSet<(Name, String)>,
-    /// The body ended, for this reason if not by itself.
+    /// Set when the body ended. The inner value is the problem, or `None` for a normal end.
     last: Option<Option<Problem>>,
 }
 
 impl Import {
-    /// The next piece of the answer.
+    /// Return the next piece of the response.
     async fn answer(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
         loop {
             match self.state {
                 Progress::Over => {
-                    // Closing on a client that still sends would reset the connection, and the answer would be lost.
+                    // Read on for a moment: closing the connection while the client still sends would reset it, and the
+                    // response would be lost.
                     let patience = if self.pass.is_good() { FORGETTING } else { FORGETTING_STRANGERS };
                     let _ = tokio::time::timeout(patience, self.lines.forget()).await;
                     return None;
@@ -309,10 +311,10 @@ impl Import {
     /// Read, write and answer one part.
     async fn one_part(&mut self) -> String {
         if *self.api.draining.borrow() {
-            self.ends(Some(Problem::new(Code::Stopping, "this runner stops; send the rest to another")));
+            self.ends(Some(Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")));
             return String::new();
         }
-        // What was read of the part is lost when the right to send it ends meanwhile, and the import is over.
+        // If the right to send ends while the part is read, the part is dropped and the import is over.
         let mut pass = self.pass.clone();
         let part = tokio::select! {
             biased;
@@ -325,7 +327,7 @@ impl Import {
         };
         let broken = part.last.take();
         if let Some(Some(problem)) = broken {
-            // What the part would have been, nobody knows: nothing of it is accepted.
+            // It is unknown which lines the part would have had, so nothing of it is accepted.
             self.ends(Some(problem));
             return String::new();
         }
@@ -404,7 +406,7 @@ impl Import {
                     if let Some(key) = &job.unique_key {
                         let first = part.keys.insert((job.kind.clone(), key.clone()));
                         if !first && job.on_conflict != OnConflict::Return {
-                            // It is about a job of this very part, which must be there first.
+                            // The line refers to a job of this part, which must be committed first.
                             part.bytes -= line.text.as_ref().map_or(0, Vec::len);
                             self.next = Some(line);
                             break;
@@ -419,7 +421,7 @@ impl Import {
         part
     }
 
-    /// Commit the jobs of a part, at most once if there is a key.
+    /// Commit the jobs of a part, at most once if there is an idempotency key.
     async fn write(&mut self, part: Vec<(u64, NewJob, Box<RawValue>)>) -> Result<Vec<ImportLine>, Problem> {
         if part.is_empty() {
             return Ok(Vec::new());
@@ -449,13 +451,13 @@ impl Import {
                 Outcome::Refused(Keyed::Accepted(_)) | Outcome::Conflict => {
                     return Err(Problem::new(
                         Code::IdempotencyConflict,
-                        "this Idempotency-Key belongs to an import of other lines; nothing more was accepted",
+                        "this idempotency key belongs to an import of other lines; nothing more was accepted",
                     ));
                 }
                 Outcome::Busy => {
                     return Err(Problem::new(
                         Code::IdempotencyInProgress,
-                        "an import with this Idempotency-Key is under way; nothing more was accepted by this one",
+                        "an import with this idempotency key is under way; this import accepted nothing more",
                     ));
                 }
             };
@@ -477,10 +479,13 @@ impl Import {
                 return Ok(taken.into_iter().filter_map(refused).collect());
             }
         }
-        Err(Problem::new(Code::Overloaded, "the unique keys of these lines change hands too fast; send the rest again"))
+        Err(Problem::new(
+            Code::Overloaded,
+            "other jobs keep taking the unique keys of these lines; send the rest again",
+        ))
     }
 
-    /// Hand a part to the store, as often as it takes for its queue to have room: that is what slows the sender down.
+    /// Submit a part to the store, again and again until its queue has room. This is what slows the client down.
     async fn hand_in(
         &mut self,
         jobs: Vec<NewJob>,
@@ -513,7 +518,7 @@ impl Import {
                 outcome => return Ok(outcome?),
             }
         }
-        Err(Problem::new(Code::Overloaded, "too many requests wait for the store"))
+        Err(Problem::new(Code::Overloaded, "too many requests wait for MySQL"))
     }
 }
 
@@ -527,11 +532,12 @@ fn refused(line: u64, problem: Problem) -> ImportLine {
     ImportLine { line, id: None, execute_at: None, existing: false, replayed: false, problem: Some(problem) }
 }
 
-/// What is kept of a part: one entry for each line that was handed in, and for each that was refused for its key.
+/// Build the stored outcome of a part: one entry for each line that was submitted or was refused because of its unique
+/// key.
 fn worded(places: &[usize], refused: &[(usize, String)], receipts: &Receipts) -> Answer {
     let receipt = |placed: &Placed| match placed {
         Placed::New(accepted) => Kept::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
-        // When the job of another producer is due is not told: no moment has this number.
+        // The due time of another producer's job is not revealed. No time has this number.
         Placed::Held(holder) if holder.foreign => Kept::Held(holder.id.to_string(), i64::MIN),
         Placed::Held(holder) => Kept::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
     };
@@ -541,7 +547,7 @@ fn worded(places: &[usize], refused: &[(usize, String)], receipts: &Receipts) ->
     Answer { status: 200, body: serde_json::to_string(&kept).unwrap_or_default() }
 }
 
-/// The answers to the lines with these numbers, as they were kept.
+/// Build the responses to the lines with these numbers from their stored outcomes.
 fn answered(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
     let kept: Vec<(usize, Kept)> = serde_json::from_str(kept).unwrap_or_default();
     let answer = |(place, kept): (usize, Kept)| {
@@ -560,12 +566,12 @@ fn answered(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
 /// The lines of a body.
 struct Lines {
     body: BodyDataStream,
-    /// Bytes that were read and belong to no line yet.
+    /// Bytes that were read but do not form a complete line yet.
     rest: VecDeque<u8>,
     limit: usize,
     patience: Duration,
     number: u64,
-    /// How far the rest has been searched for the end of a line.
+    /// Number of bytes of the rest that have been searched for the end of a line.
     searched: usize,
     ended: bool,
 }
@@ -576,14 +582,15 @@ impl Lines {
         Self { body: body.into_data_stream(), rest, limit, patience, number: 0, searched: 0, ended: false }
     }
 
-    /// The number of the last line that was read and is not `next`.
+    /// Return the number of the last line that was read, not counting `next`.
     fn skipped_to(&self, next: Option<&Line>) -> u64 {
         next.map_or(self.number, |line| line.number - 1)
     }
 
-    /// The next line that is not empty; nothing at the end. An error when the body broke off or came too slowly.
+    /// Return the next line that is not empty, or `None` at the end. Return an error when the body broke off or came
+    /// too slowly.
     async fn next(&mut self) -> Result<Option<Line>, Problem> {
-        // A line that is too long is read and forgotten up to its end.
+        // A line that is too long is read to its end and discarded.
         let mut forgotten = false;
         loop {
             let found = self.rest.iter().skip(self.searched).position(|byte| *byte == b'\n');
@@ -609,7 +616,7 @@ impl Lines {
             };
             self.number += 1;
             if forgotten || text.len() > self.limit {
-                let detail = format!("the line is larger than {} bytes; TICKR_BODY_LIMIT sets the limit", self.limit);
+                let detail = format!("the line is larger than {} bytes; TICKR_BODY_LIMIT sets this limit", self.limit);
                 return Ok(Some(Line { number: self.number, text: Err(Problem::new(Code::TooLarge, detail)) }));
             }
             if text.iter().any(|byte| !byte.is_ascii_whitespace()) {
@@ -618,7 +625,7 @@ impl Lines {
         }
     }
 
-    /// Read what still comes, within reason.
+    /// Read and discard the rest of the body, up to a bound.
     async fn forget(&mut self) {
         let mut most = MOST_FORGOTTEN_BYTES;
         while let (false, Some(Ok(bytes))) = (self.ended, self.body.next().await) {
@@ -631,7 +638,7 @@ impl Lines {
         let chunk = tokio::time::timeout(self.patience, self.body.next()).await;
         match chunk.map_err(|_| too_slow(self.patience))? {
             Some(Ok(bytes)) => self.rest.extend(bytes),
-            Some(Err(_)) => return Err(Problem::new(Code::InvalidJson, "the body ended before its time")),
+            Some(Err(_)) => return Err(Problem::new(Code::InvalidJson, "the body ended too early")),
             None => self.ended = true,
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! `/v1/index`: Redis against MySQL, as this runner sees it.
+//! `/v1/index`: the state of Redis compared with MySQL, as this runner sees it, and its rebuild.
 
 use std::time::Instant;
 
@@ -16,94 +16,96 @@ use crate::index::{Bearing, Cause, Health, IndexError, Line};
 use crate::job::{Name, Timestamp};
 use crate::store::{Act, DueWithin};
 
-/// Most runners and queues that are asked about.
+/// Maximum numbers of runners and queues that are read.
 const MOST_RUNNERS: u32 = 200;
 const MOST_QUEUES: usize = 200;
 
-/// Redis against MySQL.
+/// The state of Redis compared with MySQL.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct IndexAnswer {
-    /// The database's clock at the count.
+    /// Time of the count, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Whose view this is: each runner has its own connections, and compares for itself.
+    /// Id of the runner whose view this is. Each runner has its own connections and compares by itself.
     runner: String,
     health: HealthWord,
-    /// Since when.
+    /// Time since which `health` has this value.
     #[schema(value_type = String, format = DateTime)]
     since: Moment,
-    /// Why it is being fed from MySQL; null unless it is.
+    /// Reason of the rebuild that is under way; null when there is none.
     rebuilding: Option<RebuildCause>,
-    /// How far ahead jobs are kept in Redis, in milliseconds.
+    /// Horizon: how far ahead jobs are kept in Redis, in milliseconds.
     horizon_ms: u64,
-    /// What Redis holds; null when it does not answer.
+    /// Contents of Redis; null when it does not answer.
     redis: Option<RedisView>,
-    /// What it should hold.
+    /// Contents that Redis should have, by MySQL.
     store: StoreView,
-    /// The last comparison of the two; null before the first.
+    /// Last comparison of the two; null before the first.
     drift: Option<DriftView>,
-    /// The last time that everything was fed from MySQL; null when that has not happened yet.
+    /// Last finished rebuild; null before the first.
     last_rebuild: Option<RebuildView>,
-    /// What makes Redis forget more than it must, such as an eviction policy. As far as Redis tells.
+    /// A setting that makes Redis lose more data than necessary, such as an eviction policy, as far as Redis reports
+    /// it.
     weakness: Option<String>,
 }
 
-/// What Redis holds.
+/// The contents of Redis.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RedisView {
-    /// Another one whenever Redis has lost its state; null while it has.
+    /// Marker that changes whenever Redis has lost its state; null while Redis has none.
     epoch: Option<String>,
-    /// Jobs scheduled for later, left-over entries of jobs that were cancelled or run early among them.
+    /// Entries of jobs that are due later. Left-over entries of jobs that were cancelled or run early count as well.
     waiting: u64,
-    /// Jobs in ready lists: due, and not taken yet.
+    /// Entries of jobs in ready lists: due, and not taken by a runner yet.
     ready: u64,
-    /// Ready lists that are full. Of these the rest stays in MySQL until they have run low.
+    /// Number of ready lists that are full. Further jobs of these lanes stay in MySQL until the lists have run low.
     full_lists: u64,
 }
 
-/// What Redis should hold, by MySQL.
+/// The jobs that MySQL has and Redis should know.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StoreView {
-    /// Jobs that wait and are due.
+    /// Number of jobs that wait and are due.
     due: u32,
-    /// Jobs that wait and become due within the horizon.
+    /// Number of jobs that wait and become due within the horizon.
     upcoming: u32,
-    /// Jobs that run. Redis does not hold these.
+    /// Number of executing jobs. Redis does not have these.
     executing: u32,
-    /// There are more: the 50,000 that are due first were counted.
+    /// True when there are more: only the 50,000 jobs that are due first are counted.
     more: bool,
 }
 
-/// A comparison of what became due lately, is due next, or is overdue longest. One is made every few seconds.
+/// A comparison of the jobs that became due lately, are due next, or are overdue longest. Each runner compares every
+/// few seconds.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DriftView {
-    /// Jobs that Redis should have held and did not, or for another time. They were brought back.
+    /// Number of jobs that were missing in Redis, or had another due time there. They were put back.
     jobs: u64,
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
 }
 
-/// A rebuild that is done.
+/// A finished rebuild.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RebuildView {
-    /// When it was done.
+    /// End of the rebuild.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Jobs that were missing.
+    /// Number of jobs that were missing in Redis.
     jobs: u64,
     took_ms: u64,
     cause: RebuildCause,
 }
 
-/// The condition of the index. Jobs run in each of them.
+/// The condition of the index. Jobs run in every condition.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum HealthWord {
-    /// Redis answers and holds what it should.
+    /// Redis answers and has all entries that it should have.
     Fast,
-    /// Redis answers; what it should hold is being fed from MySQL.
+    /// Redis answers; its entries are being read from MySQL again.
     Rebuilding,
-    /// Redis does not answer: runners read due work from MySQL.
+    /// Redis does not answer; runners read due jobs from MySQL.
     Degraded,
 }
 
@@ -117,17 +119,17 @@ impl From<Health> for HealthWord {
     }
 }
 
-/// Why the index is fed from MySQL.
+/// The reason of a rebuild.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RebuildCause {
     /// The runner started.
     Start,
-    /// Redis had lost its state, or went back in time.
+    /// Redis had lost its state, or was restored to an older one.
     LostState,
-    /// Redis was out.
+    /// Redis did not answer for a time.
     Outage,
-    /// An operator asked for it.
+    /// An operator requested it.
     Asked,
 }
 
@@ -144,12 +146,12 @@ impl From<Cause> for RebuildCause {
 
 /// Compare Redis with MySQL
 ///
-/// The counts of the two are not of one moment, and jobs on their way to a worker are in neither. `drift` is what was found
-/// missing when it was looked at twice.
+/// The two counts are not taken at the same moment, and jobs on their way to a worker are in neither. `drift` has the
+/// jobs that were missing in two looks in a row.
 #[utoipa::path(
     get, path = "/v1/index", tag = "operations", operation_id = "show_index",
     responses(
-        (status = 200, description = "Both sides", body = IndexAnswer),
+        (status = 200, description = "Redis and MySQL side by side", body = IndexAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -158,7 +160,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store();
     let owed = store.due_within(api.index.horizon()).await?;
     let redis = match api.index.health().now() {
-        // Asked by the scheduler alone, until it answers.
+        // Only the scheduler probes Redis until it answers again.
         Health::Degraded => None,
         Health::Fast | Health::Rebuilding => {
             let runners = store.runners(MOST_RUNNERS).await?;
@@ -166,7 +168,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
             let mut queues = owed.queues.clone();
             queues.extend(living.flat_map(|runner| runner.queues));
             let queues: Vec<Name> = queues.into_iter().take(MOST_QUEUES).collect();
-            // That it does not answer is known from now on.
+            // If Redis fails here, the index records that and its health changes.
             holds(&api, &queues).await.ok()
         }
     };
@@ -206,33 +208,33 @@ fn of_store(owed: &DueWithin) -> StoreView {
     StoreView { due, upcoming, executing, more }
 }
 
-/// A rebuild that was asked for.
+/// The response to a request for a rebuild.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RebuildAnswer {
-    /// False when one was under way already, which this asks for as well.
+    /// False when a rebuild was already under way. That rebuild then serves this request as well.
     started: bool,
     health: HealthWord,
-    /// The rebuild is over when `last_rebuild.at` of `/v1/index` is later than this.
+    /// Time of the request. The rebuild has ended when `last_rebuild.at` of `/v1/index` is later than this.
     #[schema(value_type = String, format = DateTime)]
     asked_at: Moment,
 }
 
-/// Have Redis fed again from MySQL
+/// Rebuild Redis from MySQL
 ///
-/// Forgets what Redis holds, and feeds everything that is due within the horizon; other runners notice and help. Harmless
-/// at any time: jobs that are delivered twice are dropped. Done when `/v1/index` has a later `last_rebuild`, and told by
-/// the event `rebuilt`.
+/// Delete the entries in Redis, and read all jobs that are due within the horizon from MySQL again; other runners
+/// notice and help. This is safe at any time: an id that reaches the runners twice is dropped. The rebuild has ended
+/// when `/v1/index` has a later `last_rebuild`; the event `rebuilt` reports it too.
 #[utoipa::path(
     post, path = "/v1/index/rebuild", tag = "operations", operation_id = "rebuild_index",
     responses(
-        (status = 202, description = "It begins, or one is under way", body = RebuildAnswer),
+        (status = 202, description = "A rebuild begins, or is already under way", body = RebuildAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable, index_unavailable", body = Problem),
     )
 )]
 pub(super) async fn rebuild(State(api): State<Api>, Who(who): Who) -> Result<Response, Problem> {
     if api.index.health().now() == Health::Degraded {
-        let detail = "Redis does not answer; when it does, it is fed again without being asked";
+        let detail = "Redis does not answer; when it does, the runners rebuild it by themselves";
         return Err(Problem::new(Code::IndexUnavailable, detail));
     }
     let runner = api.controls.runner();

@@ -1,4 +1,4 @@
-//! `/v1/jobs`: enqueue, read, steer.
+//! `/v1/jobs`: enqueue, list, count, show, cancel, retry and run now.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,50 +33,53 @@ use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewJobBody {
-    /// The kind: one of `/v1/kinds`.
+    /// Name of the kind, one of `/v1/kinds`.
     #[schema(example = "http", max_length = 64)]
     kind: String,
-    /// The handler's input, as the kind's schema says; `{}` when left out.
+    /// Input of the handler. It must fit the schema of the kind. Default: `{}`.
     #[serde(default = "empty_object")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Box<RawValue>,
-    /// The line to wait in; `default` when left out.
+    /// Name of the queue. Default: `default`.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
-    /// Start at this moment (a past one means now), at most 366 days ahead. Not together with `delay_ms`.
+    /// Time at which the job becomes due; a past time means now, and the limit is 366 days ahead. Not together with
+    /// `delay_ms`.
     execute_at: Option<DateTime<Utc>>,
-    /// Start this long after now, at most 366 days. Not together with `execute_at`.
+    /// Delay in milliseconds after which the job becomes due, at most 366 days. Not together with `execute_at`.
     #[schema(maximum = 31_622_400_000_u64)]
     delay_ms: Option<u64>,
-    /// Attempts before the job fails, 1 to 100; the kind's own when left out.
+    /// Number of attempts before the job fails, 1 to 100. Default: that of the kind.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<u32>,
-    /// Time limit of one attempt; the kind's own when left out.
+    /// Time limit of one attempt, in milliseconds. Default: that of the kind.
     #[schema(minimum = 1, maximum = 86_400_000)]
     timeout_ms: Option<u64>,
-    /// 0 runs first, 9 last; 5 when left out.
+    /// Priority within the queue: 0 runs first, 9 last. Default: 5.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// At most one unfinished job per (kind, key); `on_conflict` says what happens if there is one.
+    /// Unique key. At most one unfinished job of a kind has a given unique key; `on_conflict` says what happens
+    /// otherwise.
     #[schema(min_length = 1, max_length = 255)]
     unique_key: Option<String>,
-    /// `return` answers with the job that has the key and writes nothing, `reject` answers 409, `replace` cancels that job
-    /// unless it executes, and accepts the new one; `return` when left out. Only with `unique_key`.
+    /// Action when an unfinished job of this kind has the unique key. `return` responds with that job and writes
+    /// nothing. `reject` responds with 409. `replace` cancels that job, unless it executes, and accepts the new one.
+    /// Default: `return`. Only with `unique_key`.
     #[schema(value_type = Option<OnConflictWord>)]
     on_conflict: Option<OnConflict>,
-    /// Backoff; the kind's own when left out.
+    /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
-    /// Words to find it again, at most ten.
+    /// Tags to find the job by, at most ten.
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
     tags: Vec<String>,
-    /// The trace that its attempts continue; that of the request's `traceparent` header when left out.
+    /// Trace that the attempts continue. Default: the trace of the request's `traceparent` header.
     #[schema(value_type = Option<TraceView>)]
     trace: Option<Object<TraceView>>,
 }
 
-/// What happens to a job whose unique key an unfinished job has.
+/// Action when an unfinished job has the unique key.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -91,7 +94,7 @@ fn empty_object() -> Box<RawValue> {
 }
 
 impl NewJobBody {
-    /// Refuse it if the key of its sender is not good for its kind. `prefix` points at it in the body.
+    /// Refuse the job if the caller's API key may not enqueue its kind. `prefix` points at the job in the body.
     pub(super) fn may_be_asked_by(&self, asker: &Asker, prefix: &str) -> Result<(), Problem> {
         asker.may_enqueue(&self.kind, &self.payload, prefix)
     }
@@ -115,7 +118,7 @@ impl NewJobBody {
     }
 }
 
-/// When something is due, if it says so in one of two ways.
+/// Return the due time that a body gives in one of two ways, if it gives one.
 pub(super) fn due(
     execute_at: Option<DateTime<Utc>>,
     delay_ms: Option<u64>,
@@ -142,7 +145,7 @@ pub(super) fn prepare(
     api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
 }
 
-/// Accept jobs, at most once if they have an idempotency key, and answer with what `word` makes of the receipts.
+/// Accept jobs, at most once if the request has an idempotency key. `word` builds the response from the receipts.
 async fn accept(
     api: &Api,
     producer: &Producer,
@@ -170,12 +173,12 @@ pub(super) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
 
 /// Enqueue a job
 ///
-/// Answers after the job is committed. With a `unique_key` that an unfinished job has, `on_conflict` decides. Of another
-/// producer's job a key with the scope `enqueue` is told the id and the state, and may not replace it.
+/// The response is sent after the job is committed. When an unfinished job has the `unique_key`, `on_conflict` decides.
+/// A key with the scope `enqueue` learns only the id and the state of another producer's job, and may not replace it.
 #[utoipa::path(
     post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue_job", request_body = NewJobBody,
     responses(
-        (status = 201, description = "Accepted and durable", body = JobView, headers(("Location" = String))),
+        (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
         (status = 200, description = "An unfinished job has the unique key; nothing was written", body = SeenJob),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
@@ -221,7 +224,7 @@ async fn enqueue_one(
         }
         (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
         (Some(Placed::Held(holder)), None) => worded(StatusCode::OK, &ForeignJobView::of(holder.id, holder.state)),
-        // The store gives the one or the other.
+        // The store returns either a receipt or a holder, so this does not happen.
         (None, None) => worded(StatusCode::OK, &()),
     };
     accept(api, asker.producer(), vec![job], once, Arc::new(word), |taken| {
@@ -234,9 +237,9 @@ async fn enqueue_one(
     .await
 }
 
-/// Why a unique key cannot be had.
+/// Say why the unique key is taken.
 pub(super) fn held_detail(holder: &Holder, detail: &str) -> String {
-    let why = "it is another producer's job, which only its producer or an admin key may replace";
+    let why = "that job belongs to another producer, so only its producer or an admin key may replace it";
     if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
 }
 
@@ -244,7 +247,7 @@ pub(super) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers
     let whose = if holder.foreign { " of another producer" } else { "" };
     handlers::Problem::at(
         format!("{prefix}/unique_key"),
-        format!("is held by job {}{whose}, which is {}", holder.id, holder.state),
+        format!("is taken by job {}{whose}, which is {}", holder.id, holder.state),
     )
 }
 
@@ -252,7 +255,7 @@ pub(super) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BatchBody {
-    /// 1 to 1,000 jobs.
+    /// Jobs to enqueue, 1 to 1,000.
     #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
     jobs: Vec<Object<NewJobBody>>,
 }
@@ -260,9 +263,9 @@ pub(super) struct BatchBody {
 /// The receipt of a batch.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct BatchAnswer {
-    /// In the order of the request.
+    /// Receipts in the order of the request.
     jobs: Vec<Receipt>,
-    /// What stands in the way of some of them as things are. Left out when nothing does.
+    /// Reasons why some of the jobs would not run at present. Left out when there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     warnings: Vec<String>,
@@ -271,13 +274,13 @@ pub(super) struct BatchAnswer {
 /// The receipt of one job of a batch.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Receipt {
-    /// The job.
+    /// Id of the job.
     id: String,
-    /// When it is due. Left out of another producer's job.
+    /// Due time of the job. Left out for another producer's job.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     execute_at: Option<super::view::Moment>,
-    /// True when this is no new job: it had the unique key, or comes earlier in the same batch with it.
+    /// True when this is not a new job: an unfinished job, or an earlier job of this batch, has the unique key.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     existing: bool,
@@ -347,7 +350,7 @@ async fn enqueue_all(
     .await
 }
 
-/// Refuse the batch if one of its jobs is of a kind that the key is not good for.
+/// Refuse the batch if the caller's API key may not enqueue the kind of one of its jobs.
 fn may_all_be_asked(body: &BatchBody, asker: &Asker) -> Result<(), Problem> {
     let mut refused: Option<Problem> = None;
     for (place, Object(job)) in body.jobs.iter().enumerate().take(limits::MAX_BATCH) {
@@ -364,11 +367,11 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
     let count = body.jobs.len();
     if count == 0 || count > limits::MAX_BATCH {
         let here = handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
-        return Err(Problem::new(Code::InvalidRequest, "the batch has the wrong size").at("", vec![here]));
+        return Err(Problem::new(Code::InvalidRequest, "invalid size of a batch; `errors` says why").at("", vec![here]));
     }
     let mut jobs = Vec::with_capacity(count);
     let mut first: Option<Problem> = None;
-    // What is wrong with every job, as far as an answer has room for it.
+    // Collect the errors of all jobs, up to the limit of a response.
     let mut wrong = |problem: Problem| match &mut first {
         None => first = Some(problem),
         Some(first) => first.join(&problem),
@@ -386,7 +389,7 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
         if let Some(key) = &job.unique_key {
             let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
             if first < place && job.on_conflict != OnConflict::Return {
-                let here = handlers::Problem::at("/unique_key", format!("is the key of /jobs/{first} as well"));
+                let here = handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
                 let detail = "a job can neither reject nor replace another one of its own batch";
                 wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
             }
@@ -397,28 +400,28 @@ fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Resu
 }
 
 filter_query! {
-    /// Which jobs to list.
+    /// Filter and page of a listing of jobs.
     ListQuery {
-        /// Jobs in one page, 1 to 200.
+        /// Number of jobs in one page, 1 to 200.
         #[param(minimum = 1, maximum = 200, default = 50)]
         limit: Option<u32>,
-        /// Where to go on, as the last page said. Belongs to its filter.
+        /// `next_cursor` of the last page. It is valid only with the same filter.
         cursor: Option<String>,
     }
 }
 
 filter_query! {
-    /// Which jobs to count.
+    /// Filter of a count of jobs.
     CountQuery {}
 }
 
 /// A page of jobs.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ListAnswer {
-    /// Newest first.
+    /// Jobs, the newest first.
     pub(super) data: Vec<JobView>,
-    /// Where to go on; null at the end. A page may be short, or empty, and still have one: a page looks at a bounded
-    /// number of rows.
+    /// Cursor of the next page; null on the last page. A page may be short or empty and still have a cursor, because
+    /// one page reads only a bounded number of rows.
     pub(super) next_cursor: Option<String>,
 }
 
@@ -449,7 +452,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     let listing = Listing::new("jobs", &words);
     let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
     let store = api.broker.store().clone();
-    // Without a filter it is the newest jobs, by their key.
+    // Without a filter, MySQL reads the newest jobs by primary key, which is cheap and needs no permit.
     let page = if filter == Filter::default() {
         store.list(filter, before, limit).await?
     } else {
@@ -459,23 +462,23 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
 }
 
-/// How many jobs there are.
+/// The number of jobs that match a filter.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct CountAnswer {
-    /// Jobs that were found.
+    /// Number of jobs found.
     count: u64,
-    /// True when there may be more: a count stops at ten thousand, or when it has looked at enough.
+    /// True when there may be more: a count stops at ten thousand jobs, or after a bounded number of rows.
     capped: bool,
 }
 
 /// Count jobs
 ///
-/// Takes the filters of the listing. Counts up to ten thousand, and looks at a bounded number of rows. Each runner carries out a
-/// few searches and counts at a time and refuses others with 429 `overloaded`.
+/// The filters are those of the listing. A count stops at ten thousand jobs and reads a bounded number of rows. Each
+/// runner executes a few searches and counts at a time and refuses the others with 429 `overloaded`.
 #[utoipa::path(
     get, path = "/v1/jobs/count", tag = "jobs", operation_id = "count_jobs", params(CountQuery),
     responses(
-        (status = 200, description = "How many", body = CountAnswer),
+        (status = 200, description = "The count", body = CountAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
@@ -490,17 +493,17 @@ pub(super) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery
 
 /// Show a job with its attempts
 ///
-/// A key with the scope `enqueue` sees jobs that it was told of: those that it made, and by their ids those without a unique
-/// key. Of another producer's job with a unique key it is shown the id and the state.
+/// A key with the scope `enqueue` sees its producer's jobs, and any job without a unique key whose id it knows. Of
+/// another producer's job with a unique key, it sees only the id and the state.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
     params(
         ("id" = Uuid, Path, description = "The job's id"),
-        ("If-None-Match" = Option<String>, Header, description = "Answer 304 if the job has one of these ETags"),
+        ("If-None-Match" = Option<String>, Header, description = "Respond with 304 if the job has one of these ETags"),
     ),
     responses(
         (status = 200, description = "The job", body = SeenJob),
-        (status = 304, description = "The reader has it already", headers(("ETag" = String))),
+        (status = 304, description = "The job has not changed: it has one of the given ETags", headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
@@ -528,15 +531,16 @@ pub(super) fn missing(id: JobId) -> Problem {
 
 /// Cancel a job
 ///
-/// 200: it waited and will never start. 202: it runs and was asked to stop. 409: it is over already.
+/// 200: the job was waiting, and no further attempt starts. 202: the job is running and was asked to stop. 409: the job
+/// has ended.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
-        (status = 200, description = "Cancelled; it will never start", body = JobView),
-        (status = 202, description = "Running; its handler was asked to stop", body = JobView),
+        (status = 200, description = "Cancelled: no further attempt of the job starts", body = JobView),
+        (status = 202, description = "The job is running, and its handler was asked to stop", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "wrong_state: it is over", body = Problem),
+        (status = 409, description = "wrong_state: the job has ended", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -552,11 +556,11 @@ pub(super) async fn cancel(
 
 /// Retry a failed or cancelled job
 ///
-/// Gives it a full set of attempts. 409 for jobs in any other state.
+/// Give the job a full set of attempts. 409 for a job in any other state.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
-        (status = 200, description = "Waiting again", body = JobView),
+        (status = 200, description = "The job waits again", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state", body = Problem),
@@ -575,11 +579,11 @@ pub(super) async fn retry(
 
 /// Run a waiting job now
 ///
-/// Makes a waiting or retrying job due at once. 409 for jobs in any other state.
+/// Make a waiting or retrying job due at once. 409 for a job in any other state.
 #[utoipa::path(
     post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = Uuid, Path, description = "The job's id")),
     responses(
-        (status = 200, description = "Due now", body = JobView),
+        (status = 200, description = "The job is due now", body = JobView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "wrong_state", body = Problem),
@@ -601,7 +605,7 @@ async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Res
         Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
         Steer::Retry => (
             "retry",
-            "only a failed or cancelled job, whose unique key is free and that was not replayed, can be retried",
+            "only a failed or cancelled job that was not replayed and whose unique key is free can be retried",
         ),
         Steer::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };

@@ -1,4 +1,4 @@
-//! `/v1/keys`: who may call.
+//! `/v1/keys`: API keys.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -17,28 +17,28 @@ use crate::handlers;
 use crate::job::{Name, Scope};
 use crate::store::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
 
-/// What every key begins with, so that scanners for leaked secrets can know it.
+/// Prefix of every API key, so that scanners for leaked secrets can recognise it.
 const PREFIX: &str = "tickr_";
 
-/// A key to make.
+/// An API key to make.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewKeyBody {
-    /// `read`: read everything. `enqueue`: enqueue jobs, and read them back by their ids. `admin`: everything.
+    /// Scope. `read`: read everything. `enqueue`: enqueue jobs, and read them by their ids. `admin`: everything.
     #[schema(value_type = ScopeWord)]
     scope: String,
-    /// With the scope `enqueue`: the only kinds that the key may enqueue; all when left out. A report that sends its file
+    /// Kinds that the API key may enqueue. Default: all. Only with the scope `enqueue`. A report that sends its file
     /// needs `email` as well.
     #[schema(min_items = 1, max_items = 50, example = json!(["http", "report"]))]
     kinds: Option<Vec<String>>,
-    /// With the scope `enqueue`: the producer that the key belongs to; its own name when left out. A key sees and replaces
-    /// the jobs with unique keys that keys of the same producer made, and no others. So a new key can take over from an old
-    /// one.
+    /// Producer that the API key belongs to. Default: its own name. Only with the scope `enqueue`. Of the jobs with
+    /// unique keys, an API key sees and replaces only those that API keys of the same producer made. So a new API key
+    /// can take over from an old one.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$", example = "shop")]
     producer: Option<String>,
 }
 
-/// Most kinds that one key names.
+/// Maximum number of kinds of one API key.
 const MOST_KINDS: usize = 50;
 
 impl NewKeyBody {
@@ -51,7 +51,7 @@ impl NewKeyBody {
         }
         let limited = [("/kinds", self.kinds.is_some()), ("/producer", self.producer.is_some())];
         for (pointer, _) in limited.into_iter().filter(|(_, given)| *given && scope != Some(Scope::Enqueue)) {
-            wrong(pointer, "is for keys with the scope enqueue".to_owned());
+            wrong(pointer, "is allowed only for API keys with the scope enqueue".to_owned());
         }
         let count = self.kinds.as_ref().map_or(1, Vec::len);
         if !(1..=MOST_KINDS).contains(&count) {
@@ -68,12 +68,12 @@ impl NewKeyBody {
         });
         match scope.filter(|_| problems.is_empty()) {
             Some(scope) => Ok(NewKey { name, scope, kinds, producer }),
-            None => Err(Problem::new(Code::InvalidRequest, "there cannot be such a key").at("", problems)),
+            None => Err(Problem::new(Code::InvalidRequest, "invalid API key; `errors` says why").at("", problems)),
         }
     }
 }
 
-/// What a key is good for.
+/// The scope of an API key.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -83,25 +83,26 @@ pub(super) enum ScopeWord {
     Admin,
 }
 
-/// A key, without the key.
+/// An API key, without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KeyView {
     name: String,
     #[schema(value_type = ScopeWord)]
     scope: &'static str,
-    /// The only kinds that it may enqueue. Left out when it may enqueue all of them, or none.
+    /// Kinds that it may enqueue. Left out when it may enqueue all of them, or none.
     #[serde(skip_serializing_if = "Option::is_none")]
     kinds: Option<Vec<String>>,
-    /// Whose jobs with unique keys it sees and replaces. Left out when those are its own.
+    /// Producer whose jobs with unique keys it sees and replaces. Left out when the producer has the name of the API
+    /// key.
     #[serde(skip_serializing_if = "Option::is_none")]
     producer: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
     created_by: String,
-    /// To about a minute; null when it was never used.
+    /// Time of its last use, accurate to about a minute; null if it was never used.
     #[schema(value_type = Option<String>, format = DateTime)]
     last_used_at: Option<Moment>,
-    /// Null while it is good.
+    /// Time of its revocation; null while it is valid.
     #[schema(value_type = Option<String>, format = DateTime)]
     revoked_at: Option<Moment>,
     revoked_by: Option<String>,
@@ -124,10 +125,10 @@ impl From<ApiKey> for KeyView {
     }
 }
 
-/// A key that was just made.
+/// An API key that was just made, with its secret.
 #[derive(Serialize, ToSchema)]
 pub(super) struct MadeKeyView {
-    /// The key itself. It is shown now and never again; tickr keeps only its digest.
+    /// The secret. It is shown only in this response; tickr stores only its digest.
     #[schema(example = "tickr_3q2-7wAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")]
     token: String,
     name: String,
@@ -142,24 +143,24 @@ pub(super) struct MadeKeyView {
     created_by: String,
 }
 
-/// All keys.
+/// All API keys.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KeysAnswer {
-    /// Good ones first, then newest first.
+    /// API keys: the valid ones first, then the newest first.
     data: Vec<KeyView>,
 }
 
-/// A new key: 256 random bits.
+/// Generate the secret of a new API key: 256 random bits.
 pub fn new_key() -> String {
     let bytes: [u8; 32] = rand::random();
     format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
 }
 
-/// List the keys
+/// List the API keys
 #[utoipa::path(
     get, path = "/v1/keys", tag = "keys", operation_id = "list_keys",
     responses(
-        (status = 200, description = "The keys, without the keys themselves", body = KeysAnswer),
+        (status = 200, description = "The API keys, without their secrets", body = KeysAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -169,19 +170,19 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     Ok(json(StatusCode::OK, KeysAnswer { data: keys.into_iter().map(KeyView::from).collect() }))
 }
 
-/// Make a key
+/// Make an API key
 ///
-/// The answer shows the key, once. From the first key on the API asks for one, also on loopback and for `/docs`,
-/// `/openapi.json` and `/metrics`. The first key must be an admin's.
+/// The response shows the secret, only this once. From the first API key on, every request needs one, also on loopback
+/// and for `/docs`, `/openapi.json` and `/metrics`. The first API key must have the scope `admin`.
 #[utoipa::path(
     put, path = "/v1/keys/{name}", tag = "keys", operation_id = "make_key", request_body = NewKeyBody,
-    params(("name" = String, Path, description = "A name that no key has or had", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    params(("name" = String, Path, description = "A name that no API key has or had", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 201, description = "Made; good on this process at once, on others within 2 s", body = MadeKeyView),
+        (status = 201, description = "Made. This process accepts the API key at once, the others within 2 s", body = MadeKeyView),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
-        (status = 409, description = "name_taken: a key has or had this name", body = Problem),
+        (status = 409, description = "name_taken: an API key has or had this name", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
@@ -196,21 +197,20 @@ pub(super) async fn make(
 ) -> Result<Response, Problem> {
     let new = body.read(name.clone())?;
     if new.scope != Scope::Admin && is_open(&api, &api.controls.now()) {
-        let detail =
-            "must be admin for the first key: from then on every call needs a key, and only an admin's makes more";
+        let detail = "must be admin for the first API key: after it, every request needs one, and only an admin key can make more";
         let here = handlers::Problem::at("/scope", detail);
-        return Err(Problem::new(Code::InvalidRequest, "the first key would lock its maker out").at("", vec![here]));
+        return Err(Problem::new(Code::InvalidRequest, "the first API key would lock its maker out").at("", vec![here]));
     }
     let token = new_key();
     let made = api.broker.store().make_limited_key(new, digest(&token), &who).await?;
     let key = match made {
         MadeKey::Made(key) => key,
         MadeKey::NameTaken => {
-            let detail = format!("a key is or was called {name}, and a name belongs to one key for ever");
+            let detail = format!("an API key has or had the name {name}, and a name is never used for a second one");
             return Err(Problem::new(Code::NameTaken, detail));
         }
         MadeKey::TooMany => {
-            let detail = format!("{MOST_KEYS} keys are good already; revoke those that are not used");
+            let detail = format!("{MOST_KEYS} API keys are valid already; revoke those that are not used");
             return Err(Problem::new(Code::TooMany, detail));
         }
     };
@@ -219,14 +219,14 @@ pub(super) async fn make(
     Ok(json(StatusCode::CREATED, MadeKeyView { token, name, scope, kinds, producer, created_at, created_by }))
 }
 
-/// Revoke a key
+/// Revoke an API key
 ///
-/// It is refused by this process at once, by others within 2 s. Revoking it again changes nothing.
+/// This process refuses it at once, the others within 2 s. Revoking it again changes nothing.
 #[utoipa::path(
     delete, path = "/v1/keys/{name}", tag = "keys", operation_id = "revoke_key",
-    params(("name" = String, Path, description = "The key's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    params(("name" = String, Path, description = "The name of the API key", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 200, description = "Revoked, now or before", body = KeyView),
+        (status = 200, description = "The API key is revoked, by this request or an earlier one", body = KeyView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
@@ -239,7 +239,7 @@ pub(super) async fn revoke(
     NamePath(name): NamePath,
 ) -> Result<Response, Problem> {
     match api.broker.store().revoke_key(&name, &who).await? {
-        RevokedKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no key {name}"))),
+        RevokedKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no API key {name}"))),
         RevokedKey::Revoked(key) | RevokedKey::Before(key) => {
             api.controls.refresh().await?;
             Ok(json(StatusCode::OK, KeyView::from(key)))

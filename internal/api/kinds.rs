@@ -1,4 +1,4 @@
-//! `/v1/kinds`: what can be enqueued.
+//! `/v1/kinds`: the registered kinds and the schemas of their payloads.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,20 +12,20 @@ use super::{Api, Problem, json};
 /// The registered kinds.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KindsAnswer {
-    /// By name.
+    /// Kinds, in the order of their names.
     data: Vec<KindView>,
 }
 
 /// One registered kind.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KindView {
-    /// What to say as `kind`.
+    /// Name of the kind.
     kind: String,
-    /// Attempts of a job that asks for nothing else.
+    /// Default number of attempts of a job.
     max_attempts: u32,
-    /// Time limit of one attempt of a job that asks for nothing else.
+    /// Default time limit of one attempt, in milliseconds.
     timeout_ms: u64,
-    /// Backoff of a job that asks for nothing else.
+    /// Default backoff of a job.
     retry: RetryView,
     /// JSON Schema (2020-12) of the payload.
     #[schema(value_type = Object)]
@@ -36,7 +36,7 @@ pub(super) struct KindView {
 #[utoipa::path(
     get, path = "/v1/kinds", tag = "kinds", operation_id = "list_kinds",
     responses(
-        (status = 200, description = "The kinds this runner knows", body = KindsAnswer),
+        (status = 200, description = "The kinds that this runner has", body = KindsAnswer),
         (status = 401, description = "unauthorized", body = Problem),
     )
 )]

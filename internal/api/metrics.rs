@@ -1,9 +1,9 @@
-//! `/metrics`: the page, and the readings of both servers that stand on it.
+//! `/metrics`: the Prometheus page, and the readings of MySQL and Redis that it shows.
 //!
-//! Most figures are counted where something happens. A few are asked of MySQL and Redis, and only when somebody scrapes:
-//! a scrape starts a reading unless there is a recent one, waits for it a moment, and shows what is known then. So a page
-//! never hangs, whatever the servers do, and never asks more of them than a small share of their time, however often it
-//! is scraped.
+//! Most metrics are counted where something happens. A few are read from MySQL and Redis, and only when Prometheus
+//! scrapes. A scrape starts a reading unless there is a recent one, waits for it a moment, and shows what is known
+//! then. So the page never hangs, whatever the servers do, and it takes only a small share of their time, however often
+//! it is scraped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -24,27 +24,30 @@ use crate::job::{Name, State as JobState};
 use crate::store::{RunnerSeen, Stats, Store};
 use crate::telemetry::metrics_page;
 
-/// How old a reading may be before a scrape starts another.
+/// Age of a reading after which a scrape starts another.
 const FRESH: Duration = Duration::from_secs(10);
-/// How soon after one that a server did not answer.
+/// The same, after a reading that a server did not answer.
 const AGAIN: Duration = Duration::from_secs(2);
-/// Counting a large backlog takes MySQL's time: at most about this share of it, but for a minute at the most nobody asks.
+/// Counting a large backlog takes time in MySQL. After a count that took a time t, wait for `SHARE` × t, but at most
+/// `LONGEST`.
 const SHARE: u32 = 50;
 const LONGEST: Duration = Duration::from_secs(60);
-/// How long a scrape waits for a reading.
+/// Maximum time for which a scrape waits for a reading.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// A server that takes longer for a short question counts as out.
+/// Time for a short query after which a server counts as out.
 const LIMIT: Duration = Duration::from_secs(2);
-/// How long counting may take.
+/// Maximum time for counting.
 const COUNT_LIMIT: Duration = Duration::from_secs(10);
-/// Most runners that are looked at, living ones first.
+/// Maximum number of runners that are read, living ones first.
 const MOST_RUNNERS: u32 = 200;
-/// A runner that was not heard of for longer does not count as alive, though nobody has struck it off yet.
+/// Age of the last heartbeat after which a runner does not count as alive, even if no other runner has declared it dead
+/// yet.
 const ALIVE: Duration = Duration::from_secs(120);
-/// The label of queues that no living runner serves. Whoever enqueues may name any number of them.
+/// Label of queues that no living runner serves. Clients may make up any number of queue names, and each label costs
+/// memory.
 const OTHER: &str = "_other";
 
-/// Reads both servers for the page. Cheap to clone; all clones share their readings.
+/// Reads MySQL and Redis for the page. Cheap to clone; all clones share their readings.
 #[derive(Clone, Debug)]
 pub struct Readings {
     shared: Arc<Shared>,
@@ -54,41 +57,42 @@ pub struct Readings {
 struct Shared {
     store: Store,
     index: Index,
-    /// The queues of this runner.
+    /// The queues that this runner serves.
     queues: Vec<Name>,
     tasks: TaskTracker,
     made: Instant,
     last: Mutex<Last>,
 }
 
-/// What is known of the newest reading.
+/// The state of the newest reading.
 #[derive(Debug, Default)]
 struct Last {
-    /// Is one under way?
+    /// True while a reading is running.
     under_way: bool,
-    /// When the next one may begin; nothing before the first has ended.
+    /// Time after which the next one may begin; `None` before the first has ended.
     next: Option<Instant>,
-    /// When one last had an answer of MySQL.
+    /// Time of the last reading that MySQL answered.
     known: Option<Instant>,
-    /// The queues that have series: what is gone is 0, not what it was.
+    /// The queues that have series. A queue that is gone gets 0, because its series would otherwise keep its last
+    /// value.
     queues: BTreeSet<String>,
 }
 
 impl Readings {
-    /// Readings for a runner of these queues. Each runs in a task of its own, joined through `tasks` and over within a few
-    /// seconds.
+    /// Make the readings for a runner that serves these queues. Each reading runs in a task of its own, which `tasks`
+    /// joins and which ends within a few seconds.
     #[must_use]
     pub fn new(store: Store, index: Index, queues: Vec<Name>, tasks: TaskTracker) -> Self {
         Self { shared: Arc::new(Shared { store, index, queues, tasks, made: Instant::now(), last: Mutex::default() }) }
     }
 
-    /// Start a reading unless there is a recent one, wait for it a moment, and set what is known without asking.
+    /// Start a reading unless there is a recent one, wait for it a moment, and set the metrics that need no server.
     async fn refresh(&self) {
         let shared = &self.shared;
         if shared.begin() {
             let reading = Arc::clone(shared);
             let reading = shared.tasks.spawn(async move { reading.read().await });
-            // The task goes on without us.
+            // After the timeout the task goes on by itself.
             let _ = tokio::time::timeout(PATIENCE, reading).await;
         }
         shared.set_own();
@@ -100,7 +104,7 @@ impl Shared {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is it time for a reading, and nobody at it?
+    /// Return whether this scrape should start a reading: one is due and none is running.
     fn begin(&self) -> bool {
         let mut last = self.last();
         let due = !last.under_way && last.next.is_none_or(|next| next <= Instant::now());
@@ -110,7 +114,7 @@ impl Shared {
 
     async fn read(&self) {
         let store = async {
-            // The short list of runners tells whether MySQL is there; counting a large backlog may take longer.
+            // The short query for the runners shows whether MySQL answers; counting a large backlog may take longer.
             let runners = answer_within(LIMIT, self.store.runners(MOST_RUNNERS)).await;
             gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
             let runners = runners?;
@@ -140,7 +144,7 @@ impl Shared {
         last.next = Some(Instant::now() + rest);
     }
 
-    /// Queues that get a label of their own.
+    /// Return the queues that get a label of their own.
     fn named(&self, runners: &[RunnerSeen]) -> BTreeSet<Name> {
         let served = runners.iter().filter(|runner| runner.stopped_at.is_none()).flat_map(|runner| &runner.queues);
         self.queues.iter().chain(served).cloned().collect()
@@ -149,7 +153,7 @@ impl Shared {
     fn set_index(&self, waiting: usize, lengths: &[usize]) {
         gauge!("tickr_index_waiting").set(waiting as f64);
         let mut ready: HashMap<&Name, usize> = HashMap::new();
-        // In service order the queues come around once for each priority.
+        // `Line::of_queues` repeats the queues once for each priority.
         for (length, queue) in lengths.iter().zip(self.queues.iter().cycle()) {
             *ready.entry(queue).or_default() += length;
         }
@@ -158,7 +162,7 @@ impl Shared {
         }
     }
 
-    /// What this process knows by itself.
+    /// Set the metrics that this process knows without asking a server.
     fn set_own(&self) {
         for pool in self.store.pool_use() {
             gauge!("tickr_pool_connections", "pool" => pool.pool, "state" => "idle").set(pool.idle as f64);
@@ -169,10 +173,11 @@ impl Shared {
             gauge!("tickr_index_state", "state" => health.as_str()).set(f64::from(health == now));
         }
         let last = self.last();
-        // Since the start, before the first reading that MySQL answered.
+        // Before the first reading that MySQL answered, the age counts from the start.
         gauge!("tickr_reading_age_seconds").set(last.known.unwrap_or(self.made).elapsed().as_secs_f64());
         if last.next.is_none() {
-            // What is not known to be there counts as out. An answer replaces it.
+            // Before the first reading, a server counts as out. `increment` by 0 creates the series but keeps a value
+            // that a reading has set.
             for server in ["mysql", "redis"] {
                 gauge!("tickr_up", "server" => server).increment(0.0);
             }
@@ -186,7 +191,7 @@ async fn answer_within<T, E>(limit: Duration, asked: impl Future<Output = Result
 
 fn set_runners(runners: &[RunnerSeen]) {
     let listed = runners.iter().filter(|runner| runner.stopped_at.is_none());
-    // A process that runs one suspect belongs to the runner that started it.
+    // A process that runs one suspect counts as part of the runner that started it.
     let alive = listed.clone().filter(|runner| runner.heartbeat_age <= ALIVE && runner.parent.is_none()).count();
     gauge!("tickr_runners").set(alive as f64);
     let quietest = listed.map(|runner| runner.heartbeat_age).max().unwrap_or_default();
@@ -199,7 +204,7 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
         let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
         *counts.entry((queue, count.state)).or_default() += count.jobs;
     }
-    // A queue that lost its last runner has gone to the others.
+    // A queue that lost its last runner is counted under `_other`, and its own series must become 0.
     known.extend(named.iter().map(ToString::to_string));
     known.insert(OTHER.to_owned());
     for queue in known.iter() {
@@ -213,10 +218,10 @@ fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>)
     gauge!("tickr_oldest_due_seconds").set(overdue);
 }
 
-/// Metrics of this runner for Prometheus
+/// Show the metrics of this runner for Prometheus
 ///
-/// Answers within a second, also while MySQL or Redis is out: then `tickr_up` says so. The table of metrics stands in
-/// `docs/METRICS.md`.
+/// Responds within a second, also while MySQL or Redis does not answer; `tickr_up` shows that. The metrics are listed
+/// in `docs/METRICS.md`.
 #[utoipa::path(
     get, path = "/metrics", tag = "operations",
     responses(

@@ -1,7 +1,58 @@
 //! The HTTP API: a table of routes, one file per resource, errors as `application/problem+json`.
 //!
-//! Everything tickr can do is here first; the command line and the dashboard speak only this. The OpenAPI document is
-//! made from the same types and attributes as the routes.
+//! Every function of tickr is available here first. The command line and the dashboard use only this API. The OpenAPI
+//! document is generated from the same types and attributes as the routes.
+//!
+//! Resources:
+//!
+//! - `jobs.rs`: enqueue, list, count, show, cancel, retry and run jobs now (`/v1/jobs`)
+//! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
+//! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
+//! - `results.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
+//! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
+//! - `dead.rs`: dead letters and their groups, replay and discard (`/v1/dead`)
+//! - `operations.rs`: bulk operations (`/v1/operations`)
+//! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
+//! - `kinds.rs`: the registered kinds and the schemas of their payloads (`/v1/kinds`)
+//! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
+//! - `schedules.rs`: schedules and their ticks (`/v1/schedules`)
+//! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
+//! - `keys.rs`: API keys (`/v1/keys`)
+//! - `audit.rs`: the actions of operators (`/v1/audit`)
+//! - `reports.rs`: download of finished reports (`/v1/reports`)
+//! - `stats.rs`: counts by state and queue, lateness, rates (`/v1/stats`)
+//! - `history.rs`: counts and durations of the last minutes to the last day, for charts (`/v1/history`)
+//! - `forecast.rs`: the jobs and ticks of the next 24 hours (`/v1/forecast`)
+//! - `index.rs`: the state of Redis compared with MySQL, and its rebuild (`/v1/index`)
+//! - `verify.rs`: the checks of `tickr verify`, run in the background (`/v1/verify`)
+//! - `health.rs`: `/livez` and `/readyz`
+//! - `metrics.rs`: the Prometheus page (`/metrics`)
+//! - `docs.rs`: the HTML reference (`/docs`)
+//!
+//! Access and limits:
+//!
+//! - `auth.rs`: authentication and scopes
+//! - `asker.rs`: the jobs that a caller may see and the kinds that it may enqueue
+//! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
+//! - `pass.rs`: the end of long requests when their API key is revoked
+//! - `guesses.rs`: delay and log of requests with unknown API keys
+//! - `places.rs`: permits for streams, imports and downloads, shared between API keys
+//! - `searches.rs`: the limit on searches and counts that run at the same time
+//!
+//! Requests and responses:
+//!
+//! - `body.rs`: bodies, paths and query strings, read with precise errors
+//! - `filter.rs`: the filter parameters that several routes share
+//! - `cursor.rs`: the cursors of listings
+//! - `etag.rs`: ETags and conditional requests
+//! - `once.rs`: `Idempotency-Key`
+//! - `trace.rs`: the W3C trace context of a request
+//! - `observe.rs`: the duration and the id of each request
+//! - `view.rs`: the JSON form of jobs and attempts
+//! - `warnings.rs`: warnings in the response to an enqueue
+//! - `readiness.rs`: the probe of MySQL that all calls of `/readyz` share
+//! - `problem.rs`: problem documents and their codes
+//! - `catalogue.rs`: the meaning of each problem code and its remedy
 
 mod asker;
 mod audit;
@@ -81,52 +132,53 @@ use crate::handlers::report::FinishedReports;
 use crate::index::Index;
 use crate::telemetry::Tracer;
 
-/// What the API needs.
+/// The parts of the process that the API uses. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ApiParts {
-    /// The way in for jobs.
+    /// Accepts and changes jobs.
     pub broker: Broker,
-    /// For its health.
+    /// The index, for its health and its depth.
     pub index: Index,
-    /// What operators have set; the keys of the API among it.
+    /// The settings that operators change while the process runs, API keys among them.
     pub controls: Controls,
-    /// What the metrics page reads from both servers.
+    /// Reads MySQL and Redis for the metrics page.
     pub readings: Readings,
-    /// Looks whether MySQL is there, for all probes together.
+    /// Checks whether MySQL answers and accepts writes; one check serves all probes that come at the same time.
     pub readiness: Readiness,
-    /// Records the requests that enqueue.
+    /// Records the spans of the requests that enqueue jobs.
     pub tracer: Tracer,
-    /// Tokens of the configuration.
+    /// The API tokens of the configuration.
     pub tokens: Tokens,
-    /// Is the API reached from this host alone? Then it is open until there are tokens or keys.
+    /// True when the listener is bound to loopback. The API is then open until the first API token or API key exists.
     pub loopback: bool,
-    /// Names of this host beside `localhost` and its addresses, in lower case. An open API is reached by no other.
+    /// Names of this host besides `localhost` and its addresses, in lower case. An open API refuses requests under any
+    /// other name.
     pub hosts: BTreeSet<String>,
-    /// Largest request body, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub body_limit_bytes: usize,
-    /// Names of the schedules that this runner's own configuration declares.
+    /// Names of the schedules that the configuration of this runner declares.
     pub declared_schedules: Arc<BTreeSet<String>>,
-    /// Longest time in which a body must have arrived.
+    /// Maximum time in which a request body must arrive.
     pub body_timeout: Duration,
-    /// Finished reports.
+    /// Finds finished reports on disk and in MySQL.
     pub reports: FinishedReports,
-    /// Reports that may be read from MySQL at the same time.
+    /// Permits for downloads of reports from MySQL.
     pub downloads: Places,
-    /// What happens in the cluster.
+    /// The events of the cluster.
     pub feed: Feed,
-    /// Jobs that somebody watches.
+    /// The jobs that open streams watch.
     pub watches: Watches,
-    /// Streams of events that may still be opened.
+    /// Permits for streams of events.
     pub streams: Places,
-    /// Imports that may still be begun.
+    /// Permits for imports.
     pub imports: Places,
-    /// Searches and counts that may still be begun.
+    /// Permits for searches and counts.
     pub searches: Arc<Semaphore>,
-    /// Keys that were tried in vain.
+    /// Requests with unknown API keys, by address.
     pub guesses: Arc<Guesses>,
-    /// What stands in the way of new jobs.
+    /// Finds out why a new job would not run at present.
     pub warnings: Warnings,
-    /// Checks everything in the background.
+    /// Runs the checks of `tickr verify` in the background.
     pub verifier: Verifier,
     /// True once the process has begun to stop.
     pub draining: watch::Receiver<bool>,
@@ -152,20 +204,20 @@ type Api = Arc<ApiParts>;
         import::ImportEnd,
     )),
     tags(
-        (name = "jobs", description = "Enqueue, read and steer jobs"),
-        (name = "queues", description = "Pause, priorities and limits"),
-        (name = "schedules", description = "Jobs that come by the clock"),
+        (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
+        (name = "queues", description = "Pause queues, set their priorities and limits"),
+        (name = "schedules", description = "Enqueue jobs on a cron expression or at an interval"),
         (name = "dead letters", description = "Jobs that failed for good: read, replay, discard"),
-        (name = "bulk operations", description = "What is done to many jobs at once"),
-        (name = "events", description = "Hear what happens, as server-sent events"),
-        (name = "kinds", description = "What can be enqueued"),
-        (name = "keys", description = "Who may call"),
-        (name = "operations", description = "How tickr is doing"),
+        (name = "bulk operations", description = "Apply one action to all jobs that match a filter"),
+        (name = "events", description = "Server-sent events of one job or of the whole cluster"),
+        (name = "kinds", description = "The kinds of jobs that can be enqueued"),
+        (name = "keys", description = "API keys and their scopes"),
+        (name = "operations", description = "The state of tickr: runners, index, health, figures and checks"),
     ),
 )]
 struct Document;
 
-/// The routes, and the OpenAPI document that describes them.
+/// Return the routes and the OpenAPI document that describes them.
 fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
     let (routes, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(jobs::enqueue, jobs::list))
@@ -228,7 +280,7 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
     (routes, document)
 }
 
-/// Whatever is asked, there may be no room for whoever asks: `app/server.rs` bounds the connections.
+/// Add 429 to every operation: `app/server.rs` limits the number of open connections, so any request can be refused.
 fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
     for operation in operations(document) {
         let responses = &mut operation.responses.responses;
@@ -243,7 +295,7 @@ fn operations(document: &mut utoipa::openapi::OpenApi) -> impl Iterator<Item = &
     items.flat_map(|item| [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete]).flatten()
 }
 
-/// Problems have a media type of their own, which the attributes of the routes leave out for brevity.
+/// Give responses that are problems their media type, which the attributes of the routes leave out for brevity.
 fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
     for response in operations(document).flat_map(|operation| operation.responses.responses.values_mut()) {
         let RefOr::T(response) = response else { continue };
@@ -256,17 +308,17 @@ fn describe_problems(document: &mut utoipa::openapi::OpenApi) {
     }
 }
 
-/// The OpenAPI document, as served at `/openapi.json`.
+/// Return the OpenAPI document, as served at `/openapi.json`.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     described().1
 }
 
-/// The whole API as one service.
+/// Build the router of the whole API.
 pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
     let (routes, document) = described();
-    // Made once: neither changes while the process runs.
+    // Built once, because the document and the kinds do not change while the process runs.
     let page: Arc<str> = docs::page(&document, api.broker.registry()).into();
     let text: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
     let shown = move || {
@@ -284,12 +336,12 @@ pub fn router(parts: ApiParts) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
         .layer(middleware::from_fn(observe::observe))
         .layer(CatchPanicLayer::custom(|_| {
-            Problem::new(Code::Internal, "the request made tickr stumble").into_response()
+            Problem::new(Code::Internal, "internal error while handling the request").into_response()
         }))
         .with_state(api)
 }
 
-/// Headers that every answer carries.
+/// Set the headers that every response carries.
 async fn dress(State(api): State<Api>, request: Request, next: Next) -> Response {
     let mut response = next.run(request).await;
     let headers = response.headers_mut();
@@ -299,22 +351,22 @@ async fn dress(State(api): State<Api>, request: Request, next: Next) -> Response
         "default-src 'none'; img-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'",
     ));
     if *api.draining.borrow() {
-        // Whoever keeps the connection for its next request should make that request elsewhere.
+        // The runner is stopping: tell a client that keeps the connection alive to send its next request elsewhere.
         headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
 async fn not_found() -> Problem {
-    Problem::new(Code::NotFound, "there is nothing at this path; /openapi.json lists what there is")
+    Problem::new(Code::NotFound, "this path does not exist; /openapi.json lists the paths")
 }
 
-/// Whoever asks what a path takes reads it in the Allow header, and so does whoever guessed wrong.
+/// Answer OPTIONS with 204 and any other unsupported method with 405. Both responses carry the `Allow` header.
 async fn method_not_allowed(method: Method) -> Response {
     if method == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    let detail = "this path does not take that method; the Allow header says which it takes";
+    let detail = "this path does not support that method; the Allow header lists the supported ones";
     Problem::new(Code::MethodNotAllowed, detail).into_response()
 }
 
@@ -331,7 +383,7 @@ fn parse_wait(text: &str) -> Option<Duration> {
     }
 }
 
-/// An answer with a status and a JSON body.
+/// Build a response with a status and a JSON body.
 fn json<T: serde::Serialize>(status: StatusCode, body: T) -> Response {
     (status, Json(body)).into_response()
 }

@@ -1,4 +1,4 @@
-//! What every request leaves behind: its time on the metrics page, and an id by which its log lines are found.
+//! The duration of each request for the metrics page, and its id, which its log lines carry.
 
 use std::collections::HashMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -13,18 +13,18 @@ use metrics::Histogram;
 use crate::telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id that is taken over from a caller.
+/// Maximum length of an id that is accepted from the client.
 const MOST_ID_BYTES: usize = 128;
 
-/// Methods that have a label of their own: a caller may make up any number of them.
+/// Methods that have a label of their own. A client may send any other method, and all of those share one label.
 const METHODS: [Method; 7] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
 const METHOD_WORDS: [&str; 8] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other"];
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-/// The label of paths that no route has.
+/// Label of paths that match no route.
 const NO_ROUTE: &str = "_other";
 
-/// Measure a request, from its head to its answer's.
+/// Measure a request from its head to the head of its response.
 pub(super) async fn observe(request: Request, next: Next) -> Response {
     let began = Instant::now();
     let route = request.extensions().get::<MatchedPath>().cloned();
@@ -46,9 +46,9 @@ pub(super) async fn observe(request: Request, next: Next) -> Response {
     response
 }
 
-/// The caller's own id, if it is one that may stand in a log, or a new one.
+/// Return the id of the client if it is safe to log, or a new one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
-    // Printable, without what would break a line of a log or a field of it.
+    // Printable, and without characters that would break a log line or one of its fields.
     let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:/+=@".contains(b);
     let fits = |value: &&HeaderValue| (1..=MOST_ID_BYTES).contains(&value.len()) && value.as_bytes().iter().all(legal);
     let own = || HeaderValue::from_str(&uuid::Uuid::now_v7().to_string());
@@ -57,9 +57,9 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 
 type Handles = [[OnceLock<Histogram>; CLASSES.len()]; METHOD_WORDS.len()];
 
-/// The histogram of these labels. To make one costs more than to find it, and there is one request for each enqueue.
+/// Return the histogram of these labels. Creating one costs more than looking it up, and every request needs one.
 fn handle(route: &str, method: usize, class: usize) -> Histogram {
-    // By route: templates are few, and fixed when the program is built.
+    // By route: there are few route templates, and they are fixed when the program is built.
     static KNOWN: RwLock<Option<HashMap<String, Box<Handles>>>> = RwLock::new(None);
     let make = || {
         let labels = [

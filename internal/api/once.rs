@@ -1,8 +1,8 @@
-//! `Idempotency-Key`: a POST that is sent again with the same key is not carried out again (G8).
+//! `Idempotency-Key`: a POST that is sent again with the same idempotency key is not carried out again (G8).
 //!
-//! A key belongs to the token that sent it and to one request: the same call with the same body. Only answers of requests
-//! that were carried out, all of them 2xx, are kept and given again. A request that was refused changed nothing; with the
-//! same key it may be tried again, and with another body as well.
+//! An idempotency key belongs to the caller that sent it and to one request: the same call with the same body. Only
+//! responses of requests that were carried out, all of them 2xx, are stored and sent again. A request that was refused
+//! changed nothing; it may be sent again with the same idempotency key, also with another body.
 
 use std::convert::Infallible;
 
@@ -27,8 +27,9 @@ use crate::store::{Answer, Keyed, Once, Outcome};
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 
-/// The key of a request, if it has one. What is wrong with it is told by [`once`](Key::once), after the body was read: a
-/// connection that is answered earlier may be reset under the client, and the answer with it.
+/// The idempotency key of a request, if it has one. An invalid one is reported only by [`once`](Key::once) and
+/// [`given`](Key::given), after the body was read: if the server responds earlier, it may reset the connection while
+/// the client still sends, and the response is lost.
 pub(super) struct Key(Result<Option<IdempotencyKey>, Problem>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Key {
@@ -38,12 +39,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
         let mut given = parts.headers.get_all(KEY).iter();
         let wrong = |detail: String| {
             let here = handlers::Problem::at("Idempotency-Key", detail);
-            Problem::new(Code::InvalidRequest, "the header Idempotency-Key is not usable").at("", vec![here])
+            Problem::new(Code::InvalidRequest, "invalid header Idempotency-Key; `errors` says why").at("", vec![here])
         };
         let caller = parts.extensions.get::<Caller>().map_or(&[][..], |caller| &caller.0);
         Ok(Self(match (given.next(), given.next()) {
             (None, _) => Ok(None),
-            (Some(_), Some(_)) => Err(wrong("is there more than once".to_owned())),
+            (Some(_), Some(_)) => Err(wrong("is present more than once".to_owned())),
             (Some(key), None) => {
                 IdempotencyKey::of(caller, key.as_bytes()).map(Some).map_err(|invalid| wrong(invalid.to_string()))
             }
@@ -52,27 +53,28 @@ impl<S: Send + Sync> FromRequestParts<S> for Key {
 }
 
 impl Key {
-    /// The key itself, if there is one.
+    /// Return the idempotency key, if there is one.
     pub(super) fn given(self) -> Result<Option<IdempotencyKey>, Problem> {
         self.0
     }
 
-    /// The request that is to be carried out at most once, if it has a key. `call` names what is called, and about what;
-    /// `body` is its JSON text.
+    /// Return the idempotent request, if it has an idempotency key. `call` identifies the route and the object; `body`
+    /// is the JSON text of the body.
     pub(super) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {
         let Some(key) = self.0? else { return Ok(None) };
         let body: Option<&RawValue> = body.map(serde_json::from_slice).transpose().map_err(|error| {
-            // It has been parsed before, so this does not happen.
+            // The body has been parsed before, so this does not happen.
             Problem::new(Code::InvalidJson, error.to_string())
         })?;
         Ok(Some(key.once(call, body)))
     }
 }
 
-/// The answer to a request that was carried out, now or before.
+/// Build the response to a request that was carried out now or, if `replayed`, earlier.
 pub(super) fn respond(answer: Answer, replayed: bool) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    // A job begins with its id; nothing else does.
+    // Bodies that start with an id are those of jobs and of bulk operations, so both get an ETag. Only responses with a
+    // job have status 201, so only they get a Location.
     let id = answer.body.strip_prefix("{\"id\":\"").and_then(|rest| rest.split('"').next()).map(str::to_owned);
     let tag = id.is_some().then(|| etag::of(&answer.body));
     let mut response = (status, answer.body).into_response();
@@ -92,7 +94,7 @@ pub(super) fn respond(answer: Answer, replayed: bool) -> Response {
     response
 }
 
-/// The answer to a request with a key; `refused` words what was not possible.
+/// Build the response from the outcome of an idempotent request. `refused` builds it for a request that was refused.
 pub(super) fn conclude<T>(
     outcome: Outcome<T>,
     refused: impl FnOnce(T) -> Result<Response, Problem>,
@@ -103,17 +105,17 @@ pub(super) fn conclude<T>(
         Outcome::Refused(refusal) => refused(refusal),
         Outcome::Conflict => Err(Problem::new(
             Code::IdempotencyConflict,
-            "this Idempotency-Key belongs to another request, which was carried out; nothing was changed",
+            "this idempotency key belongs to another request, which was carried out; nothing was changed",
         )),
         Outcome::Busy => Err(Problem::new(
             Code::IdempotencyInProgress,
-            "a request with this Idempotency-Key is under way and has not ended yet; nothing was changed by this one",
+            "a request with this idempotency key is under way and has not ended yet; this request changed nothing",
         )),
     }
 }
 
-/// A request that cannot be carried out may have been carried out before: on a runner that knew the kind, say. Then that
-/// is its answer; otherwise `problem` is.
+/// Return the stored response of an earlier request with this idempotency key, or else `problem`. A request that is
+/// invalid on this runner may have been carried out before, for example on a runner that had the kind.
 pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> Result<Response, Problem> {
     let Some(once) = once else { return Err(problem) };
     match api.broker.store().recall::<Keyed>(once).await? {
@@ -122,7 +124,7 @@ pub(super) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> R
     }
 }
 
-/// POSTs that take no key, because repeating them changes nothing, or is met by what is under way.
+/// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running.
 const REPEATABLE: [&str; 9] = [
     "pause_schedule",
     "resume_schedule",
@@ -135,7 +137,7 @@ const REPEATABLE: [&str; 9] = [
     "start_verification",
 ];
 
-/// Every other POST and the PATCH of a job take the header, and answer accordingly.
+/// Describe the header and its responses for every other POST and for the PATCH of a job.
 pub(super) fn describe(document: &mut OpenApi) {
     let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
     let items = document.paths.paths.values_mut();
@@ -155,7 +157,7 @@ pub(super) fn describe(document: &mut OpenApi) {
         header.parameter_in = ParameterIn::Header;
         header.required = Required::False;
         header.description = Some(
-            "Carry this request out at most once: sent again with the same key, token and body, it gets the first answer."
+            "Carry out this request at most once: when it is sent again by the same caller with the same key and body, it gets the first response."
                 .to_owned(),
         );
         header.schema = Some(key.into());
@@ -169,13 +171,17 @@ pub(super) fn describe(document: &mut OpenApi) {
                 described.description = format!("{}{gap}{codes}", described.description);
             }
         };
-        say("409", "idempotency_in_progress: a request with this key is under way");
-        say("422", "invalid_request: the key is not usable; idempotency_conflict: it belongs to another request");
+        say("409", "idempotency_in_progress: a request with this idempotency key is under way");
+        say(
+            "422",
+            "invalid_request: the idempotency key is invalid; idempotency_conflict: it belongs to another request",
+        );
         for (status, response) in responses.iter_mut().filter(|(status, _)| status.starts_with('2')) {
             let RefOr::T(response) = response else { continue };
             debug_assert!(status.len() == 3, "{status}");
             let mut replayed = Header::new(ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["true"])));
-            replayed.description = Some("There when this is the answer to an earlier request with this key".to_owned());
+            replayed.description =
+                Some("Present when this is the response to an earlier request with this idempotency key".to_owned());
             response.headers.insert("Idempotency-Replayed".to_owned(), replayed.into());
         }
     }

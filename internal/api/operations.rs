@@ -1,4 +1,4 @@
-//! `/v1/operations`: what is to be done to many jobs at once.
+//! `/v1/operations`: bulk operations, one action on all jobs that match a filter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use crate::job::{
 };
 use crate::store::{Breakdown, OperationCancelled, Replayed};
 
-/// Jobs that a dry run shows.
+/// Number of jobs that a dry run shows.
 const SAMPLE: u32 = 10;
 
 filter_struct! {
     schema,
-    /// Which jobs are meant. Everything that is given must hold.
+    /// Filter of the jobs. Every given condition must hold.
     #[derive(Debug, Default, Deserialize, ToSchema)]
     #[serde(deny_unknown_fields, default)]
     FilterBody {
-        /// Only these jobs, at most 1,000.
+        /// Only the jobs with these ids, at most 1,000.
         #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
         ids: Vec<String>,
-        /// Values at places in the payload: `{"user.id": 42}`.
+        /// Values at paths in the payload: `{"user.id": 42}`.
         #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
         payload: BTreeMap<String, serde_json::Value>,
     }
@@ -64,7 +64,7 @@ impl FilterBody {
             }
         }
         if self.payload.len() + filter.payload.len() > Filter::MOST_PATHS {
-            wrong("/filter/payload".into(), format!("must be at most {} places", Filter::MOST_PATHS));
+            wrong("/filter/payload".into(), format!("must be at most {} paths", Filter::MOST_PATHS));
         }
         for (path, value) in self.payload.iter().take(Filter::MOST_PATHS) {
             let pointer = || format!("/filter/payload/{}", path.replace('~', "~0").replace('/', "~1"));
@@ -87,38 +87,38 @@ impl FilterBody {
     }
 }
 
-/// What is to be done to many jobs.
+/// A bulk operation to start.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OperationBody {
-    /// What is done to each job; those that are in no state for it are passed over.
+    /// Action on each job. Jobs in a state that does not allow it are skipped.
     #[schema(value_type = ActionWord)]
     action: String,
-    /// Which jobs. Only those that were accepted before this request.
+    /// Filter of the jobs. Only jobs that were accepted before this request are changed.
     #[schema(value_type = Option<FilterBody>)]
     filter: Option<Object<FilterBody>>,
-    /// Needed when the filter is empty: yes, all jobs.
+    /// Must be true when the filter is empty, to confirm that all jobs are meant.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
     all: bool,
-    /// Jobs per second, 1 to 10,000; as fast as it goes when left out.
+    /// Maximum rate in jobs per second, 1 to 10,000. Default: no limit.
     #[schema(minimum = 1, maximum = 10_000)]
     rate: Option<u32>,
-    /// Say what would happen, and change nothing.
+    /// If true, nothing is changed; the response says what would happen.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
     dry_run: bool,
-    /// Why; kept with it. A discard needs one.
+    /// Reason, stored with the bulk operation. Required for a discard.
     #[schema(min_length = 1, max_length = 500)]
     reason: Option<String>,
-    /// The due time of a reschedule; a past one means now.
+    /// New due time, for `reschedule` only; a past time means now.
     execute_at: Option<DateTime<Utc>>,
-    /// The priority of a set_priority: 0 first, 9 last.
+    /// New priority, for `set_priority` only: 0 runs first, 9 last.
     #[schema(maximum = 9)]
     priority: Option<u8>,
 }
 
-/// What is done to each job.
+/// The action of a bulk operation.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -133,7 +133,7 @@ pub(super) enum ActionWord {
     Discard,
 }
 
-/// Where an operation is in its life.
+/// The state of a bulk operation.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -144,25 +144,25 @@ pub(super) enum OperationStateWord {
     Failed,
 }
 
-/// An operation.
+/// A bulk operation.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OperationView {
-    /// UUIDv7.
+    /// Id of the bulk operation, a UUIDv7.
     id: String,
     #[schema(value_type = ActionWord)]
     action: Action,
     #[schema(value_type = OperationStateWord)]
     state: OperationState,
-    /// Which jobs, as it was understood: spans have become moments.
+    /// Filter, as tickr understood it: spans have become times.
     #[schema(value_type = serde_json::Value)]
     filter: Filter,
-    /// Jobs per second; null for as fast as it goes.
+    /// Maximum rate in jobs per second; null for no limit.
     rate: Option<u32>,
     reason: Option<String>,
     #[schema(value_type = Option<String>, format = DateTime)]
     execute_at: Option<Moment>,
     priority: Option<u8>,
-    /// Who asked.
+    /// Caller that started it.
     asked_by: String,
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
@@ -170,22 +170,22 @@ pub(super) struct OperationView {
     started_at: Option<Moment>,
     #[schema(value_type = Option<String>, format = DateTime)]
     ended_at: Option<Moment>,
-    /// Jobs that it was done to.
+    /// Number of jobs that were changed.
     done: u64,
-    /// Jobs that were in no state for it any more.
+    /// Number of jobs that were skipped, because their state did not allow the action.
     skipped: u64,
-    /// Jobs that it could not be done to; `last_error` says why.
+    /// Number of jobs for which the action failed; `last_error` says why.
     failed: u64,
-    /// How many there were at the start, as far as they were counted.
+    /// Number of matching jobs at the start, as far as they were counted.
     estimate: u64,
-    /// True when there may have been more.
+    /// True when there may have been more than were counted.
     estimate_capped: bool,
-    /// Jobs per second since it was started.
+    /// Measured rate since the start, in jobs per second.
     measured_rate: Option<f64>,
-    /// Seconds that it still needs, as far as the estimate goes.
+    /// Estimated remaining time in seconds.
     eta_s: Option<f64>,
     last_error: Option<String>,
-    /// The runner that carries it out, if one does.
+    /// Id of the runner that executes it, if any.
     runner: Option<String>,
 }
 
@@ -224,36 +224,36 @@ impl OperationView {
     }
 }
 
-/// What an operation would do.
+/// The result of a dry run.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DryRunAnswer {
     /// Always true: nothing was changed.
     dry_run: bool,
     #[schema(value_type = ActionWord)]
     action: Action,
-    /// Jobs that the filter finds now, as far as they are counted.
+    /// Number of jobs that match the filter now, as far as they are counted.
     count: u64,
-    /// True when there may be more.
+    /// True when there may be more than were counted.
     capped: bool,
-    /// How many of those counted it would change. One whose unique key another job has by then is left as it is.
+    /// Number of counted jobs that the action would change. A job is skipped if another job has its unique key by then.
     would_change: u64,
-    /// The others, by what stands in the way.
+    /// Jobs that would be skipped, by reason.
     would_skip: Vec<SkippedView>,
-    /// Jobs per second; null for as fast as it goes.
+    /// Maximum rate in jobs per second; null for no limit.
     rate: Option<u32>,
-    /// Some of them, newest first.
+    /// Examples of the matching jobs, the newest first.
     sample: Vec<SampleView>,
 }
 
-/// Jobs that an operation would leave as they are.
+/// A number of jobs that a bulk operation would skip, with the reason.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SkippedView {
     jobs: u64,
-    /// Such as `completed`, or `replayed already`.
+    /// Reason, such as `completed` or `replayed already`.
     reason: String,
 }
 
-/// A job that an operation would look at.
+/// A job that matches the filter.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SampleView {
     id: String,
@@ -261,18 +261,19 @@ pub(super) struct SampleView {
     queue: String,
     #[schema(value_type = StateWord)]
     state: JobState,
-    /// What would become of it; null when it would be left as it is.
+    /// State that the job would have afterwards; null when it would be skipped.
     would_be: Option<&'static str>,
 }
 
-/// Start an operation on many jobs
+/// Start a bulk operation
 ///
-/// A runner carries it out in the background, from the oldest job to the newest, batch by batch: no job is moved twice and
-/// none passed over, whatever dies meanwhile. With `dry_run` nothing is changed, and 200 says what would be.
+/// A runner executes it in the background, batch by batch, from the oldest job to the newest. It changes no job twice
+/// and leaves none out, even if runners or MySQL fail meanwhile. With `dry_run` nothing is changed, and the response
+/// (200) says what would happen.
 #[utoipa::path(
     post, path = "/v1/operations", tag = "bulk operations", operation_id = "start_operation", request_body = OperationBody,
     responses(
-        (status = 202, description = "Accepted; read it to follow its progress", body = OperationView),
+        (status = 202, description = "The bulk operation is accepted; read it to follow its progress", body = OperationView),
         (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
@@ -280,7 +281,7 @@ pub(super) struct SampleView {
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
-        (status = 429, description = "overloaded: too many operations run", body = Problem),
+        (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
 )]
@@ -294,14 +295,14 @@ pub(super) async fn start(
     let now = api.broker.store().clock().now();
     let dry_run = body.dry_run;
     let new = read(body, now).map_err(|problems| {
-        Problem::new(Code::InvalidRequest, "the operation asks for something it cannot have").at("", problems)
+        Problem::new(Code::InvalidRequest, "invalid bulk operation; `errors` says why").at("", problems)
     })?;
     let store = api.broker.store();
     if dry_run {
         let Breakdown { counted, states } = store.break_down_for(new.action, new.filter.clone()).await?;
         let (mut would_change, mut would_skip) = (0, Vec::new());
         for ((state, replayed), jobs) in states {
-            // A retry of a job that was replayed would do its work twice.
+            // Retrying a job that was replayed would do its work twice.
             let in_the_way = match (new.action, replayed) {
                 (Action::Retry, Replayed::Yes) => Some("replayed already".to_owned()),
                 _ => new.action.effect(state).is_none().then(|| state.to_string()),
@@ -335,7 +336,7 @@ pub(super) async fn start(
     }
     let word = move |operation: &Operation| worded(StatusCode::ACCEPTED, &OperationView::of(operation, now));
     let outcome = store.start_operation(new, &who, once, Arc::new(word)).await?;
-    conclude(outcome, |()| Err(Problem::new(Code::Internal, "the store refused an operation without a reason")))
+    conclude(outcome, |()| Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason")))
 }
 
 fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handlers::Problem>> {
@@ -353,10 +354,10 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
         wrong("/action", format!("is not one of {words}"));
     }
     if understood && filter.is_empty() && !body.all {
-        wrong("/filter", "is empty; say all: true if every job is meant".into());
+        wrong("/filter", "is empty; send all: true if every job is meant".into());
     }
     if understood && !filter.is_empty() && body.all {
-        wrong("/all", "means something only without a filter".into());
+        wrong("/all", "is valid only without a filter".into());
     }
     if body.rate.is_some_and(|rate| rate == 0 || rate > operation::MOST_RATE) {
         wrong("/rate", format!("must be 1 to {}", operation::MOST_RATE));
@@ -367,13 +368,13 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
     });
     let is = |wanted: Action| action == Some(wanted);
     if is(Action::Discard) && body.reason.is_none() {
-        wrong("/reason", "a discard needs one".into());
+        wrong("/reason", "is required for a discard".into());
     }
     if is(Action::Reschedule) != body.execute_at.is_some() && action.is_some() {
-        wrong("/execute_at", "belongs to reschedule, which needs it".into());
+        wrong("/execute_at", "is required for reschedule and not allowed for other actions".into());
     }
     if is(Action::SetPriority) != body.priority.is_some() && action.is_some() {
-        wrong("/priority", "belongs to set_priority, which needs it".into());
+        wrong("/priority", "is required for set_priority and not allowed for other actions".into());
     }
     let latest = now + crate::job::limits::MAX_AHEAD;
     if body.execute_at.is_some_and(|moment| moment > latest || moment < DateTime::UNIX_EPOCH) {
@@ -402,35 +403,35 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
     }
 }
 
-/// Which operations to list.
+/// Filter and page of a listing of bulk operations.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct OperationsQuery {
-    /// Only those in this state.
+    /// Only bulk operations in this state.
     #[param(value_type = Option<OperationStateWord>, inline)]
     state: Option<String>,
-    /// Operations in one page, 1 to 200.
+    /// Number of bulk operations in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    /// Where to go on, as the last page said. Belongs to its filter.
+    /// `next_cursor` of the last page. It is valid only with the same filter.
     cursor: Option<String>,
 }
 
-/// A page of operations.
+/// A page of bulk operations.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OperationsAnswer {
-    /// Newest first.
+    /// Bulk operations, the newest first.
     data: Vec<OperationView>,
-    /// Where to go on; null at the end.
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
-/// List operations, newest first
+/// List bulk operations, newest first
 #[utoipa::path(
     get, path = "/v1/operations", tag = "bulk operations", operation_id = "list_operations", params(OperationsQuery),
     responses(
-        (status = 200, description = "A page of operations", body = OperationsAnswer),
+        (status = 200, description = "A page of bulk operations", body = OperationsAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
@@ -457,17 +458,17 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<OperationsQ
 
 fn id_of(text: &str) -> Result<Uuid, Problem> {
     let id = text.parse::<uuid::fmt::Hyphenated>();
-    id.map(Into::into).map_err(|_| Problem::new(Code::InvalidId, "the id of an operation is a hyphenated UUID"))
+    id.map(Into::into).map_err(|_| Problem::new(Code::InvalidId, "the id of a bulk operation is a hyphenated UUID"))
 }
 
 fn missing(id: Uuid) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no operation {id}"))
+    Problem::new(Code::NotFound, format!("there is no bulk operation {id}"))
 }
 
-/// Show an operation with its progress
+/// Show a bulk operation with its progress
 #[utoipa::path(
     get, path = "/v1/operations/{id}", tag = "bulk operations", operation_id = "show_operation",
-    params(("id" = Uuid, Path, description = "The operation's id")),
+    params(("id" = Uuid, Path, description = "The id of the bulk operation")),
     responses(
         (status = 200, description = "The operation", body = OperationView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -482,17 +483,17 @@ pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Re
     Ok(json(StatusCode::OK, OperationView::of(&found, api.broker.store().clock().now())))
 }
 
-/// Cancel an operation
+/// Cancel a bulk operation
 ///
-/// When this answers, it moves nothing more. What it has done stays done.
+/// After the response it changes no more jobs. Changes that it has already made stay.
 #[utoipa::path(
     post, path = "/v1/operations/{id}/cancel", tag = "bulk operations", operation_id = "cancel_operation",
-    params(("id" = Uuid, Path, description = "The operation's id")),
+    params(("id" = Uuid, Path, description = "The id of the bulk operation")),
     responses(
         (status = 200, description = "Stopped", body = OperationView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
-        (status = 409, description = "wrong_state: it is over", body = Problem),
+        (status = 409, description = "wrong_state: the bulk operation has ended", body = Problem),
         (status = 422, description = "invalid_id", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -512,7 +513,7 @@ pub(super) async fn cancel(
         Err(match refused {
             OperationCancelled::Over(state) => Problem::new(
                 Code::WrongState,
-                format!("only a running operation can be cancelled; this one is {}", state.as_str()),
+                format!("only a running bulk operation can be cancelled; this one is {}", state.as_str()),
             ),
             OperationCancelled::Missing | OperationCancelled::Done(_) => missing(id),
         })

@@ -1,12 +1,14 @@
-//! Which program or web page a request comes from. An open API on loopback is reached by every program of this host,
-//! browsers among them, and a browser sends requests for any page that it shows. These defences are for an open API alone,
-//! because a key is never sent by itself:
+//! Protection of an open API against requests of web pages, proxies and foreign host names.
 //!
-//! - The name under which it is reached must be one of this host. A page elsewhere can give its own name the address
-//!   127.0.0.1 ("DNS rebinding"); a name that cannot be read is no name of this host either.
-//! - A page of another site may neither change anything nor ask for anything. It cannot read the answers, but it could keep
-//!   streams open and have MySQL search. A link that a person follows from there passes.
-//! - A request that a proxy sends on is refused: the proxy is on this host, and its clients need not be.
+//! Every program of this host can reach an open API on loopback. Browsers are among them, and a browser sends requests
+//! for any page that it shows. These checks apply only to an open API, because a browser never sends an API key by
+//! itself:
+//!
+//! - The host name of the request must be one of this host. A page elsewhere can give its own name the address
+//!   127.0.0.1 ("DNS rebinding"). A name that cannot be parsed is not a name of this host either.
+//! - A page of another site may neither change nor read anything. It cannot see the responses, but it could keep
+//!   streams open and make MySQL search. A link from there that a person follows is allowed.
+//! - A request through a proxy is refused: the proxy is on this host, but its clients may be anywhere.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -16,23 +18,24 @@ use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
 
 use super::problem::{Code, Problem};
 
-/// What a browser says of the page that made a request: `same-origin`, `none` for its user, or something foreign.
+/// Header in which a browser says which page made a request: `same-origin`, `none` for its user, or another site.
 /// <https://www.w3.org/TR/fetch-metadata/>
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
-/// What the page does with the answer: `navigate` shows it,
+/// Header that says what the page does with the response; `navigate` shows it.
 const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
-/// and where: as a `document` of its own, or within the page.
+/// Header that says where the page shows the response: as a `document` of its own, or within the page.
 const DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// What proxies add, besides everything that begins with `x-forwarded-`.
+/// Headers that proxies add, besides all that begin with `x-forwarded-`.
 const FORWARDED: [HeaderName; 3] =
     [HeaderName::from_static("forwarded"), HeaderName::from_static("via"), HeaderName::from_static("x-real-ip")];
 
-/// Where to go from a refusal.
-const WAY_OUT: &str = "make a key (`tickr keys create --scope admin`) and send it with each request";
+/// Advice at the end of each refusal.
+const WAY_OUT: &str = "make an API key (`tickr keys create --scope admin`) and send it with each request";
 
-/// The names under which a request asks for this server, without ports: those of `Host` and of the request line. Nothing
-/// when one of them cannot be read, or when there are several `Host`s, of which a proxy may have looked at another one.
+/// Return the host names of a request, without ports: those of `Host` and of the request line. Return `None` when one
+/// of them cannot be parsed, or when there are several `Host` headers, because a proxy may have checked another one
+/// than tickr does.
 fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
     let mut written = headers.get_all(header::HOST).iter();
     let (first, second) = (written.next(), written.next());
@@ -42,7 +45,7 @@ fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
     let mut hosts = Vec::new();
     let given = first.map(|value| std::str::from_utf8(value.as_bytes()).ok());
     for text in given.into_iter().chain(uri.authority().map(|authority| Some(authority.as_str()))) {
-        // A user in front of the host has no business in either place.
+        // A user name before the host is not valid in either of them.
         let authority: Authority = text.filter(|text| !text.contains('@'))?.parse().ok()?;
         let port = &authority.as_str()[authority.host().len()..];
         if !port.is_empty() && authority.port_u16().is_none() {
@@ -53,25 +56,25 @@ fn hosts(headers: &HeaderMap, uri: &Uri) -> Option<Vec<String>> {
     Some(hosts)
 }
 
-/// Names that nobody elsewhere can give to an address.
+/// Return whether a host name is one that no other site can give to an address of this host.
 fn is_own(host: &str, names: &BTreeSet<String>) -> bool {
     let plain = host.trim_end_matches('.');
     host.parse::<IpAddr>().is_ok() || plain == "localhost" || plain.ends_with(".localhost") || names.contains(plain)
 }
 
-/// Refuse what a page of another site, or a proxy, asks of an open API.
+/// Refuse a request that a page of another site or a proxy sends to an open API.
 pub(super) fn check(method: &Method, uri: &Uri, headers: &HeaderMap, names: &BTreeSet<String>) -> Result<(), Problem> {
     let refused = |detail: String| Err(Problem::new(Code::Forbidden, detail));
-    // HTTP/1.0 has no Host, and no browser speaks it.
+    // A request without any Host passes: HTTP/1.0 has none, and no browser speaks it.
     let Some(hosts) = hosts(headers, uri) else {
         return refused(format!(
-            "the API is open to this host alone, and the request's Host cannot be read or is there twice; send one, as in \
+            "the API is open to this host only, and the Host header of the request is invalid or present twice; send one, as in \
              Host: 127.0.0.1:7070, or {WAY_OUT}"
         ));
     };
     if let Some(host) = hosts.into_iter().find(|host| !is_own(host, names)) {
         return refused(format!(
-            "the API is open to this host alone, and {host:?} is not known as one of its names: {WAY_OUT}, or name it in \
+            "the API is open to this host only, and {host:?} is not known as one of its names: {WAY_OUT}, or add it to \
              TICKR_HTTP_HOSTS"
         ));
     }
@@ -79,14 +82,14 @@ pub(super) fn check(method: &Method, uri: &Uri, headers: &HeaderMap, names: &BTr
         headers.keys().find(|name| FORWARDED.contains(name) || name.as_str().starts_with("x-forwarded-"))
     {
         return refused(format!(
-            "the API is open to this host alone, and a proxy sent this on, as its header {name} says: {WAY_OUT}, because \
+            "the API is open to this host only, and the header {name} says that a proxy sent the request: {WAY_OUT}, because \
              the API cannot tell who may use the proxy"
         ));
     }
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("unreadable"));
     let foreign = match (text(SITE), text(header::ORIGIN)) {
         (Some(site), _) => site != "same-origin" && site != "none",
-        // Browsers of before 2023. A page whose origin is hidden says `null`.
+        // Browsers from before 2023 send only Origin. A page whose origin is hidden sends `null`.
         (None, Some(origin)) => {
             let theirs = origin.parse::<Uri>().ok();
             let theirs = theirs.as_ref().and_then(Uri::authority).map(Authority::as_str);
@@ -95,12 +98,12 @@ pub(super) fn check(method: &Method, uri: &Uri, headers: &HeaderMap, names: &BTr
         (None, None) => false,
     };
     let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    // The page itself does not come into it: the browser leaves it for the answer.
+    // Such a page does not see the response: the browser leaves the page to show it.
     let followed = reads && text(MODE) == Some("navigate") && text(DEST).is_none_or(|dest| dest == "document");
     if foreign && !followed {
-        let which = if reads { "asks" } else { "changes" };
+        let which = if reads { "reads" } else { "changes" };
         return refused(format!(
-            "a page of another site {which} something here, and an API that is open serves its own pages alone: {WAY_OUT}"
+            "a page of another site {which} this API, and an open API serves only its own pages: {WAY_OUT}"
         ));
     }
     Ok(())
@@ -155,7 +158,7 @@ mod tests {
         for (one, other) in [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "evil.example"), ("evil.example", "127.0.0.1")] {
             assert!(!passes(&Method::GET, one, &[("host", other)]), "{one} {other}");
         }
-        // The request line may name a host as well; then both must be this host's.
+        // The request line may name a host as well; then both must be names of this host.
         let names = BTreeSet::new();
         let absolute = |line: &str, host: &str| {
             let headers = HeaderMap::from_iter([(header::HOST, host.parse().unwrap())]);
@@ -180,7 +183,7 @@ mod tests {
     fn pages_of_other_sites_change_nothing_and_ask_for_nothing() {
         let own = "127.0.0.1:7070";
         let (site, mode, dest) = ("sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest");
-        // changes, reads
+        // Expected: whether changes are allowed, and whether reads are.
         for (more, may) in [
             (&[][..], (true, true)),
             (&[(site, "same-origin"), ("origin", "http://127.0.0.1:7070")], (true, true)),
@@ -193,12 +196,12 @@ mod tests {
             (&[("origin", "http://127.0.0.1:7070")], (true, true)),
             (&[("origin", "http://127.0.0.1:3000")], (false, false)),
             (&[("origin", "null")], (false, false)),
-            // A link that a person follows, but no frame within the page, and no form.
+            // A link that a person follows is allowed, but not a frame within the page or a form.
             (&[(site, "cross-site"), (mode, "navigate"), (dest, "document")], (false, true)),
             (&[(site, "same-site"), (mode, "navigate")], (false, true)),
             (&[(site, "cross-site"), (mode, "navigate"), (dest, "iframe")], (false, false)),
             (&[(site, "cross-site"), (mode, "navigate"), (dest, "object")], (false, false)),
-            // The API has another name than the browser knows; the browser knows better.
+            // The browser knows the API under another name than `Host` says; `Sec-Fetch-Site` decides.
             (&[(site, "same-origin"), ("origin", "https://jobs.example")], (true, true)),
         ] {
             assert_eq!((passes(&Method::POST, own, more), passes(&Method::GET, own, more)), may, "{more:?}");

@@ -1,5 +1,6 @@
-//! The right of a request to go on. A request is let in once (`auth.rs`), but a stream, an import and a long wait last: they
-//! end within two seconds when their key is revoked, or when an open API stops being open.
+//! The right of a request to continue. `auth.rs` checks a request once, at its start, but streams, imports, downloads
+//! and long waits last. They end within two seconds when their API key is revoked, or when an open API stops being
+//! open.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -14,18 +15,18 @@ use super::auth::is_open;
 use super::problem::{Code, Problem};
 use crate::broker::Settings;
 
-/// Why a request was let in.
+/// The reason why a request was let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Grounds {
-    /// The API was open.
+    /// The API was open: it needed no API key.
     Open,
-    /// A token of the configuration, which is good as long as the process runs.
+    /// A token of the configuration, which is valid as long as the process runs.
     Token,
-    /// A key.
+    /// An API key.
     Key(Uuid),
 }
 
-/// The right of a request to go on.
+/// The right of a request to continue.
 #[derive(Clone)]
 pub(super) struct Pass {
     api: Api,
@@ -43,7 +44,7 @@ impl FromRequestParts<Api> for Pass {
 }
 
 impl Pass {
-    /// May the request go on?
+    /// Return whether the request may continue.
     pub(super) fn is_good(&self) -> bool {
         let settings = self.settings.borrow();
         match self.grounds {
@@ -53,26 +54,28 @@ impl Pass {
         }
     }
 
-    /// Wait until the request may not go on. Nothing is lost when the wait is dropped.
+    /// Wait until the request may no longer continue. Dropping this future loses nothing.
     pub(super) async fn ends(&mut self) {
         loop {
-            // Marked as seen before it is looked at: a change in between wakes the wait.
+            // Marked as seen before the check, so that a change between the two wakes the wait.
             self.settings.mark_unchanged();
             if !self.is_good() {
                 return;
             }
             if self.settings.changed().await.is_err() {
-                // Nothing is read any more: the process stops, and ends its requests itself.
+                // The settings are no longer read because the process is stopping, and it ends its requests itself.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// What a request is told that may not go on.
+    /// Make the problem for a request that may not continue.
     pub(super) fn refusal(&self) -> Problem {
         let detail = match self.grounds {
-            Grounds::Open => "the API asks for a key since this request began; make one with tickr keys create",
-            Grounds::Token | Grounds::Key(_) => "the key of this request was revoked",
+            Grounds::Open => {
+                "the API has required an API key since this request began; create one with tickr keys create"
+            }
+            Grounds::Token | Grounds::Key(_) => "the API key of this request was revoked",
         };
         Problem::new(Code::Unauthorized, detail)
     }

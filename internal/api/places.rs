@@ -1,5 +1,6 @@
-//! Places for what lasts: open streams, imports under way. A key gets a share of them, so that one client cannot keep all
-//! others out, and a part is kept for operators, who must be able to look when everything else is taken.
+//! Permits for long requests: open streams, imports, downloads. One API key gets only a share of them, so that one
+//! client cannot lock out all others. A part is reserved for operators, who must be able to look when all other permits
+//! are taken.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,12 +9,12 @@ use uuid::Uuid;
 
 use super::problem::{Code, Problem};
 
-/// One key gets this part of all places.
+/// One API key gets at most one permit in this many.
 const SHARE: usize = 4;
-/// This part of all places is kept for operators.
+/// One permit in this many is reserved for operators.
 const KEPT: usize = 8;
 
-/// Places, of which there are only so many.
+/// A bounded number of permits. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Places {
     most: usize,
@@ -23,48 +24,48 @@ pub struct Places {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// By keys that are no operator's.
+    /// Permits by API key, without those of operators.
     by_keys: HashMap<Uuid, usize>,
 }
 
-/// A place, for as long as it is held.
+/// A permit. Dropping it gives it back.
 #[derive(Debug)]
 pub(super) struct Place {
     key: Option<Uuid>,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// Why there is no place.
+/// The reason why no permit is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Full {
-    /// The key has its share, which is this large.
+    /// The API key has used its share, which is this large.
     Share(usize),
-    /// All are taken that this caller may have.
+    /// All permits that this caller may take are taken.
     All,
 }
 
 impl Full {
-    /// As an answer. `what` names what lasts, `setting` says what bounds it.
+    /// Make the problem for the client. `what` names the requests that take permits, `setting` names the limit.
     pub(super) fn problem(self, what: &str, setting: &str) -> Problem {
         let detail = match self {
             Self::Share(share) => {
-                format!("this key has {share} {what} open, its share of {setting}: close one, or come back later")
+                format!("this API key has {share} {what} open, its share of {setting}: close one, or try again later")
             }
-            Self::All => format!("as many {what} are open as {setting} allows; come back later"),
+            Self::All => format!("all {what} that {setting} allows are open; try again later"),
         };
         Problem::new(Code::Overloaded, detail)
     }
 }
 
 impl Places {
-    /// So many.
+    /// Create this many permits.
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
-    /// Take a place. `key` is the key that asks, unless an operator does: with an `admin` key, a token of the
-    /// configuration, or through an open API.
+    /// Take a permit. `key` is the API key of the caller. It is `None` for an operator: a caller with an `admin` key, a
+    /// token of the configuration, or an open API.
     pub(super) fn take(&self, key: Option<Uuid>) -> Result<Place, Full> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.all >= self.most {
@@ -88,7 +89,7 @@ impl Places {
         (self.most / SHARE).max(1)
     }
 
-    /// One at the least, unless there is but one.
+    /// At least one is reserved, unless there is only one permit.
     fn kept(&self) -> usize {
         (self.most / KEPT).max(1).min(self.most.saturating_sub(1))
     }
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(places.take(Some(keys[3])).unwrap_err(), Full::All);
         held.extend((0..2).map(|_| places.take(None).unwrap()));
         assert_eq!(places.take(None).unwrap_err(), Full::All);
-        // A place that is given back is free again, for its key too.
+        // A permit that is given back is free again, for its API key too.
         held.remove(0);
         held.push(places.take(Some(keys[0])).unwrap());
         drop(held);

@@ -1,4 +1,5 @@
-//! Errors as RFC 9457 problem documents. The `code` is stable: scripts may rely on it. Never SQL text.
+//! Errors as RFC 9457 problem documents. The `code` is stable, so that scripts may rely on it. A problem never contains
+//! SQL.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -11,13 +12,13 @@ use crate::handlers;
 use crate::job::{JobId, State};
 use crate::store::{Holder, StoreError};
 
-/// Most errors that one answer lists.
+/// Maximum number of errors in one response.
 const MOST_ERRORS: usize = 50;
-/// Longest pointer and longest detail of an error: both may quote the request.
+/// Maximum sizes of the pointer and the detail of an error, because both may quote the request.
 const MOST_POINTER_BYTES: usize = 256;
 const MOST_DETAIL_BYTES: usize = 512;
 
-/// The catalogue of things that can be wrong.
+/// The problem codes. They are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Code {
@@ -25,66 +26,68 @@ pub enum Code {
     InvalidJson,
     /// 400: the body is nested more than 64 levels deep.
     TooDeep,
-    /// 401: a token is needed, or the one given is not known.
+    /// 401: an API key or token is needed, or the given one is not known.
     Unauthorized,
-    /// 403: the key is good for other things; the detail names the scope that is needed.
+    /// 403: the caller may not do this; for an API key, the detail names the scope or kind that is needed.
     Forbidden,
-    /// 404: no such path, job or report.
+    /// 404: the path or the object does not exist.
     NotFound,
-    /// 405: the path does not take this method.
+    /// 405: the path does not support this method.
     MethodNotAllowed,
     /// 408: the body did not arrive in time.
     RequestTimeout,
-    /// 409: not possible in the state the job is in; `current_state` says which.
+    /// 409: the state of the job or bulk operation does not allow this; for a job, `current_state` names the state.
     WrongState,
     /// 409: an unfinished job has this unique key.
     KeyTaken,
-    /// 409: a name belongs to one thing for ever, and something has or had this one.
+    /// 409: an API key has or had this name, and a name is never used for a second one.
     NameTaken,
-    /// 409: the dead letter was replayed already; `replayed_as` says as which job.
+    /// 409: the dead letter was already replayed; `replayed_as` names the new job.
     AlreadyReplayed,
-    /// 409: a request with this Idempotency-Key is under way; Retry-After says when to come back.
+    /// 409: a request with this idempotency key is under way; Retry-After says when to try again.
     IdempotencyInProgress,
-    /// 409: the schedule is declared in a configuration file, which alone says what it asks for.
+    /// 409: a configuration file declares the schedule, and only the file may change it.
     DeclaredInConfig,
-    /// 409: the schedule's previous job has not ended, and its overlap policy lets none run beside it.
+    /// 409: the previous job of the schedule has not ended, and the overlap policy does not allow a second one.
     PreviousUnfinished,
-    /// 409: the runner has stopped, and takes no wishes any more.
+    /// 409: the runner has stopped and accepts no more requests.
     RunnerStopped,
-    /// 412: what is there is not what the request's If-Match or If-None-Match expects.
+    /// 412: the object does not meet the request's If-Match or If-None-Match.
     PreconditionFailed,
     /// 413: the body is larger than the limit.
     TooLarge,
-    /// 415: the body is not declared as `application/json`.
+    /// 415: the `Content-Type` of the body is not one that this call accepts.
     UnsupportedMediaType,
-    /// 422: the request is JSON, but not what this call takes; `errors` say where and why.
+    /// 422: the request could be read, but is not what this call accepts; `errors` says where and why.
     InvalidRequest,
-    /// 422: no handler of this kind is registered.
+    /// 422: the runner has no handler for this kind.
     UnknownKind,
-    /// 422: the payload does not fit the kind's schema; `errors` say where and why.
+    /// 422: the payload does not fit the schema of its kind; `errors` says where and why.
     InvalidPayload,
-    /// 422: this Idempotency-Key belongs to another request.
+    /// 422: this idempotency key belongs to another request.
     IdempotencyConflict,
-    /// 422: the id in the path is not an id.
+    /// 422: the id in the path is malformed.
     InvalidId,
-    /// 422: the cursor was not made by this listing.
+    /// 422: the cursor does not come from this listing with this filter.
     InvalidCursor,
-    /// 422: there may not be more of these.
+    /// 422: the limit for objects of this type is reached.
     TooMany,
-    /// 429: more requests wait for the store than it takes; Retry-After says when to come back.
+    /// 429: a limit of this runner is reached, such as requests that wait for MySQL; Retry-After says when to try
+    /// again.
     Overloaded,
-    /// 500: a defect in tickr or its set-up; the log has the details.
+    /// 500: a defect in tickr or in its setup; the log has the details.
     Internal,
-    /// 503: this runner stops; another one, or its successor, takes the request.
+    /// 503: this runner is shutting down; send the request to another one, or to this one after its restart.
     Stopping,
-    /// 503: MySQL cannot be reached; Retry-After says when to come back. Nothing was accepted.
+    /// 503: MySQL cannot be reached; Retry-After says when to try again. A commit whose confirmation was lost may have
+    /// been made.
     StoreUnavailable,
-    /// 503: Redis does not answer. Jobs run without it; only what is about Redis alone cannot be done.
+    /// 503: Redis does not answer. Jobs are executed without it; only requests about Redis itself fail.
     IndexUnavailable,
 }
 
 impl Code {
-    /// All of them, by status.
+    /// All codes, in the order of their statuses.
     pub(super) const ALL: [Self; 30] = [
         Self::InvalidJson,
         Self::TooDeep,
@@ -154,32 +157,32 @@ impl Code {
         match self {
             Self::InvalidJson => "The body is not JSON",
             Self::TooDeep => "The body is nested too deeply",
-            Self::Unauthorized => "A valid token is needed",
-            Self::Forbidden => "The key is not good for this",
+            Self::Unauthorized => "A valid API key or token is needed",
+            Self::Forbidden => "The caller may not do this",
             Self::NotFound => "Not found",
             Self::MethodNotAllowed => "Method not allowed",
             Self::RequestTimeout => "The body took too long",
-            Self::WrongState => "Not possible in the job's state",
-            Self::AlreadyReplayed => "The dead letter was replayed already",
+            Self::WrongState => "Not possible in the current state",
+            Self::AlreadyReplayed => "The dead letter was already replayed",
             Self::KeyTaken => "An unfinished job has this unique key",
             Self::NameTaken => "The name is taken",
-            Self::IdempotencyInProgress => "A request with this key is under way",
+            Self::IdempotencyInProgress => "A request with this idempotency key is under way",
             Self::DeclaredInConfig => "A configuration file owns the schedule",
             Self::PreviousUnfinished => "The previous job has not ended",
             Self::RunnerStopped => "The runner has stopped",
-            Self::PreconditionFailed => "It is not what the request expects",
+            Self::PreconditionFailed => "The condition of the request is not met",
             Self::TooLarge => "The body is too large",
-            Self::UnsupportedMediaType => "The body must be application/json",
-            Self::InvalidRequest => "The request is not what this call takes",
+            Self::UnsupportedMediaType => "Unsupported media type of the body",
+            Self::InvalidRequest => "Invalid request",
             Self::UnknownKind => "Unknown kind",
             Self::InvalidPayload => "The payload does not fit the kind",
-            Self::IdempotencyConflict => "The key belongs to another request",
-            Self::InvalidId => "Not a job id",
+            Self::IdempotencyConflict => "The idempotency key belongs to another request",
+            Self::InvalidId => "Malformed id",
             Self::InvalidCursor => "Not a cursor of this listing",
-            Self::TooMany => "There may not be more",
-            Self::Overloaded => "Too many requests are waiting",
+            Self::TooMany => "A limit on the number of objects is reached",
+            Self::Overloaded => "A limit of this runner is reached",
             Self::Internal => "Internal error",
-            Self::Stopping => "This runner stops",
+            Self::Stopping => "This runner is stopping",
             Self::StoreUnavailable => "MySQL cannot be reached",
             Self::IndexUnavailable => "Redis does not answer",
         }
@@ -190,52 +193,52 @@ impl Code {
     }
 }
 
-/// One thing that is wrong with the request.
+/// One error in the request.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FieldError {
-    /// JSON pointer (RFC 6901) into the body, empty for the body as a whole; or the name of a query
-    /// parameter or of a header.
+    /// JSON pointer (RFC 6901) into the body, empty for the body as a whole; or the name of a query parameter or of a
+    /// header.
     pub pointer: String,
-    /// What is wrong and what would be right.
+    /// The error and how to correct it, in words.
     pub detail: String,
 }
 
 /// A problem document.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// `urn:tickr:problem:` and the code.
+    /// `urn:tickr:problem:` followed by the code. Stable.
     #[serde(rename = "type")]
     pub kind: String,
     /// The code in words.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// Stable, for programs.
+    /// The problem code. Stable, for programs.
     pub code: Code,
-    /// This occurrence in words, for people.
+    /// Description of this occurrence, for people. The wording may change.
     pub detail: String,
-    /// What exactly is wrong.
+    /// The single errors, at most 50. If there are more, the last entry says how many were left out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 51)]
     pub errors: Vec<FieldError>,
-    /// Errors for which there was no room.
+    /// Number of errors that were left out.
     #[serde(skip)]
     unsaid: usize,
-    /// The state the job is in: with `wrong_state` the one that was asked about, with `key_taken` and
-    /// `previous_unfinished` the one in the way.
+    /// State of a job: with `wrong_state` that of the requested job, with `key_taken` and `previous_unfinished` that of
+    /// the job in the way.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<super::view::StateWord>)]
     pub current_state: Option<State>,
-    /// The job in the way: with `key_taken` of a single job, and with `previous_unfinished`.
+    /// Id of the job in the way: with `key_taken` of a single job, and with `previous_unfinished`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
-    /// The job that a dead letter was replayed as, with `already_replayed`.
+    /// Id of the job that replayed the dead letter, with `already_replayed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replayed_as: Option<String>,
 }
 
 impl Problem {
-    /// A problem without particulars.
+    /// Make a problem without single errors.
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         Self {
             kind: format!("urn:tickr:problem:{}", code.word()),
@@ -251,7 +254,7 @@ impl Problem {
         }
     }
 
-    /// With what is wrong, each pointer below `prefix`.
+    /// Set the single errors, each pointer prefixed with `prefix`.
     pub(super) fn at(mut self, prefix: &str, problems: Vec<handlers::Problem>) -> Self {
         (self.errors, self.unsaid) = (Vec::new(), 0);
         for problem in problems {
@@ -261,7 +264,7 @@ impl Problem {
         self
     }
 
-    /// With what is wrong according to another problem, too.
+    /// Add the single errors of another problem.
     pub(super) fn join(&mut self, other: &Self) {
         if self.unsaid > 0 {
             self.errors.pop();
@@ -274,7 +277,7 @@ impl Problem {
         self.count_unsaid();
     }
 
-    /// An error more, if there is room: an answer must not be many times as long as its request.
+    /// Add an error if the limit allows it: a response must not be many times as long as its request.
     fn say(&mut self, pointer: &str, detail: &str) {
         if self.errors.len() < MOST_ERRORS {
             let (pointer, detail) = (cut(pointer, MOST_POINTER_BYTES), cut(detail, MOST_DETAIL_BYTES));
@@ -284,7 +287,7 @@ impl Problem {
         }
     }
 
-    /// Say how many errors there was no room for.
+    /// Add the entry that says how many errors were left out.
     fn count_unsaid(&mut self) {
         if self.unsaid > 0 {
             let detail = format!("{} more errors are not listed", self.unsaid);
@@ -297,31 +300,31 @@ impl Problem {
         self
     }
 
-    /// This job is in the way.
+    /// Name the job in the way and its state.
     pub(super) fn held_by(self, holder: &Holder) -> Self {
         self.held_by_job(holder.id, holder.state)
     }
 
-    /// This job is in the way.
+    /// Name the job in the way and its state.
     pub(super) fn held_by_job(mut self, id: JobId, state: State) -> Self {
         self.holder = Some(id.to_string());
         self.in_state(state)
     }
 
-    /// A draft was refused; `prefix` points at it in the body.
+    /// Make the problem for a refused draft; `prefix` points at the draft in the body.
     pub(super) fn invalid(prefix: &str, invalid: Invalid) -> Self {
         let detail = invalid.to_string();
         match invalid {
             Invalid::UnknownKind { .. } => {
-                let here = handlers::Problem::at("/kind", "is not the name of a registered kind; see /v1/kinds");
+                let here = handlers::Problem::at("/kind", "is not a registered kind; see /v1/kinds");
                 Self::new(Code::UnknownKind, detail).at(prefix, vec![here])
             }
             Invalid::Payload { problems, .. } => {
                 Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), problems)
             }
             Invalid::Job { problems } => Self::new(Code::InvalidRequest, detail).at(prefix, problems),
-            // A defect of the kind, but no reason to send the same again. What the panic said may be about other data than the
-            // caller's, and stays here.
+            // A defect in the code of the kind, but the same request would panic again, so this is a 422. The message
+            // of the panic may quote data of other callers and is not sent.
             Invalid::Panicked(_) => {
                 let here = handlers::Problem::at("", "makes the code of the kind panic, which is a defect in it");
                 Self::new(Code::InvalidPayload, detail).at(&format!("{prefix}/payload"), vec![here])
@@ -335,21 +338,21 @@ impl From<StoreError> for Problem {
         match &error {
             StoreError::Unavailable { .. } => {
                 tracing::warn!(%error, "request refused");
-                Self::new(
-                    Code::StoreUnavailable,
-                    "the store cannot be reached; nothing was changed as far as tickr knows",
-                )
+                Self::new(Code::StoreUnavailable, "MySQL cannot be reached; as far as tickr knows, nothing was changed")
             }
-            StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for the store"),
+            StoreError::Overloaded { .. } => Self::new(Code::Overloaded, "too many requests wait for MySQL"),
             StoreError::Refused { .. } | StoreError::Unfit { .. } | StoreError::Corrupt { .. } => {
                 tracing::error!(%error, "request failed");
-                Self::new(Code::Internal, "the store refused; the log of this runner has the details")
+                Self::new(
+                    Code::Internal,
+                    "MySQL refused the statement or returned invalid data; the log of this runner has the details",
+                )
             }
         }
     }
 }
 
-/// A text of at most so many bytes, cut at a character.
+/// Cut a text to at most `most` bytes, at the boundary of a character.
 fn cut(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();
@@ -358,7 +361,7 @@ fn cut(text: &str, most: usize) -> String {
     format!("{}…", &text[..end])
 }
 
-/// A documented answer that is a problem. [`super::describe_problems`] gives it its media type.
+/// Describe a response that is a problem. [`super::describe_problems`] sets its media type.
 pub(super) fn describe_problem(description: &str) -> utoipa::openapi::Response {
     let mut described = utoipa::openapi::Response::new(description);
     let schema = utoipa::openapi::Ref::from_schema_name("Problem");

@@ -1,4 +1,4 @@
-//! `/v1/queues`: what is set about queues, and what is in them.
+//! `/v1/queues`: the settings and pauses of queues, and the counts of their jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,38 +18,38 @@ use crate::handlers;
 use crate::job::{Actor, Name, Priority};
 use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};
 
-/// Most jobs of a queue that a limit may allow.
+/// Maximum value of a concurrency limit.
 const MOST_CONCURRENCY: u32 = 100_000;
-/// Longest reason, in characters.
+/// Maximum length of a reason, in characters.
 const MOST_REASON: usize = 255;
 
 /// A queue.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct QueueView {
     name: String,
-    /// 0 is served first, 9 last, 5 unless set. Goes before the priority of jobs.
+    /// Priority of the queue: 0 is served first, 9 last. Default: 5. It takes precedence over the priority of jobs.
     priority: u8,
-    /// Jobs that may run at the same time, all runners together; null for no limit.
+    /// Limit: number of jobs of the queue that may run at the same time on all runners together; null for no limit.
     concurrency: Option<u32>,
-    /// Jobs of a queue with a limit that run now, or may be about to; null without a limit.
+    /// Number of permits held: jobs that are running or about to start. Null for a queue without a limit.
     permits: Option<u32>,
-    /// Null while it is served.
+    /// Set while the queue is paused; null otherwise.
     paused: Option<PauseView>,
-    /// Jobs by state. Ended states count everything that ever ended so.
+    /// Number of jobs by state. Ended states count every job that ever ended so.
     states: BTreeMap<String, i64>,
-    /// False when it has so many unfinished jobs that not all were counted: their counts are then floors.
+    /// False when the queue has too many unfinished jobs to count all; their counts are then lower bounds.
     exact: bool,
-    /// Its failed jobs that were neither retried, replayed nor discarded.
+    /// Number of failed jobs of the queue that were not retried, replayed or discarded.
     open_failures: u64,
-    /// Living runners that serve it and take work. A queue that has jobs and no runner stands still as well.
+    /// Number of living runners that serve the queue and take work. With 0, no job of the queue starts.
     runners: u32,
-    /// When what is set was last changed; null when nothing ever was.
+    /// Time when the settings were last changed; null if they never were.
     #[schema(value_type = Option<String>, format = DateTime)]
     changed_at: Option<Moment>,
     changed_by: Option<String>,
 }
 
-/// Why a queue stands still, or a runner takes no work.
+/// The pause of a queue, or the drain of a runner: when, by whom and why.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PauseView {
     #[schema(value_type = String, format = DateTime)]
@@ -67,40 +67,42 @@ impl From<Pause> for PauseView {
 /// All queues.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct QueuesAnswer {
-    /// By name: those that have or had jobs, those that a living runner serves, and those about which something is set.
+    /// Queues, in the order of their names: those that have or had jobs, those that a living runner serves, and those
+    /// with settings.
     data: Vec<QueueView>,
-    /// False when there are so many unfinished jobs that the counts of some queues are floors, and those of others are missing.
+    /// False when there are too many unfinished jobs to count all. The counts of some queues are then lower bounds, and
+    /// those of others are missing.
     exact: bool,
 }
 
-/// What to change about a queue; what is left out stays.
+/// The changes to a queue. A field that is left out stays as it is.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct QueueBody {
-    /// 0 is served first, 9 last.
+    /// New priority: 0 is served first, 9 last.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// Jobs that may run at the same time, all runners together; null for no limit.
+    /// Limit: number of jobs of the queue that may run at the same time on all runners together; null for no limit.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 100_000)]
     concurrency: Option<Option<u32>>,
 }
 
-/// Tell null, which means "no limit", from a field that is left out.
+/// Distinguish null, which means "no limit", from a field that is left out.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<u32>>, D::Error> {
     Option::<u32>::deserialize(deserializer).map(Some)
 }
 
-/// Why to pause a queue.
+/// The body of a request to pause a queue.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PauseBody {
-    /// For whoever wonders why nothing runs.
+    /// Reason that other operators see.
     #[schema(max_length = 255)]
     reason: Option<String>,
 }
 
-/// The reason as it is kept, if there is one.
+/// Return the reason in the form that is stored, if there is one.
 pub(super) fn checked_reason(reason: Option<String>) -> Result<Option<String>, Problem> {
     let reason = reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
     if reason.as_ref().is_some_and(|reason| reason.chars().count() > MOST_REASON) {
@@ -119,7 +121,7 @@ struct Counts {
     exact: bool,
 }
 
-/// Counts of all queues. `also` is one that must be among those that are counted.
+/// Count the jobs of all queues. The queue `also` is always counted, even when not all can be.
 async fn counts(api: &Api, also: Option<&Name>) -> Result<Counts, Problem> {
     let store = api.broker.store();
     let (stats, runners) = (store.stats_also_of(also.cloned()).await?, store.runners(1_000).await?);
@@ -138,7 +140,7 @@ async fn counts(api: &Api, also: Option<&Name>) -> Result<Counts, Problem> {
 
 fn view(name: &Name, setting: Option<&QueueSetting>, counts: &Counts) -> QueueView {
     let concurrency = setting.and_then(|set| set.concurrency);
-    // A row of which nothing was ever changed only says that somebody tried.
+    // A row of version 0 exists because a change was attempted, but nothing was ever changed.
     let changed = setting.filter(|set| set.version > 0).map(|set| &set.changed);
     QueueView {
         name: name.to_string(),
@@ -180,7 +182,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     responses(
         (status = 200, description = "The queue", body = QueueView, headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
-        (status = 404, description = "not_found: nobody has ever heard of it", body = Problem),
+        (status = 404, description = "not_found: the queue has no jobs, no settings and no living runner", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -197,20 +199,21 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
 
 /// Change a queue's priority or limit
 ///
-/// Effective on every runner within 2 s. What runs is not stopped by a lower limit. A queue need not have jobs yet.
+/// The change takes effect on every runner within 2 s. A lower limit does not stop running jobs. The queue need not
+/// have jobs yet.
 #[utoipa::path(
     patch, path = "/v1/queues/{name}", tag = "queues", operation_id = "change_queue", request_body = QueueBody,
     params(
         ("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Change nothing unless the queue still has one of these ETags",
+        ("If-Match" = Option<String>, Header, description = "Change the queue only if it has one of these ETags",
             pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
-        (status = 200, description = "As it is set now", body = QueueView, headers(("ETag" = String))),
+        (status = 200, description = "The queue with its new settings", body = QueueView, headers(("ETag" = String))),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
-        (status = 412, description = "precondition_failed: it was changed meanwhile", body = Problem),
+        (status = 412, description = "precondition_failed: the queue has another ETag now; nothing was changed", body = Problem),
         (status = 413, description = "too_large", body = Problem),
         (status = 415, description = "unsupported_media_type", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
@@ -239,10 +242,12 @@ pub(super) async fn change(
         problems.push(handlers::Problem::at("/concurrency", detail));
     }
     if body.priority.is_none() && body.concurrency.is_none() {
-        problems.push(handlers::Problem::at("", "names nothing to change: give priority, concurrency or both"));
+        problems.push(handlers::Problem::at("", "must have priority, concurrency or both"));
     }
     if !problems.is_empty() {
-        return Err(Problem::new(Code::InvalidRequest, "the queue cannot be set so").at("", problems));
+        return Err(
+            Problem::new(Code::InvalidRequest, "invalid settings of a queue; `errors` says why").at("", problems)
+        );
     }
     let change = QueueChange { priority, concurrency: body.concurrency, pause: None };
     apply(&api, &name, change, seen, &who).await
@@ -250,7 +255,8 @@ pub(super) async fn change(
 
 /// Pause a queue
 ///
-/// Within 2 s no runner starts a job of it any more; what runs goes on. Pausing it again changes nothing but the reason.
+/// Within 2 s no runner starts a job of the queue any more. Running jobs go on. Pausing it again changes only the
+/// reason.
 #[utoipa::path(
     post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue", request_body = PauseBody,
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
@@ -276,12 +282,12 @@ pub(super) async fn pause(
     apply(&api, &name, change, Condition::Any, &who).await
 }
 
-/// Let a paused queue go on
+/// Resume a paused queue
 #[utoipa::path(
     post, path = "/v1/queues/{name}/resume", tag = "queues", operation_id = "resume_queue",
     params(("name" = String, Path, description = "The queue", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 200, description = "It goes on", body = QueueView, headers(("ETag" = String))),
+        (status = 200, description = "The queue is not paused", body = QueueView, headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 422, description = "invalid_request, too_many", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
@@ -316,7 +322,7 @@ async fn apply(
             return Err(Problem::new(Code::TooMany, format!("{MOST_QUEUES} queues have settings already")));
         }
     };
-    // This process follows at once, the others within two seconds.
+    // This process applies the change at once, the others within two seconds.
     api.controls.refresh().await?;
     let counts = counts(api, Some(name)).await?;
     Ok(etag::with_tag(StatusCode::OK, &etag::of_version(setting.version), view(name, Some(&setting), &counts)))

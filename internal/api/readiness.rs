@@ -1,9 +1,9 @@
-//! Is MySQL there, and does it take writes? One look for all probes that come at about the same time.
+//! The check whether MySQL answers and accepts writes, shared by all probes that come at about the same time.
 //!
-//! A balancer with many nodes may probe a thousand times a second. Those probes must not become as many writes, and while MySQL
-//! hangs they must not take the connections of the loops. So at most one look is under way, and its answer stands for
-//! [`FRESH`]. An answer proves that MySQL was there when it gave it; so no probe is told "ready" for longer than that after MySQL
-//! went.
+//! A load balancer with many nodes may probe a thousand times a second. Those probes must not become as many writes,
+//! and while MySQL hangs they must not take the connections of the loops. So at most one check runs at a time, and its
+//! result is used for [`FRESH`]. A result proves that MySQL answered at that moment, so no probe gets "ready" for
+//! longer than that after MySQL has failed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,21 +13,21 @@ use tokio_util::task::TaskTracker;
 
 use crate::store::{Durability, Store};
 
-/// How long the answer of a look stands.
+/// Time for which the result of a check is used.
 const FRESH: Duration = Duration::from_millis(500);
-/// A MySQL that takes longer counts as out.
+/// Time after which MySQL counts as failed.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What a look found.
+/// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Look {
-    /// Does MySQL answer, and take writes?
+    /// True when MySQL answers and accepts writes.
     pub(super) mysql: bool,
-    /// What its settings promise; absent when it does not answer.
+    /// Durability that its settings give; `None` when MySQL does not answer.
     pub(super) durability: Option<Durability>,
 }
 
-/// Looks for readiness. Cheap to clone; all clones share their looks.
+/// Runs the checks of readiness. Cheap to clone; all clones share their checks.
 #[derive(Clone, Debug)]
 pub struct Readiness {
     shared: Arc<Shared>,
@@ -42,21 +42,21 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Looks {
-    /// The newest answer, and when it came.
+    /// The newest result and its time.
     last: Option<(Instant, Look)>,
-    /// The look that is under way.
+    /// The check that is running.
     coming: Option<watch::Receiver<Option<Look>>>,
 }
 
 impl Readiness {
-    /// Each look runs in a task of its own, which is joined through `tasks` and over within a few seconds. A probe that hangs up
-    /// ends no look: the next one would begin another.
+    /// Make the checks of a store. Each check runs in a task of its own, which `tasks` joins and which ends within a
+    /// few seconds. A probe that hangs up does not end the check, because the next probe would only start another.
     #[must_use]
     pub fn new(store: Store, tasks: TaskTracker) -> Self {
         Self { shared: Arc::new(Shared { store, tasks, looks: Mutex::default() }) }
     }
 
-    /// What a look found that is not older than [`FRESH`].
+    /// Return a result that is not older than [`FRESH`].
     pub(super) async fn look(&self) -> Look {
         let mut coming = match self.known_or_coming() {
             Ok(known) => return known,
@@ -71,7 +71,7 @@ impl Readiness {
         if let Some((_, look)) = looks.last.as_ref().filter(|(came, _)| came.elapsed() < FRESH) {
             return Ok(look.clone());
         }
-        // One that broke off has closed its end.
+        // A check that failed has closed its end of the channel.
         if let Some(coming) = looks.coming.as_ref().filter(|coming| coming.has_changed().is_ok()) {
             return Err(coming.clone());
         }
@@ -96,7 +96,7 @@ impl Shared {
 async fn ask(store: &Store) -> Look {
     match tokio::time::timeout(LIMIT, store.writable()).await {
         Ok(Ok(durability)) => Look { mysql: true, durability: Some(durability) },
-        // A server that takes no writes still tells its settings.
+        // A server that accepts no writes may still report its settings.
         Ok(Err(_)) => {
             let told = tokio::time::timeout(LIMIT, store.durability()).await;
             Look { mysql: false, durability: told.ok().and_then(Result::ok) }

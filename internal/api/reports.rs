@@ -1,4 +1,4 @@
-//! `/v1/reports/{file}`: fetch a finished report, whichever runner made it.
+//! `/v1/reports/{file}`: download a finished report through any runner.
 
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -14,14 +14,15 @@ use super::pass::Pass;
 use super::problem::{Code, Problem};
 use crate::handlers::report::{FindError, Found};
 
-/// Fetch a finished report
+/// Download a finished report
 ///
-/// The file's name stands in the result of its `report` job. Every runner serves reports up to `share_up_to` of `[reports]`,
-/// which is 32 MiB unless set. Larger ones are served by the runner that made them; others answer 404 and name it.
+/// The result of a `report` job has the name of the file. Every runner serves reports up to `share_up_to` of
+/// `[reports]` (32 MiB by default). A larger report is served only by the runner that made it; other runners respond
+/// with 404 and name that runner.
 #[utoipa::path(
     get, path = "/v1/reports/{file}", tag = "jobs", operation_id = "download_report", params(("file" = String, Path, description = "The file's name")),
     responses(
-        (status = 200, description = "The file, to be saved", content(
+        (status = 200, description = "The file, as an attachment", content(
             (String = "text/csv"),
             (serde_json::Value = "application/json"),
             (String = "text/html"),
@@ -29,7 +30,7 @@ use crate::handlers::report::{FindError, Found};
             (Vec<u8> = "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
         ), headers(("Content-Disposition" = String))),
         (status = 401, description = "unauthorized", body = Problem),
-        (status = 404, description = "not_found: no such report, or it is served by the runner that `detail` names alone", body = Problem),
+        (status = 404, description = "not_found: no such report, or only the runner that `detail` names serves it", body = Problem),
         (status = 429, description = "overloaded: too many downloads or connections", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -40,9 +41,10 @@ pub(super) async fn download(
     mut pass: Pass,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Problem> {
-    // A path that is not text names no report either.
+    // A path that is not valid text cannot name a report.
     let Path(name) = name.map_err(|_| refusal(&FindError::NoSuchReport))?;
-    // A slow download ends with the right to it: short of its length, so that no client takes the part for the whole.
+    // When the API key is revoked, a slow download ends short of its Content-Length, so that no client takes the part
+    // for the whole.
     match api.reports.find(&name).await.map_err(|error| refusal(&error))? {
         Found::Here(report) => {
             let headers = headers(&report.name, report.size_bytes, report.content_type);
@@ -55,7 +57,7 @@ pub(super) async fn download(
             let place = place.map_err(|full| full.problem("downloads of reports", "this runner"))?;
             let headers = headers(report.name(), report.size_bytes(), report.content_type());
             let ends = async move {
-                // Held until the last part is sent, or the client is gone.
+                // Keep the permit until the last part is sent or the client has closed the connection.
                 let _place = place;
                 pass.ends().await;
             };
@@ -69,7 +71,8 @@ fn headers(name: &str, size_bytes: u64, content_type: &'static str) -> HeaderMap
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(size_bytes));
-    // Saved, not shown: a report may hold markup of a stranger. The name is plain by construction.
+    // As an attachment, so that browsers save the file and do not show it: a report may contain markup from untrusted
+    // data. The name needs no escaping because tickr builds it from plain characters.
     if let Ok(disposition) = HeaderValue::try_from(format!("attachment; filename=\"{name}\"")) {
         headers.insert(header::CONTENT_DISPOSITION, disposition);
     }

@@ -1,4 +1,4 @@
-//! `/v1/jobs/{id}/result`: wait for a job to end.
+//! `/v1/jobs/{id}/result`: wait for the end of a job and return its result.
 
 use std::time::Duration;
 
@@ -19,44 +19,44 @@ use super::{Api, jobs, json, parse_wait};
 use crate::event::Event;
 use crate::job::State as JobState;
 
-/// Longest wait of one request.
+/// Maximum wait of one request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// How often the store is asked while another runner may be executing the job.
+/// Interval at which the store is read while another runner may be executing the job.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long to wait.
+/// Parameters of a wait.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
-    /// How long to wait for the end, such as `500ms` or `30s`; at most 60 s. Without it the answer comes at once.
+    /// Maximum time to wait for the end of the job, such as `500ms` or `30s`; at most 60 s. Default: respond at once.
     #[param(example = "30s", pattern = "^0*(([0-9]{1,4}|[1-5][0-9]{4}|60000)ms|([0-9]|[1-5][0-9]|60)s|[01]m)$")]
     wait: Option<String>,
 }
 
-/// How a job ended, or that it has not.
+/// The state of a job, with its result if it has ended.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ResultAnswer {
-    /// The job.
+    /// Id of the job.
     id: String,
     #[schema(value_type = StateWord)]
     state: JobState,
-    /// What the handler returned.
+    /// Result of the handler; null when there is none.
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
-    /// Why the last attempt failed.
+    /// Error of the last unsuccessful attempt.
     last_error: Option<String>,
 }
 
 /// Wait for a job's result
 ///
-/// 200 when the job is over, 202 while it is not. 401 when the key is revoked meanwhile.
+/// 200 when the job has ended, 202 while it has not. 401 when the API key is revoked during the wait.
 #[utoipa::path(
     get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
     params(("id" = Uuid, Path, description = "The job's id"), WaitQuery),
     responses(
-        (status = 200, description = "The job is over", body = ResultAnswer),
-        (status = 202, description = "The job is not over yet", body = ResultAnswer),
+        (status = 200, description = "The job has ended", body = ResultAnswer),
+        (status = 202, description = "The job has not ended yet", body = ResultAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_id, invalid_request", body = Problem),
@@ -73,12 +73,12 @@ pub(super) async fn result(
     let wait = match asked.wait.as_deref() {
         None => Duration::ZERO,
         Some(text) => parse_wait(text).filter(|wait| *wait <= LONGEST_WAIT).ok_or_else(|| {
-            Problem::new(Code::InvalidRequest, "wait is a number with ms, s or m, such as 30s, and at most 60s")
+            Problem::new(Code::InvalidRequest, "wait must be a number with ms, s or m, such as 30s, and at most 60s")
         })?,
     };
     let deadline = Instant::now() + wait;
     let mut draining = api.draining.clone();
-    // Listening before the first look: an end in between is not missed.
+    // Listen before the first read, so that an end between the two is not missed.
     let mut events = api.broker.events().listen();
     loop {
         let Some((job, _)) = api.broker.store().job(id).await? else { return Err(jobs::missing(id)) };

@@ -1,4 +1,4 @@
-//! `/v1/runners`: the processes, what they run, and whether they should take new work.
+//! `/v1/runners`: the runners, their jobs, and requests to take no new work.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -16,73 +16,74 @@ use super::{Api, json};
 use crate::job::{Actor, RunnerId, Timestamp};
 use crate::store::{Drained, MOST_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
 
-/// Most runners in the list.
+/// Maximum number of runners in the list.
 const MOST_RUNNERS: u32 = 200;
-/// Most jobs in the list, all runners together; and how many of each are shown however many runners there are.
+/// Maximum number of jobs in the list over all runners, and the number of jobs of each runner that are shown in any
+/// case.
 const MOST_JOBS: usize = 4_000;
 const LEAST_JOBS: usize = 20;
 
-/// The runners, living ones first.
+/// The runners, the living ones first.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RunnersAnswer {
-    /// At most 200.
+    /// Runners, at most 200.
     data: Vec<RunnerView>,
 }
 
 /// One tickr process.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RunnerView {
-    /// As in the attempts.
+    /// Id of the runner, as in the attempts.
     id: String,
     state: RunnerState,
     version: String,
-    /// Null for a runner of an older version.
+    /// Host name; null for a runner of an older version.
     host: Option<String>,
-    /// Its process there.
+    /// Process id on that host.
     pid: Option<u32>,
     kinds: Vec<String>,
     queues: Vec<String>,
-    /// Worker slots.
+    /// Number of workers.
     slots: u32,
-    /// Busy slots at the last heartbeat.
+    /// Number of busy workers at the last heartbeat.
     busy: u32,
-    /// The jobs in its slots, the longest running first: 200 at the most, fewer when there are many runners. What it began
-    /// since its last heartbeat, behind a long backlog, shows with the next.
+    /// Jobs that its workers execute, the longest running first: at most 200, fewer when there are many runners. With a
+    /// long backlog, a job that started after the last heartbeat appears with the next one.
     jobs: Vec<SlotView>,
-    /// There are more jobs in its slots than are shown.
+    /// True when its workers execute more jobs than are shown.
     more: bool,
     #[schema(value_type = String, format = DateTime)]
     started_at: Moment,
     #[schema(value_type = String, format = DateTime)]
     heartbeat_at: Moment,
-    /// How long ago that was, by the database's clock, in milliseconds.
+    /// Age of the last heartbeat in milliseconds, by the clock of the database.
     heartbeat_age_ms: u64,
-    /// How long it may be silent before its jobs are taken away, in milliseconds.
+    /// Time without a heartbeat after which other runners take its jobs, in milliseconds.
     lease_ms: u64,
-    /// Its clock minus the database's at its last heartbeat, in milliseconds, to about half a round trip. Nothing in tickr
-    /// depends on it. Null for a runner of an older version.
+    /// Clock of the runner minus clock of the database at the last heartbeat, in milliseconds, accurate to about half a
+    /// round trip. Nothing in tickr depends on it. Null for a runner of an older version.
     clock_skew_ms: Option<i64>,
-    /// Since when it is asked to take no new work, by whom and why; null while it takes work.
+    /// Set while the runner is drained: since when it takes no new work, by whom, and why. Null while it takes work.
     draining: Option<PauseView>,
-    /// When it stopped or was found dead; null while it lives.
+    /// Time when it stopped or was found dead; null while it is alive.
     #[schema(value_type = Option<String>, format = DateTime)]
     stopped_at: Option<Moment>,
-    /// The runner that started it to run one job whose last two runners died under it. It has no slots of its own, and is in
-    /// the list while it lives. Null for every other runner.
+    /// Id of the runner that started this process to run one suspect: a job whose last two runners died. Such a process
+    /// has no workers of its own and is listed while it is alive. Null for every other runner.
     parent: Option<String>,
 }
 
-/// How a runner is.
+/// The state of a runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RunnerState {
-    /// It lives and takes work.
+    /// The runner is alive and takes work.
     Working,
-    /// It lives, and finishes what it runs.
+    /// The runner is drained: it is alive and finishes the jobs that it runs.
     Draining,
-    /// It has missed its heartbeats for longer than its lease: its jobs are about to be taken away.
+    /// The runner has sent no heartbeat for longer than its lease; other runners are about to take its jobs.
     Silent,
-    /// It has stopped, or was found dead.
+    /// The runner has stopped or was found dead.
     Stopped,
 }
 
@@ -97,24 +98,24 @@ impl RunnerState {
     }
 }
 
-/// A job in a slot.
+/// A job that a worker executes.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SlotView {
-    /// UUIDv7.
+    /// Id of the job, a UUIDv7.
     id: String,
     kind: String,
     queue: String,
-    /// Attempts that count against `max_attempts`, this one included.
+    /// Attempts used: those that count against `max_attempts`, this one included.
     attempt: u32,
     max_attempts: u32,
-    /// When the attempt began.
+    /// Start of the attempt.
     #[schema(value_type = String, format = DateTime)]
     started_at: Moment,
-    /// When a stop was asked for.
+    /// Time of the request to stop the attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     cancel_requested_at: Option<Moment>,
-    /// How far it says it is.
+    /// Progress that the attempt reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     progress: Option<ProgressView>,
 }
@@ -173,12 +174,12 @@ impl<S: Send + Sync> axum::extract::FromRequestParts<S> for RunnerPath {
 }
 
 fn missing(id: &RunnerId) -> Problem {
-    Problem::new(Code::NotFound, format!("there is no runner {id}; the slash in an id is written %2F in a path"))
+    Problem::new(Code::NotFound, format!("there is no runner {id}; write the slash in an id as %2F in a path"))
 }
 
 /// List the runners
 ///
-/// With the jobs in their slots.
+/// Each with the jobs that its workers execute.
 #[utoipa::path(
     get, path = "/v1/runners", tag = "operations", operation_id = "list_runners",
     responses(
@@ -204,7 +205,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
 /// Show a runner
 #[utoipa::path(
     get, path = "/v1/runners/{id}", tag = "operations", operation_id = "show_runner",
-    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
         (status = 200, description = "The runner", body = RunnerView),
         (status = 401, description = "unauthorized", body = Problem),
@@ -227,24 +228,24 @@ async fn shown(api: &Api, id: RunnerId) -> Result<Response, Problem> {
     Ok(json(StatusCode::OK, view(runner, slots.unwrap_or_default())))
 }
 
-/// Why a runner should take no new work.
+/// The body of a request to drain a runner.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct DrainBody {
-    /// For whoever wonders why it stands idle.
+    /// Reason that other operators see.
     #[schema(max_length = 255)]
     reason: Option<String>,
 }
 
-/// Ask a runner to take no new work
+/// Drain a runner: let it take no new work
 ///
-/// Within 2 s it starts no job any more. It finishes what it runs, goes on to answer HTTP and to repair, and stays ready
-/// for a load balancer. Ends with its process. Asking again changes nothing but the reason.
+/// Within 2 s the runner stops starting jobs. It finishes the jobs that it runs, still answers HTTP and repairs, and
+/// stays ready for a load balancer. The drain ends with the process. Draining again changes only the reason.
 #[utoipa::path(
     post, path = "/v1/runners/{id}/drain", tag = "operations", operation_id = "drain_runner", request_body = DrainBody,
-    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
-        (status = 200, description = "It drains", body = RunnerView),
+        (status = 200, description = "The runner is drained", body = RunnerView),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
@@ -269,9 +270,9 @@ pub(super) async fn drain(
 /// Let a drained runner take work again
 #[utoipa::path(
     post, path = "/v1/runners/{id}/resume", tag = "operations", operation_id = "resume_runner",
-    params(("id" = String, Path, description = "The runner's id, its slash written %2F")),
+    params(("id" = String, Path, description = "The runner's id, with its slash written as %2F")),
     responses(
-        (status = 200, description = "It takes work", body = RunnerView),
+        (status = 200, description = "The runner takes work", body = RunnerView),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "runner_stopped", body = Problem),
@@ -292,7 +293,7 @@ async fn apply(api: &Api, id: RunnerId, wish: Paused, who: &Actor) -> Result<Res
         Drained::Stopped(at) => return Err(stopped(&id, at)),
         Drained::Missing => return Err(missing(&id)),
     }
-    // This process follows at once, the others within two seconds.
+    // This process applies the change at once, the others within two seconds.
     api.controls.refresh().await?;
     shown(api, id).await
 }

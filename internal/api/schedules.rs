@@ -1,4 +1,4 @@
-//! `/v1/schedules`: jobs that come by the clock.
+//! `/v1/schedules`: schedules, which enqueue jobs on a cron expression or at an interval, and their ticks.
 
 use std::sync::Arc;
 
@@ -30,63 +30,65 @@ use crate::store::{
     Wording,
 };
 
-/// Runs that are told of a schedule.
+/// Number of next ticks that the view of a schedule has.
 const NEXT_RUNS: usize = 5;
-/// Longest reason for a pause, in characters.
+/// Maximum length of the reason of a pause, in characters.
 const MAX_REASON: usize = 1_000;
 
-/// What a schedule asks for.
+/// A schedule to create or change.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ScheduleBody {
-    /// A cron expression of five fields, or of six with seconds first. Not together with `every_ms`.
+    /// Cron expression of five fields, or of six with seconds first. Not together with `every_ms`.
     #[schema(example = "0 3 * * *", max_length = 255)]
     cron: Option<String>,
-    /// An interval, counted from `anchor`, so that it does not drift. Not together with `cron`.
+    /// Interval in milliseconds, counted from `anchor`, so that it does not drift. Not together with `cron`.
     #[schema(minimum = 1_000, maximum = 31_622_400_000_u64)]
     every_ms: Option<u64>,
-    /// Where the interval begins: a tick, from which all others are counted. When left out, the moment in which the
-    /// schedule was made. Only with `every_ms`.
+    /// Time of a tick from which all others are counted. Default: the time at which the schedule is created. Only with
+    /// `every_ms`.
     anchor: Option<DateTime<Utc>>,
-    /// An IANA time zone; `UTC` when left out.
+    /// IANA time zone. Default: `UTC`.
     #[schema(example = "Europe/Warsaw", max_length = 64)]
     zone: Option<String>,
-    /// When clocks are turned: `once` runs a time that does not exist right after the gap, and one that exists twice the
-    /// first time; `skip` runs neither; `both` runs it each time. `once` when left out. An expression that runs in every
-    /// hour names no hour and goes by the passing of time. Only with `cron`.
+    /// Rule for the change to and from daylight saving time. `once`: a local time that is skipped runs right after the
+    /// gap, and one that occurs twice runs the first time. `skip`: neither runs. `both`: like `once`, but a local time
+    /// that occurs twice runs each time. Default: `once`. An expression that runs in every hour is not affected: it
+    /// follows elapsed time. Only with `cron`.
     #[schema(value_type = Option<DstWord>)]
     dst: Option<Dst>,
-    /// Ticks that no runner was there for: `skip` fires none of them, `one` the latest, `all` each, at most the latest
-    /// thousand. `one` when left out.
+    /// Rule for missed ticks, which no runner processed in time. `skip` fires none of them, `one` the latest, `all`
+    /// each of them, but at most the latest thousand. Default: `one`.
     #[schema(value_type = Option<MisfireWord>)]
     misfire: Option<Misfire>,
-    /// How late a tick may fire without counting as missed; 15 s when left out.
+    /// Time in milliseconds by which a tick may be late without counting as missed. Default: 15,000.
     #[schema(maximum = 86_400_000)]
     misfire_grace_ms: Option<u64>,
-    /// While the schedule's previous job has not ended: `allow` fires beside it, `skip` does not fire, `replace` cancels it
-    /// if it waits, asks it to stop if it executes, and fires. `allow` when left out.
+    /// Overlap policy for a tick while the previous job of the schedule has not ended. `allow` fires all the same.
+    /// `skip` does not fire. `replace` cancels the previous job if it waits, or asks it to stop if it executes, and
+    /// fires. Default: `allow`.
     #[schema(value_type = Option<OverlapWord>)]
     overlap: Option<Overlap>,
-    /// The kind of its jobs: one of `/v1/kinds`.
+    /// Kind of the jobs, one of `/v1/kinds`.
     #[schema(example = "http", max_length = 64)]
     kind: String,
-    /// The handler's input, as the kind's schema says; `{}` when left out.
+    /// Input of the handler. It must fit the schema of the kind. Default: `{}`.
     #[serde(default = "empty_object")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Box<RawValue>,
-    /// The line to wait in; `default` when left out.
+    /// Queue of the jobs. Default: `default`.
     #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
     queue: Option<String>,
-    /// 0 runs first, 9 last; 5 when left out.
+    /// Priority of the jobs: 0 runs first, 9 last. Default: 5.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// Attempts before a job fails, 1 to 100; the kind's own when left out.
+    /// Number of attempts before a job fails, 1 to 100. Default: that of the kind.
     #[schema(minimum = 1, maximum = 100)]
     max_attempts: Option<u32>,
-    /// Time limit of one attempt; the kind's own when left out.
+    /// Time limit of one attempt, in milliseconds. Default: that of the kind.
     #[schema(minimum = 1, maximum = 86_400_000)]
     timeout_ms: Option<u64>,
-    /// Backoff; the kind's own when left out.
+    /// Backoff between attempts. Default: that of the kind.
     #[schema(value_type = Option<RetryView>)]
     retry: Option<Object<RetryView>>,
 }
@@ -128,18 +130,19 @@ macro_rules! words {
 }
 
 words! {
-    /// What happens when clocks are turned.
+    /// The rule for the change to and from daylight saving time.
     DstWord { Once, Skip, Both }
-    /// What becomes of ticks that no runner was there for.
+    /// The rule for missed ticks.
     MisfireWord { Skip, One, All }
-    /// What happens while the previous job has not ended.
+    /// The overlap policy.
     OverlapWord { Allow, Skip, Replace }
-    /// Who owns a schedule: whoever calls the API, or a configuration file.
+    /// The owner of a schedule: the clients of the API, or a configuration file.
     OriginWord { Api, Config }
-    /// What became of a tick.
+    /// The outcome of a tick.
     OutcomeWord { Fired, Skipped }
-    /// Why a tick was skipped: nobody was there in time; the schedule was paused; its previous job had not ended; its kind
-    /// does not take the payload any more; it was changed before anybody saw to the tick.
+    /// The reason why a tick was skipped. `missed`: no runner processed it in time. `paused`: the schedule was paused.
+    /// `overlap`: the previous job had not ended. `invalid`: the kind does not accept the payload any more. `changed`:
+    /// the schedule was changed before a runner processed the tick.
     CauseWord { Missed, Paused, Overlap, Invalid, Changed }
 }
 
@@ -147,14 +150,14 @@ words! {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ScheduleView {
     name: String,
-    /// When it ticks, in words.
+    /// Times of the ticks, in words.
     description: String,
     cron: Option<String>,
     every_ms: Option<u64>,
     #[schema(value_type = Option<String>, format = DateTime)]
     anchor: Option<Moment>,
     zone: String,
-    /// Null for an interval, which goes by no wall clock.
+    /// Rule for the change to and from daylight saving time; null for an interval, which does not depend on local time.
     #[schema(value_type = Option<DstWord>)]
     dst: Option<Dst>,
     #[schema(value_type = MisfireWord)]
@@ -163,84 +166,85 @@ pub(super) struct ScheduleView {
     #[schema(value_type = OverlapWord)]
     overlap: Overlap,
     kind: String,
-    /// Left out of listings.
+    /// Input of the handler. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     payload: Option<Box<RawValue>>,
     queue: String,
     priority: u8,
-    /// Null for the kind's own.
+    /// Null for the default of the kind.
     max_attempts: Option<u32>,
-    /// Null for the kind's own.
+    /// Null for the default of the kind.
     timeout_ms: Option<u64>,
-    /// Null for the kind's own.
+    /// Null for the default of the kind.
     retry: Option<RetryView>,
     #[schema(value_type = OriginWord)]
     origin: &'static str,
-    /// Null unless it is paused.
+    /// Set while the schedule is paused; null otherwise.
     paused: Option<SchedulePauseView>,
-    /// The first tick that nobody has seen to; null when there will be none.
+    /// Time of the first tick that no runner has processed; null when there will be none.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_at: Option<Moment>,
-    /// Its next ticks, at most five. Left out of listings.
+    /// Next ticks, at most five. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_runs: Option<Vec<RunView>>,
-    /// The newest line of its ledger. Left out of listings.
+    /// Newest record of its ticks. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_tick: Option<TickView>,
-    /// Its last job.
+    /// Id of its last job.
     last_job: Option<Uuid>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Moment,
     created_by: String,
-    /// When what it asks for was last changed.
+    /// Time of the last change of its settings.
     #[schema(value_type = String, format = DateTime)]
     updated_at: Moment,
     updated_by: String,
 }
 
-/// A pause.
+/// The pause of a schedule.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SchedulePauseView {
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Who asked.
+    /// Caller that paused it.
     by: String,
     reason: Option<String>,
 }
 
-/// A tick to come.
+/// A future tick.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RunView {
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// The same moment as people in the schedule's zone write it.
+    /// The same time in the time zone of the schedule.
     #[schema(value_type = String, format = DateTime)]
     local: String,
 }
 
-/// What became of a tick.
+/// The outcome of a tick.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TickView {
-    /// When it was due; the first of several that share the line.
+    /// Due time of the tick. When several ticks share the record, that of the first.
     #[schema(value_type = String, format = DateTime)]
     due_at: Moment,
-    /// Somebody pulled the trigger; it is no tick of the schedule's own.
+    /// True when the schedule was triggered by hand, so this is not one of its own ticks.
     manual: bool,
     #[schema(value_type = OutcomeWord)]
     outcome: &'static str,
-    /// Null when it fired.
+    /// Reason why it was skipped; null when it fired.
     #[schema(value_type = Option<CauseWord>)]
     cause: Option<&'static str>,
-    /// The cause in words.
+    /// The reason in words.
     reason: Option<String>,
-    /// How many ticks share the line, counted to ten thousand: after an outage not each gets its own.
+    /// Number of ticks that share the record, counted up to ten thousand: after an outage, not every tick gets its own
+    /// record.
     ticks: u32,
-    /// The job, if it fired.
+    /// Id of the job, if it fired.
     job_id: Option<Uuid>,
     #[schema(value_type = String, format = DateTime)]
     recorded_at: Moment,
-    /// Who saw to it: a runner, or whoever pulled the trigger or made the change.
+    /// Runner that processed the tick, or caller that triggered or changed the schedule.
     recorded_by: String,
 }
 
@@ -267,7 +271,7 @@ impl From<TickLine> for TickView {
 }
 
 impl ScheduleView {
-    /// One of many.
+    /// Build the view of a schedule in a listing.
     fn listed(row: Scheduled) -> Self {
         let Schedule { cadence, zone, misfire, grace, overlap, template, .. } = row.schedule;
         let ms = |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -307,7 +311,7 @@ impl ScheduleView {
         }
     }
 
-    /// In full, with its version in the header.
+    /// Build the response with the whole schedule and its ETag.
     async fn shown(api: &Api, status: StatusCode, row: Scheduled) -> Result<Response, Problem> {
         let last = api.broker.store().ticks(row.name.clone(), None, None, 1).await?.lines.pop();
         let now = api.broker.store().clock().now();
@@ -324,7 +328,7 @@ impl ScheduleView {
     }
 }
 
-/// The ticks to come, beginning with `next_at` unless it is late.
+/// Return the next ticks, beginning with `next_at` unless it is overdue.
 fn runs(cadence: &Cadence, zone: Zone, next_at: Option<Timestamp>, now: Timestamp, count: usize) -> Vec<RunView> {
     let first = next_at.filter(|next| *next > now).or_else(|| cadence.next_after(now).filter(|_| next_at.is_some()));
     let run = |at: Timestamp| RunView { at: Moment(at), local: zone.local(at) };
@@ -345,33 +349,33 @@ fn missing(name: &Name) -> Problem {
 }
 
 fn unexpected(name: &Name) -> Problem {
-    let detail = format!("the schedule {name} is not what the request expects; nothing was changed");
+    let detail = format!("the schedule {name} does not meet the condition of the request; nothing was changed");
     Problem::new(Code::PreconditionFailed, detail)
 }
 
 fn declared(name: &Name) -> Problem {
     let detail = format!(
-        "the schedule {name} is declared in a configuration file, which alone says what it asks for; it can be paused, \
+        "a configuration file declares the schedule {name}, and only the file can change it; it can be paused, \
          resumed and triggered here"
     );
     Problem::new(Code::DeclaredInConfig, detail)
 }
 
-/// Make a schedule, or make it say this
+/// Create or change a schedule
 ///
-/// A schedule whose times do not change goes on where it is. With If-Match only if it has not been changed since it was
-/// read, with `If-None-Match: *` only if it is new.
+/// If the times of an existing schedule do not change, its next tick stays the same. With `If-Match`, only if the
+/// schedule has not been changed since it was read. With `If-None-Match: *`, only if it does not exist yet.
 #[utoipa::path(
     put, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "put_schedule", request_body = ScheduleBody,
     params(
         ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these",
+        ("If-Match" = Option<String>, Header, description = "Only if the schedule has one of these ETags",
             pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
-        ("If-None-Match" = Option<String>, Header, description = "`*`: only if there is none", pattern = r"^\*$"),
+        ("If-None-Match" = Option<String>, Header, description = "`*`: only if the schedule does not exist", pattern = r"^\*$"),
     ),
     responses(
-        (status = 201, description = "Made", body = ScheduleView, headers(("ETag" = String))),
-        (status = 200, description = "It says this now", body = ScheduleView, headers(("ETag" = String))),
+        (status = 201, description = "The schedule is created", body = ScheduleView, headers(("ETag" = String))),
+        (status = 200, description = "The schedule is changed, or was the same already", body = ScheduleView, headers(("ETag" = String))),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
@@ -418,30 +422,31 @@ pub(super) async fn show(State(api): State<Api>, NamePath(name): NamePath) -> Re
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
-/// How to delete.
+/// Parameters of a deletion.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeleteQuery {
-    /// Also a schedule that a configuration file declared, as long as this runner's own does not: for what is left over
-    /// when no configuration declares it any more. A runner whose file still does makes it anew when it starts.
+    /// If true, also delete a schedule that a configuration file declared, unless the file of this runner still
+    /// declares it. This removes schedules that no configuration file declares any more. A runner whose file still
+    /// declares the schedule creates it again at its next start.
     #[serde(default)]
     undeclared: bool,
 }
 
 /// Delete a schedule
 ///
-/// Its jobs stay, and what became of its ticks stays known until its retention ends.
+/// Its jobs stay, and the records of its ticks stay until their retention ends.
 #[utoipa::path(
     delete, path = "/v1/schedules/{name}", tag = "schedules", operation_id = "delete_schedule",
     params(
         DeleteQuery,
         ("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$"),
-        ("If-Match" = Option<String>, Header, description = "Only if its ETag is one of these",
+        ("If-Match" = Option<String>, Header, description = "Only if the schedule has one of these ETags",
             pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
     ),
     responses(
-        (status = 204, description = "It is gone"),
+        (status = 204, description = "The schedule is deleted"),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 409, description = "declared_in_config", body = Problem),
@@ -467,34 +472,34 @@ pub(super) async fn delete(
     }
 }
 
-/// Which schedules to list.
+/// Page of a listing of schedules.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Schedules in one page, 1 to 200.
+    /// Number of schedules in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    /// Where to go on, as the last page said.
+    /// `next_cursor` of the last page.
     cursor: Option<String>,
 }
 
 /// A page of schedules.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SchedulesAnswer {
-    /// In the order of their names.
+    /// Schedules, in the order of their names.
     data: Vec<ScheduleView>,
-    /// Those of the page that the runner that answers cannot understand: a newer one wrote them, or somebody's hand.
+    /// Schedules of this page that this runner cannot parse, because a newer version or a person wrote them to MySQL.
     unreadable: Vec<UnreadableScheduleView>,
-    /// Where to go on; null at the end.
+    /// Cursor of the next page; null on the last page.
     next_cursor: Option<String>,
 }
 
-/// A schedule that cannot be shown. It does not tick on this runner; it can be deleted.
+/// A schedule that this runner cannot parse. It does not tick on this runner; it can be deleted.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct UnreadableScheduleView {
     name: String,
-    /// What cannot be understood.
+    /// Part that cannot be parsed.
     reason: String,
 }
 
@@ -504,7 +509,7 @@ fn page_limit(asked: Option<u32>) -> Result<u32, Problem> {
         return Ok(limit);
     }
     let here = handlers::Problem::at("limit", "must be 1 to 200");
-    Err(Problem::new(Code::InvalidRequest, "the listing asks for something it cannot have").at("", vec![here]))
+    Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", vec![here]))
 }
 
 /// List schedules by name
@@ -521,7 +526,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     let limit = page_limit(asked.limit)?;
     let listing = Listing::new("schedules", &());
     let after = listing.place(asked.cursor.as_deref())?.map(|place| String::from_utf8_lossy(&place).into_owned());
-    // One more than the page holds tells whether there is another page.
+    // Read one row more than the page holds, to know whether there is another page.
     let mut rows = api.broker.store().schedules(after, limit + 1).await?;
     let more = rows.len() > limit as usize;
     rows.truncate(limit as usize);
@@ -540,25 +545,25 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>)
     Ok(json(StatusCode::OK, SchedulesAnswer { data, unreadable, next_cursor }))
 }
 
-/// Why a schedule is paused.
+/// The body of a request to pause a schedule.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SchedulePauseBody {
-    /// For whoever wonders later.
+    /// Reason that other operators see.
     #[schema(max_length = 1000)]
     reason: Option<String>,
 }
 
 /// Pause a schedule
 ///
-/// Its ticks pass without firing, each with a line in its ledger, until it is resumed. A pause that is there already
-/// stays as it is. Jobs that are there run on.
+/// Until the schedule is resumed, its ticks do not fire; each is recorded as skipped. Pausing it again changes nothing.
+/// Existing jobs run on.
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/pause", tag = "schedules", operation_id = "pause_schedule",
     request_body = SchedulePauseBody,
     params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 200, description = "Paused", body = ScheduleView, headers(("ETag" = String))),
+        (status = 200, description = "The schedule is paused", body = ScheduleView, headers(("ETag" = String))),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
@@ -586,12 +591,12 @@ pub(super) async fn pause(
 
 /// Resume a schedule
 ///
-/// It ticks again. What was due while it was paused does not fire.
+/// The schedule ticks again. Ticks that were due during the pause do not fire.
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/resume", tag = "schedules", operation_id = "resume_schedule",
     params(("name" = String, Path, description = "The schedule's name", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
     responses(
-        (status = 200, description = "Not paused", body = ScheduleView, headers(("ETag" = String))),
+        (status = 200, description = "The schedule is not paused", body = ScheduleView, headers(("ETag" = String))),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 404, description = "not_found", body = Problem),
         (status = 422, description = "invalid_request", body = Problem),
@@ -607,20 +612,20 @@ pub(super) async fn resume(
     ScheduleView::shown(&api, StatusCode::OK, row).await
 }
 
-/// How to trigger.
+/// Parameters of a trigger.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TriggerQuery {
-    /// The overlap policy for this once, instead of the schedule's own.
+    /// Overlap policy for this trigger. Default: that of the schedule.
     #[param(value_type = Option<OverlapWord>, inline)]
     overlap: Option<String>,
 }
 
 /// Fire a schedule now
 ///
-/// Makes a job at once, also while the schedule is paused; its own ticks come as they would. With an overlap policy of
-/// `skip`, 409 while its previous job has not ended.
+/// Enqueue a job at once, also while the schedule is paused. The ticks of the schedule are not affected. 409 when the
+/// overlap policy is `skip` and the previous job has not ended.
 #[utoipa::path(
     post, path = "/v1/schedules/{name}/trigger", tag = "schedules", operation_id = "trigger_schedule",
     params(
@@ -659,7 +664,9 @@ async fn fire(
     let overlap = match asked.overlap.as_deref().map(|word| Overlap::from_word(word).ok_or(word)) {
         Some(Err(word)) => {
             let here = handlers::Problem::at("overlap", format!("{word:?} is not one of allow, skip, replace"));
-            return Err(Problem::new(Code::InvalidRequest, "there is no such policy").at("", vec![here]));
+            return Err(
+                Problem::new(Code::InvalidRequest, "invalid overlap policy; `errors` says why").at("", vec![here])
+            );
         }
         Some(Ok(overlap)) => Some(overlap),
         None => None,
@@ -682,7 +689,7 @@ async fn fire(
             Err(match refused {
                 Triggered::Busy(id, state) => Problem::new(
                     Code::PreviousUnfinished,
-                    format!("the schedule's previous job {id} is {state}; `overlap=allow` fires beside it"),
+                    format!("the schedule's previous job {id} is {state}; `overlap=allow` fires all the same"),
                 )
                 .held_by_job(id, state),
                 Triggered::Missing | Triggered::Fired(_) => missing(name),
@@ -697,7 +704,7 @@ async fn fire(
     }
 }
 
-/// Which ticks to list.
+/// Filter and page of a listing of ticks.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -705,26 +712,26 @@ pub(super) struct TicksQuery {
     /// Only ticks with this outcome.
     #[param(value_type = Option<OutcomeWord>, inline)]
     outcome: Option<String>,
-    /// Lines in one page, 1 to 200.
+    /// Number of records in one page, 1 to 200.
     #[param(minimum = 1, maximum = 200, default = 50)]
     limit: Option<u32>,
-    /// Where to go on, as the last page said. Belongs to its filter.
+    /// `next_cursor` of the last page. It is valid only with the same filter.
     cursor: Option<String>,
 }
 
 /// A page of ticks.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TicksAnswer {
-    /// Newest first.
+    /// Records of ticks, the newest first.
     data: Vec<TickView>,
-    /// Where to go on; null at the end. A page may be short, or empty, and still have one: a page looks at a bounded
-    /// number of lines.
+    /// Cursor of the next page; null on the last page. A page may be short or empty and still have a cursor, because
+    /// one page reads only a bounded number of records.
     next_cursor: Option<String>,
 }
 
-/// List what became of a schedule's ticks, newest first
+/// List the ticks of a schedule, newest first
 ///
-/// Also those of a schedule that was deleted, until their retention ends.
+/// The ticks of a deleted schedule are listed as well, until their retention ends.
 #[utoipa::path(
     get, path = "/v1/schedules/{name}/ticks", tag = "schedules", operation_id = "list_ticks",
     params(
@@ -734,7 +741,7 @@ pub(super) struct TicksAnswer {
     responses(
         (status = 200, description = "A page of ticks", body = TicksAnswer),
         (status = 401, description = "unauthorized", body = Problem),
-        (status = 404, description = "not_found: there is no such schedule, nor any tick of one", body = Problem),
+        (status = 404, description = "not_found: neither the schedule nor a tick of it exists", body = Problem),
         (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -751,7 +758,7 @@ pub(super) async fn ticks(
         Some("skipped") => Some(false),
         Some(word) => {
             let here = handlers::Problem::at("outcome", format!("{word:?} is not one of fired, skipped"));
-            let detail = "the listing asks for something it cannot have";
+            let detail = "invalid listing; `errors` says why";
             return Err(Problem::new(Code::InvalidRequest, detail).at("", vec![here]));
         }
     };
@@ -759,7 +766,7 @@ pub(super) async fn ticks(
     let before = match listing.place(asked.cursor.as_deref())? {
         None => None,
         Some(place) => Some(read_place(&place).ok_or_else(|| {
-            Problem::new(Code::InvalidCursor, "use next_cursor of a page with the same filter, unchanged")
+            Problem::new(Code::InvalidCursor, "send next_cursor of a page with the same filter, unchanged")
         })?),
     };
     let page = api.broker.store().ticks(name.clone(), fired, before, limit).await?;
@@ -781,44 +788,45 @@ fn read_place(place: &[u8]) -> Option<(Timestamp, u16)> {
     Some((due_at, u16::from_be_bytes(number.try_into().ok()?)))
 }
 
-/// When a schedule would tick.
+/// The settings of a schedule whose ticks to preview.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PreviewBody {
-    /// As in a schedule.
+    /// As in the body of a schedule.
     #[schema(example = "30 2 * * *", max_length = 255)]
     cron: Option<String>,
-    /// As in a schedule.
+    /// As in the body of a schedule.
     #[schema(minimum = 1_000, maximum = 31_622_400_000_u64)]
     every_ms: Option<u64>,
-    /// As in a schedule.
+    /// As in the body of a schedule.
     anchor: Option<DateTime<Utc>>,
-    /// As in a schedule.
+    /// As in the body of a schedule.
     #[schema(example = "Europe/Warsaw", max_length = 64)]
     zone: Option<String>,
-    /// As in a schedule.
+    /// As in the body of a schedule.
     #[schema(value_type = Option<DstWord>)]
     dst: Option<Dst>,
-    /// From when on; now when left out. What comes when clocks are turned is seen best from the day before.
+    /// Time from which ticks are listed. Default: now. To see the effect of a change of daylight saving time, start on
+    /// the day before.
     from: Option<DateTime<Utc>>,
-    /// How many, 1 to 100; 5 when left out.
+    /// Number of ticks, 1 to 100. Default: 5.
     #[schema(minimum = 1, maximum = 100)]
     count: Option<usize>,
 }
 
-/// When a schedule would tick.
+/// The ticks of a previewed schedule.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PreviewAnswer {
-    /// In words.
+    /// Times of the ticks, in words.
     description: String,
     next_runs: Vec<RunView>,
 }
 
-/// Show when a schedule would tick, without making it
+/// Preview the ticks of a schedule without creating it
 #[utoipa::path(
     post, path = "/v1/schedules/preview", tag = "schedules", operation_id = "preview_schedule", request_body = PreviewBody,
     responses(
-        (status = 200, description = "Its next runs", body = PreviewAnswer),
+        (status = 200, description = "The next ticks", body = PreviewAnswer),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
@@ -862,9 +870,7 @@ pub(super) async fn preview(State(api): State<Api>, Body(body, _): Body<PreviewB
             Err(all)
         }
     }
-    .map_err(|problems| {
-        Problem::new(Code::InvalidRequest, "the schedule asks for something it cannot have").at("", problems)
-    })
+    .map_err(|problems| Problem::new(Code::InvalidRequest, "invalid schedule; `errors` says why").at("", problems))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! Searches and counts: bounded each, and only so many at the same time.
+//! The limit on searches and counts that run at the same time.
 //!
-//! One of them may look at a hundred thousand rows. Callers who find no seat within a moment get 429 instead of a place in a
-//! line that grows, so that a flood of them leaves connections for other reads, and MySQL for the runners.
+//! One of them may read a hundred thousand rows. A caller that gets no permit within a short wait gets 429 instead of a
+//! position in a growing queue. So a flood of searches leaves connections for other reads, and leaves MySQL to the
+//! runners.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use super::Api;
 use super::problem::{Code, Problem};
 use crate::store::StoreError;
 
-/// How long a search waits for a seat.
+/// Time for which a search waits for a permit.
 const SHORT_WAIT: Duration = Duration::from_millis(300);
 
-/// Carry out a search on a seat of its own, or refuse it. It keeps the seat until it has ended, also if its caller hangs up
-/// before: the database goes on with it as well.
+/// Run a search with a permit, or refuse it. The search keeps the permit until it ends, even if the client hangs up
+/// earlier, because MySQL goes on with the query as well.
 pub(super) async fn seated<T: Send + 'static>(
     api: &Api,
     search: impl Future<Output = Result<T, StoreError>> + Send + 'static,
@@ -24,7 +25,7 @@ pub(super) async fn seated<T: Send + 'static>(
     let Ok(Ok(seat)) = seat else {
         metrics::counter!("tickr_searches_refused_total").increment(1);
         let detail =
-            "as many searches and counts as this runner takes are under way; come back later, or narrow the filter";
+            "this runner is at its limit of concurrent searches and counts; try again later, or narrow the filter";
         return Err(Problem::new(Code::Overloaded, detail));
     };
     let search = tokio::spawn(async move {
@@ -32,6 +33,6 @@ pub(super) async fn seated<T: Send + 'static>(
         drop(seat);
         found
     });
-    let defect = |_| Problem::new(Code::Internal, "the search broke off; the log of this runner has the details");
+    let defect = |_| Problem::new(Code::Internal, "the search failed; the log of this runner has the details");
     Ok(search.await.map_err(defect)??)
 }

@@ -1,4 +1,4 @@
-//! `/v1/stats`: how tickr is doing.
+//! `/v1/stats`: counts by state and queue, lateness and rates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,24 +14,28 @@ use super::view::Moment;
 use super::{Api, json};
 use crate::job::State as JobState;
 
-/// Counts and figures.
+/// Counts and rates.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StatsAnswer {
-    /// The database's clock at the reading.
+    /// Time of this reading, by the clock of the database.
     #[schema(value_type = String, format = DateTime)]
     at: Moment,
-    /// Jobs by state. Ended states count everything that ever ended so, also what retention has deleted since.
+    /// Number of jobs by state. Ended states count every job that ever ended so, including jobs that were deleted
+    /// since.
     states: BTreeMap<String, i64>,
-    /// Failed jobs that were neither retried, replayed nor discarded. `states.failed` counts all that ever failed.
+    /// Number of failed jobs that were not retried, replayed or discarded. `states.failed` counts all jobs that ever
+    /// failed.
     open_failures: u64,
-    /// False when there are so many that their count is a floor.
+    /// False when there are too many to count all; `open_failures` is then a lower bound.
     open_failures_exact: bool,
-    /// Jobs by queue, then state. Queues that no job has changed for longer than jobs are kept are left out.
+    /// Number of jobs by queue, then by state. A queue is left out when none of its jobs changed for longer than jobs
+    /// are kept.
     queues: BTreeMap<String, BTreeMap<String, i64>>,
-    /// False when there are so many unfinished jobs that only a part of them was counted: about a hundred thousand, fewer of each
-    /// line the more lines there are. Their counts here are then floors.
+    /// False when there are too many unfinished jobs to count all. Then about a hundred thousand are counted, and the
+    /// more lanes (queue and priority) there are, the fewer of each. The counts of unfinished jobs are then lower
+    /// bounds.
     exact: bool,
-    /// The queues whose counts of unfinished jobs are floors; those of the others are exact.
+    /// Queues whose counts of unfinished jobs are lower bounds. The counts of all other queues are exact.
     floors: BTreeSet<String>,
     lateness: LatenessView,
     rates: RatesView,
@@ -45,9 +49,9 @@ pub(super) struct LatenessView {
     p50_ms: Option<f64>,
     /// 99th percentile over the last minute on this runner, in milliseconds.
     p99_ms: Option<f64>,
-    /// How long the oldest overdue job has been due, in milliseconds; 0 when none is.
+    /// Time since the oldest overdue job became due, in milliseconds; 0 when no job is overdue.
     oldest_due_ms: i64,
-    /// When the next job that is not due yet is due.
+    /// Due time of the next job that is not due yet.
     #[schema(value_type = Option<String>, format = DateTime)]
     next_due_at: Option<Moment>,
 }
@@ -55,16 +59,16 @@ pub(super) struct LatenessView {
 /// Rates over the last minute on this runner.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RatesView {
-    /// Jobs accepted per second.
+    /// Number of jobs accepted per second.
     accepted_per_second: f64,
-    /// Attempts ended per second.
+    /// Number of attempts ended per second.
     ended_per_second: f64,
 }
 
 /// The index, as this runner sees it.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct IndexView {
-    /// `fast`, `rebuilding` or `degraded`.
+    /// Condition of the index: `fast`, `rebuilding` or `degraded`.
     health: &'static str,
 }
 
@@ -72,7 +76,7 @@ pub(super) struct IndexView {
 #[utoipa::path(
     get, path = "/v1/stats", tag = "operations", operation_id = "show_stats",
     responses(
-        (status = 200, description = "A reading", body = StatsAnswer),
+        (status = 200, description = "The counts and rates", body = StatsAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )

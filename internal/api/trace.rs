@@ -1,4 +1,4 @@
-//! The trace that a request comes with.
+//! The W3C trace context of a request.
 
 use std::convert::Infallible;
 
@@ -12,8 +12,8 @@ use super::problem::Problem;
 use crate::job::TraceContext;
 use crate::telemetry::RequestSpan;
 
-/// The span of a request that makes jobs, begun when its headers were read. Headers that are not W3C Trace Context are taken
-/// for none: no job is refused for its trace.
+/// The span of a request that enqueues jobs. It begins when the headers have been read. Headers that are not valid W3C
+/// Trace Context are ignored, so that no job is refused because of its trace.
 pub(super) struct Traced(pub(super) RequestSpan);
 
 impl FromRequestParts<Api> for Traced {
@@ -28,17 +28,17 @@ fn caller(parts: &Parts) -> Option<TraceContext> {
     let mut parents = parts.headers.get_all("traceparent").into_iter();
     let parent = parents.next()?.to_str().ok()?;
     if parents.next().is_some() {
-        // Which of them is meant, nobody can tell.
+        // With several parents it is not clear which one is meant.
         return None;
     }
-    // One list may be sent in several headers.
+    // The specification allows one list in several headers.
     let states: Option<Vec<&str>> =
         parts.headers.get_all("tracestate").into_iter().map(|value| value.to_str().ok()).collect();
     TraceContext::parse(parent.trim(), states.map(|states| states.join(",")).as_deref())
 }
 
-/// The span of an import, if its caller came with a trace: one that began here would hold an attempt for every line, of
-/// any number. It ends with the answer, also when the caller does not wait for that.
+/// The span of an import. It exists only when the client sent a trace: a trace that began here would have an attempt
+/// for every line, of any number. The span ends with the response, also when the client does not wait for it.
 pub(super) struct ImportSpan {
     span: Option<RequestSpan>,
     status: StatusCode,
@@ -54,12 +54,12 @@ impl FromRequestParts<Api> for ImportSpan {
 }
 
 impl ImportSpan {
-    /// What the jobs of the import carry on, unless their lines name a trace.
+    /// Return the trace that the jobs of the import continue, unless their lines name one.
     pub(super) fn carried(&self) -> Option<&TraceContext> {
         self.span.as_ref().and_then(RequestSpan::carried)
     }
 
-    /// Nothing is imported.
+    /// End the span with a refusal.
     pub(super) fn refused(mut self, problem: Problem) -> Response {
         let response = problem.into_response();
         self.status = response.status();
@@ -76,7 +76,7 @@ impl Drop for ImportSpan {
 }
 
 impl Traced {
-    /// End the span with the answer.
+    /// End the span with the response.
     pub(super) fn answered(self, route: &'static str, answer: Result<Response, Problem>) -> Response {
         let response = answer.into_response();
         self.0.end(route, response.status().as_u16());

@@ -1,4 +1,4 @@
-//! `/v1/verify`: the checks of `tickr verify`, made by a runner in the background.
+//! `/v1/verify`: the checks of `tickr verify`, run by a runner in the background.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::job::Timestamp;
 use crate::store::{Begun, Retention, Store, Verification};
 use crate::verify::{Finding, Outcome, Pace, Report, VerifySettings, verify};
 
-/// How long the tables may be read, with all rests.
+/// Maximum time for reading the tables, pauses included.
 const READING: Duration = Duration::from_secs(120);
-/// How long all of it may take.
+/// Maximum time for the whole verification.
 const ALL: Duration = Duration::from_secs(240);
-/// How long its place is kept: then its runner counts as dead.
+/// Time after which a verification without an end no longer blocks the next one, because its runner must be dead.
 const PLACE: Duration = Duration::from_secs(300);
 
-/// Makes checks in the background, joined through the process's tasks. Cheap to clone.
+/// Runs verifications in the background, in tasks that the process joins when it stops. Cheap to clone.
 #[derive(Clone)]
 pub struct Verifier {
     parts: Arc<Parts>,
@@ -53,7 +53,7 @@ impl fmt::Debug for Verifier {
 }
 
 impl Verifier {
-    /// For the runner of this process. Its checks end when `stop` comes.
+    /// Make the verifier of this process. Its verifications end when `stop` is cancelled.
     #[must_use]
     pub fn new(store: Store, index: Index, retention: Retention, tasks: TaskTracker, stop: CancellationToken) -> Self {
         Self { parts: Arc::new(Parts { store, index, retention, tasks, stop }) }
@@ -74,14 +74,14 @@ impl Parts {
             retention: self.retention.clone(),
             pace: Pace::Gentle { limit: READING },
         };
-        // It may be dropped anywhere: it has a connection of its own, in a transaction that only reads.
+        // The check may be dropped at any point: it has a connection of its own, in a read-only transaction.
         let found = tokio::select! {
-            () = self.stop.cancelled() => Err("its runner stopped".to_owned()),
+            () = self.stop.cancelled() => Err("the runner stopped".to_owned()),
             found = tokio::time::timeout(ALL, verify(&self.store, &self.index, &settings, |_| {})) => match found {
                 Ok(Ok(report)) => Ok(report),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "a check that was asked for came to nothing");
-                    Err("MySQL could not be read; the log of its runner has the details".to_owned())
+                    tracing::warn!(%error, "a requested verification failed");
+                    Err("MySQL could not be read; the log of the runner has the details".to_owned())
                 }
                 Err(_) => Err(format!("it took longer than {} s", ALL.as_secs())),
             },
@@ -92,38 +92,38 @@ impl Parts {
                 verdict = report.verdict.as_str(),
                 faults,
                 jobs = report.looked_at.jobs,
-                "checked everything that was asked for"
+                "a requested verification ended"
             );
         }
         let found =
             found.and_then(|report| serde_json::to_string(&ReportView::from(report)).map_err(|e| e.to_string()));
         if let Err(error) = self.store.end_verification(id, found).await {
-            tracing::warn!(%error, "cannot write down what a check found");
+            tracing::warn!(%error, "cannot store the result of a verification");
         }
     }
 }
 
-/// Which jobs to check.
+/// The range of a verification.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VerifyBody {
-    /// Only jobs made at this moment or later; all jobs when left out.
+    /// Check only jobs that were accepted at this time or later. Default: all jobs.
     #[schema(format = DateTime)]
     since: Option<String>,
 }
 
-/// A check that is under way.
+/// A verification that is running.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RunningView {
-    /// UUIDv7.
+    /// Id of the verification, a UUIDv7.
     id: String,
-    /// Which runner makes it.
+    /// Id of the runner that runs it.
     runner: String,
     #[schema(value_type = String, format = DateTime)]
     started_at: Moment,
-    /// Who asked for it.
+    /// Caller that requested it.
     by: String,
-    /// Only jobs made since then are looked at; null for all.
+    /// Only jobs accepted since this time are checked; null for all jobs.
     #[schema(value_type = Option<String>, format = DateTime)]
     since: Option<Moment>,
 }
@@ -140,59 +140,61 @@ impl From<Verification> for RunningView {
     }
 }
 
-/// A check that has ended.
+/// A verification that has ended.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct EndedView {
-    /// UUIDv7.
+    /// Id of the verification, a UUIDv7.
     id: String,
-    /// Which runner made it.
+    /// Id of the runner that ran it.
     runner: String,
     #[schema(value_type = String, format = DateTime)]
     started_at: Moment,
-    /// Who asked for it.
+    /// Caller that requested it.
     by: String,
-    /// Only jobs made since then were looked at; null for all.
+    /// Only jobs accepted since this time were checked; null for all jobs.
     #[schema(value_type = Option<String>, format = DateTime)]
     since: Option<Moment>,
     #[schema(value_type = String, format = DateTime)]
     finished_at: Moment,
     took_ms: u64,
-    /// Why it came to nothing; null when there is a report.
+    /// Reason why there is no report; null when there is one.
     failure: Option<String>,
-    /// What was found.
+    /// Report of the verification.
     report: Option<ReportView>,
 }
 
-/// What was found. As `tickr verify --json` tells it, in the words of this API.
+/// The report of a verification: the same content as that of `tickr verify --json`, in the terms of this API.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ReportView {
     verdict: Verdict,
-    /// True when everything was looked at, and no check found a fault.
+    /// True when everything was checked and no check found a fault.
     ok: bool,
-    /// Was everything looked at? Large tables are looked at for two minutes, from the oldest job on; `since` helps.
+    /// True when everything was checked. Large tables are read for two minutes, from the oldest job on; use `since` to
+    /// check only newer jobs.
     complete: bool,
-    /// What could not be looked at, and why: Redis did not answer, time was over, a row could not be read.
+    /// Parts that could not be checked, with the reason: Redis did not answer, the time was over, a row could not be
+    /// read.
     unchecked: Vec<String>,
-    /// The moment at which the tables were looked at, by the database's clock.
+    /// Time at which the tables were read, by the clock of the database.
     #[schema(format = DateTime)]
     at: String,
     looked_at: LookedAtView,
-    /// Every check, in a fixed order.
+    /// All checks, in a fixed order.
     checks: Vec<CheckView>,
-    /// What a person should know, though it breaks no promise.
+    /// Remarks for the operator that are not violations.
     notes: Vec<String>,
 }
 
-/// What the check came to.
+/// The verdict of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = VerifyVerdict)]
 pub(super) enum Verdict {
-    /// Everything was looked at, and every promise was kept.
+    /// Everything was checked, and every guarantee holds.
     Kept,
-    /// A promise was broken.
+    /// A guarantee was violated.
     Broken,
-    /// No fault was found, and not everything could be looked at.
+    /// No fault was found, but not everything could be checked.
     Unchecked,
 }
 
@@ -206,54 +208,54 @@ impl From<Outcome> for Verdict {
     }
 }
 
-/// How much was looked at.
+/// The amount of data that was checked.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct LookedAtView {
     jobs: u64,
-    /// Unfinished ones among them.
+    /// Number of unfinished jobs among them.
     owed: u64,
     attempts: u64,
-    /// Entries that Redis schedules.
+    /// Number of entries in Redis for jobs that are due later.
     scheduled: u64,
 }
 
-/// What one check found.
+/// The result of one check.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct CheckView {
     #[schema(example = "lost")]
     name: String,
-    /// The guarantee that it belongs to.
+    /// Guarantee that the check belongs to.
     #[schema(example = "G2")]
     guarantee: String,
-    /// What holds when there are no faults.
+    /// Statement that is true when there are no faults.
     meaning: String,
     verdict: CheckVerdict,
-    /// Why it could not be made.
+    /// Reason why the check was skipped.
     skipped: Option<String>,
-    /// How many faults there are.
+    /// Number of faults.
     faults: u64,
-    /// Some of them, 20 at the most.
+    /// Examples of the faults, 20 at most.
     examples: Vec<ExampleView>,
 }
 
-/// What a check came to.
+/// The verdict of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum CheckVerdict {
-    /// It found no fault.
+    /// The check found no fault.
     Holds,
-    /// It found some.
+    /// The check found faults.
     Broken,
-    /// It could not be made.
+    /// The check could not be run.
     Skipped,
 }
 
-/// One fault.
+/// An example of a fault.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub(super) struct ExampleView {
-    /// The job, if it is about one.
+    /// Id of the job, if the fault concerns one.
     job: Option<String>,
-    /// What shows it.
+    /// Description of the fault.
     what: String,
 }
 
@@ -301,30 +303,30 @@ impl From<Finding> for CheckView {
     }
 }
 
-/// The checks of the cluster.
+/// The verifications of the cluster.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct VerifyAnswer {
-    /// The one that is under way; null when none is.
+    /// Verification that is running; null when there is none.
     running: Option<RunningView>,
-    /// The last one that ended; null before the first.
+    /// Last verification that ended; null before the first.
     last: Option<EndedView>,
 }
 
-/// A check that was asked for.
+/// The response to a request for a verification.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StartedView {
-    /// False when one was under way already, which is shown. There is one at a time in the cluster.
+    /// False when a verification was already running; it is shown. The cluster runs one at a time.
     started: bool,
     check: RunningView,
 }
 
-/// Show what the last check found
+/// Show the running and the last verification
 ///
-/// One that any runner made.
+/// A verification may have been run by any runner.
 #[utoipa::path(
     get, path = "/v1/verify", tag = "operations", operation_id = "show_verification",
     responses(
-        (status = 200, description = "The one under way, and the last one", body = VerifyAnswer),
+        (status = 200, description = "The running and the last verification", body = VerifyAnswer),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 503, description = "store_unavailable", body = Problem),
     )
@@ -341,7 +343,7 @@ fn ended(mut check: Verification) -> EndedView {
     let report = report.map(|text| serde_json::from_str::<ReportView>(&text));
     let (report, failure) = match report {
         Some(Ok(report)) => (Some(report), failure),
-        Some(Err(_)) => (None, Some("it was made by another version of tickr; ask for a new one".to_owned())),
+        Some(Err(_)) => (None, Some("the report comes from another version of tickr; request a new one".to_owned())),
         None => (None, failure),
     };
     let took_ms = u64::try_from((finished_at - check.started_at).num_milliseconds()).unwrap_or(0);
@@ -349,15 +351,15 @@ fn ended(mut check: Verification) -> EndedView {
     EndedView { id, runner, started_at, by, since, finished_at: Moment(finished_at), took_ms, failure, report }
 }
 
-/// Check everything now
+/// Verify the guarantees now
 ///
-/// Makes the checks of `tickr verify` in the background, on this runner. It only reads, over one connection: each row of
-/// the jobs that are looked at once, by primary key, each page in a snapshot of its own, and rests as long as it reads. So
-/// it takes half a core of MySQL at the most, for two minutes at the most. `GET /v1/verify` shows what it found.
+/// Run the checks of `tickr verify` in the background, on this runner. The run only reads, over one connection: each
+/// row of the checked jobs once, by primary key, and each page in a snapshot of its own. It pauses for as long as it
+/// reads, so it uses at most half a core of MySQL, for at most two minutes. `GET /v1/verify` shows the report.
 #[utoipa::path(
     post, path = "/v1/verify", tag = "operations", operation_id = "start_verification", request_body = VerifyBody,
     responses(
-        (status = 202, description = "It begins, or one is under way", body = StartedView),
+        (status = 202, description = "A verification begins, or is already running", body = StartedView),
         (status = 400, description = "invalid_json, too_deep", body = Problem),
         (status = 401, description = "unauthorized", body = Problem),
         (status = 408, description = "request_timeout", body = Problem),
@@ -375,8 +377,8 @@ pub(super) async fn start(
     let since = match body.since.as_deref().map(DateTime::parse_from_rfc3339).transpose() {
         Ok(since) => since.map(|since| since.with_timezone(&Utc)),
         Err(_) => {
-            let here = handlers::Problem::at("/since", "must be a moment such as 2026-01-31T08:00:00Z");
-            return Err(Problem::new(Code::InvalidRequest, "there is no such moment").at("", vec![here]));
+            let here = handlers::Problem::at("/since", "must be a time such as 2026-01-31T08:00:00Z");
+            return Err(Problem::new(Code::InvalidRequest, "invalid time; `errors` says why").at("", vec![here]));
         }
     };
     let begun =

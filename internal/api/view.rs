@@ -1,4 +1,4 @@
-//! Jobs and attempts as the API shows them.
+//! The JSON form of jobs and attempts.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::job::{
 };
 use crate::store::Accepted;
 
-/// RFC 3339 in UTC with milliseconds.
+/// A time, written as RFC 3339 in UTC with milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Moment(pub(super) Timestamp);
 
@@ -25,22 +25,22 @@ impl Serialize for Moment {
     }
 }
 
-/// Backoff of a job: `min(base_ms × factor^(n−1), cap_ms)` after the n-th failure, ± `jitter`.
+/// Backoff of a job. The delay after the n-th failure is `min(base_ms × factor^(n−1), cap_ms)`, varied by ± `jitter`.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RetryView {
-    /// Delay after the first failure.
+    /// Delay after the first failure, in milliseconds.
     #[schema(example = 1000, minimum = 1, maximum = 86_400_000)]
     pub(super) base_ms: u64,
-    /// Growth from one delay to the next.
+    /// Factor from one delay to the next.
     #[serde(default = "two")]
     #[schema(minimum = 1, maximum = 100)]
     pub(super) factor: f64,
-    /// Longest delay.
+    /// Maximum delay, in milliseconds.
     #[serde(default = "minute")]
     #[schema(minimum = 1, maximum = 604_800_000)]
     pub(super) cap_ms: u64,
-    /// Share by which a delay varies in both directions.
+    /// Share by which a delay varies in both directions: 0.1 means ± 10 %.
     #[serde(default = "tenth")]
     #[schema(minimum = 0, maximum = 1)]
     pub(super) jitter: f64,
@@ -70,14 +70,14 @@ impl From<RetryPolicy> for RetryView {
     }
 }
 
-/// W3C Trace Context. What cannot be read as such is taken for nothing.
+/// W3C Trace Context. An invalid one is ignored.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TraceView {
     /// `00-<trace id>-<span id>-<flags>`.
     #[schema(example = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
     pub(super) traceparent: String,
-    /// What other tracing systems want to find again, 512 bytes at the most.
+    /// State of other tracing systems, 512 bytes at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) tracestate: Option<String>,
 }
@@ -97,92 +97,92 @@ impl TraceView {
 /// A job.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct JobView {
-    /// UUIDv7.
+    /// Id of the job, a UUIDv7.
     pub(super) id: String,
     pub(super) kind: String,
     pub(super) queue: String,
-    /// 0 runs first, 9 last.
+    /// Priority within the queue: 0 runs first, 9 last.
     pub(super) priority: u8,
     #[schema(value_type = StateWord)]
     pub(super) state: State,
-    /// The handler's input. Left out of listings.
+    /// Input of the handler. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(super) payload: Option<Box<RawValue>>,
-    /// Attempts that count against `max_attempts`, the running one included.
+    /// Attempts used: those that count against `max_attempts`, the running one included.
     pub(super) attempt: u32,
     pub(super) max_attempts: u32,
-    /// Time limit of one attempt, if the job has its own.
+    /// Time limit of one attempt, in milliseconds; null for that of the kind.
     pub(super) timeout_ms: Option<u64>,
-    /// Backoff, if the job has its own.
+    /// Backoff of the job; null for that of the kind.
     pub(super) retry: Option<RetryView>,
     pub(super) unique_key: Option<String>,
-    /// The schedule that it comes from, if it does.
+    /// Schedule and tick that made the job. Left out of other jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) schedule: Option<ScheduledByView>,
-    /// Words to find it again. Left out when there are none.
+    /// Tags to find the job by. Left out when there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub(super) tags: Vec<String>,
-    /// The trace that its attempts continue, if whoever enqueued it came with one or tickr records.
+    /// Trace that the attempts continue. It exists if the client sent one or tickr records traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trace: Option<TraceView>,
     #[schema(value_type = String, format = DateTime)]
     pub(super) created_at: Moment,
-    /// When it is, or last was, due.
+    /// Due time of the next attempt, or of the last one.
     #[schema(value_type = String, format = DateTime)]
     pub(super) execute_at: Moment,
-    /// Start of the open or last attempt.
+    /// Start of the running attempt, or of the last one.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(super) started_at: Option<Moment>,
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(super) finished_at: Option<Moment>,
-    /// When a stop of the running attempt was asked for.
+    /// Time of the request to stop the running attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(super) cancel_requested_at: Option<Moment>,
-    /// Why the last unsuccessful attempt ended; null once the job completed.
+    /// Error of the last unsuccessful attempt; null once the job has completed.
     pub(super) last_error: Option<String>,
-    /// What the handler returned; null when it has not, or returned nothing. Left out of listings.
+    /// Result of the handler; null when there is none. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<serde_json::Value>)]
     pub(super) result: Option<Option<Box<RawValue>>>,
-    /// How far the running attempt says it is.
+    /// Progress that the running attempt reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) progress: Option<ProgressView>,
-    /// The failed job that it was made of.
+    /// Id of the failed job that this job replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) replay_of: Option<String>,
-    /// Of a failed job: its group, and what became of it.
+    /// The dead letter of a failed job: its group and its status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dead_letter: Option<DeadLetterView>,
-    /// In the answer to an enqueue: what stands in the way of the job as things are. Left out when nothing does.
+    /// Only in the response to an enqueue: reasons why the job would not run at present. Left out when there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     pub(super) warnings: Vec<String>,
-    /// Every attempt in order, the open one last. Left out of listings.
+    /// All attempts in order, the running one last. Left out of listings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) attempts: Option<Vec<AttemptView>>,
 }
 
-/// As much of a job as the caller may see.
+/// The part of a job that the caller may see.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum SeenJob {
-    /// All of it.
+    /// The whole job.
     Own(Box<JobView>),
-    /// Of another producer's job.
+    /// Id and state of another producer's job.
     Foreign(ForeignJobView),
 }
 
-/// Another producer's job, as a key with the scope `enqueue` sees it.
+/// The view of another producer's job for a key with the scope `enqueue`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ForeignJobView {
-    /// UUIDv7.
+    /// Id of the job, a UUIDv7.
     id: String,
     #[schema(value_type = StateWord)]
     state: State,
-    /// Always true: there is more to the job than this key may see.
+    /// Always true: the job has more fields than this API key may see.
     foreign: bool,
 }
 
@@ -195,9 +195,9 @@ impl ForeignJobView {
 /// The tick of a schedule.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ScheduledByView {
-    /// The schedule's name.
+    /// Name of the schedule.
     pub(super) name: String,
-    /// When it was due, or when somebody pulled the trigger.
+    /// Due time of the tick, or the time at which the schedule was triggered by hand.
     #[schema(value_type = String, format = DateTime)]
     pub(super) tick_at: Moment,
 }
@@ -211,20 +211,20 @@ impl From<ScheduledBy> for ScheduledByView {
 /// A failed job as a dead letter.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DeadLetterView {
-    /// Failures with the same cause: 16 hex digits. See `/v1/dead/groups`.
+    /// Fingerprint of the group of failures with the same cause: 16 hexadecimal digits. See `/v1/dead/groups`.
     pub(super) fingerprint: String,
     #[schema(value_type = String, format = DateTime)]
     pub(super) failed_at: Moment,
     #[schema(value_type = StandingWord)]
     pub(super) standing: Standing,
-    /// Since when it stands so.
+    /// Time since which it has this status.
     #[schema(value_type = String, format = DateTime)]
     pub(super) since: Moment,
-    /// The job that was made of it.
+    /// Id of the job that replayed it.
     pub(super) replayed_as: Option<String>,
-    /// Who replayed or discarded it.
+    /// Caller that replayed or discarded it.
     pub(super) by: Option<String>,
-    /// Why it was discarded.
+    /// Reason of the discard.
     pub(super) reason: Option<String>,
 }
 
@@ -242,7 +242,7 @@ impl From<DeadLetter> for DeadLetterView {
     }
 }
 
-/// What became of a dead letter.
+/// The status of a dead letter.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -252,12 +252,12 @@ pub(super) enum StandingWord {
     Discarded,
 }
 
-/// How far a running attempt says it is.
+/// The progress that a running attempt reported.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ProgressView {
-    /// 0 to 100.
+    /// Progress in percent, 0 to 100.
     pub(super) percent: f64,
-    /// A few words.
+    /// Short description of the progress.
     pub(super) note: Option<String>,
 }
 
@@ -270,50 +270,51 @@ impl From<Progress> for ProgressView {
 /// One execution of a job.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AttemptView {
-    /// 1 for the first; every execution counts here.
+    /// Number of the attempt. The first is 1; every execution counts here.
     pub(super) number: u32,
-    /// The process that ran it.
+    /// Id of the runner that executed it.
     pub(super) runner: String,
     #[schema(value_type = String, format = DateTime)]
     pub(super) execute_at: Moment,
     #[schema(value_type = String, format = DateTime)]
     pub(super) started_at: Moment,
-    /// Null while it runs.
+    /// Null while the attempt is running.
     #[schema(value_type = Option<String>, format = DateTime)]
     pub(super) finished_at: Option<Moment>,
-    /// Null while it runs.
+    /// Null while the attempt is running.
     #[schema(value_type = Option<VerdictWord>)]
     pub(super) verdict: Option<Verdict>,
     pub(super) error: Option<String>,
-    /// Only on a lost attempt: what its runner reported after its lease had been taken away. Evidence, without effect.
+    /// Only on a lost attempt: the verdict that its runner reported after its lease had been taken away. It is kept as
+    /// evidence and changes nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) late_note: Option<String>,
-    /// Of an `http` job: what was sent and what came back, without credentials. Absent when it never came to a request.
+    /// Only for `http` jobs: the request and the response, without credentials. Left out when no request was made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) exchange: Option<ExchangeView>,
 }
 
-/// A request to another service, and its answer.
+/// A request to another service, and its response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ExchangeView {
     #[schema(example = "POST")]
     method: String,
-    /// Without the values of its query and what looks like a token in its path: `***` stands for them.
+    /// URL of the request. `***` stands for the values of its query and for parts of its path that look like tokens.
     #[schema(example = "https://example.com/orders?key=***")]
     url: String,
-    /// How long the answer, or its absence, took; null when the attempt was stopped before.
+    /// Time until the response or the failure, in milliseconds; null when the attempt was stopped before.
     took_ms: Option<u64>,
-    /// Null when none came; `error` of the attempt says why.
+    /// Response; null when none came. `error` of the attempt then says why.
     response: Option<ExchangeResponseView>,
 }
 
-/// The answer.
+/// The response of another service.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ExchangeResponseView {
     status: u16,
-    /// Those that help to find a cause, in lower case.
+    /// Headers that help to find a cause, with names in lower case.
     headers: BTreeMap<String, String>,
-    /// The first 2,000 bytes, as text. What was sent as a credential and came back is `***`.
+    /// First 2,000 bytes of the body, as text. Credentials of the request that the body repeats are replaced by `***`.
     body: String,
 }
 
@@ -329,7 +330,7 @@ impl From<Exchange> for ExchangeView {
     }
 }
 
-/// Where a job is in its life.
+/// The state of a job.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -342,7 +343,7 @@ pub(super) enum StateWord {
     Cancelled,
 }
 
-/// What an attempt came to.
+/// The verdict on an attempt.
 #[derive(ToSchema)]
 #[schema(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
@@ -359,7 +360,7 @@ pub(super) enum VerdictWord {
 }
 
 impl JobView {
-    /// A job that was accepted a moment ago.
+    /// Build the view of a job that was just accepted.
     pub(super) fn accepted(job: &NewJob, accepted: &Accepted, warnings: Vec<String>) -> Self {
         Self {
             id: job.id.to_string(),
@@ -391,9 +392,9 @@ impl JobView {
         }
     }
 
-    /// A job read from the store, with its attempts unless it is one of many.
+    /// Build the view of a job from the store. `attempts` is `None` in listings.
     pub(super) fn read(job: Job, mut attempts: Option<Vec<Attempt>>) -> Self {
-        // A success keeps its answer once, as the result.
+        // MySQL stores the response of a successful `http` job only once, as the result.
         let last = attempts.as_mut().and_then(|attempts| attempts.last_mut());
         if let Some(last) = last.filter(|last| last.verdict == Some(Verdict::Succeeded)) {
             let both = job.payload.as_ref().zip(job.result.as_ref());

@@ -1,7 +1,7 @@
-//! Warnings in the answer to an enqueue: the job is accepted, and nothing will run it as things are.
+//! Warnings in the response to an enqueue: the job is accepted, but nothing would run it at present.
 //!
-//! They come from a view of the living runners that is at most ten seconds old. One request in ten seconds reads it
-//! anew, for a moment; no other request costs MySQL anything.
+//! They come from a view of the living runners that is at most ten seconds old. One request in ten seconds reads the
+//! view again and waits for that a moment; no other request costs MySQL anything.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,31 +11,31 @@ use crate::broker::Controls;
 use crate::job::{Name, NewJob};
 use crate::store::{RunnerSeen, Store};
 
-/// How old the view may be.
+/// Maximum age of the view.
 const FRESH: Duration = Duration::from_secs(10);
-/// How long the request that reads it anew waits for MySQL. After that it is answered without warnings.
+/// Maximum time for which a request waits for MySQL to read the view. After that it is answered without warnings.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Most runners that are read.
+/// Maximum number of runners that are read.
 const MOST_RUNNERS: u32 = 1_000;
-/// Most warnings in one answer.
+/// Maximum number of warnings in one response.
 const MOST_WARNINGS: usize = 20;
 
-/// Queues that living runners serve, with the kinds that those runners have.
+/// The queues that living runners serve, with the kinds of those runners.
 type Served = HashMap<Name, HashSet<Name>>;
 
-/// The view.
+/// The shared view of the living runners.
 #[derive(Clone, Debug, Default)]
 pub struct Warnings(Arc<Mutex<View>>);
 
 #[derive(Debug, Default)]
 struct View {
     served: Option<Arc<Served>>,
-    /// When a request last set out to read it.
+    /// Time when a request last began to read it.
     asked: Option<Instant>,
 }
 
 impl Warnings {
-    /// What stands in the way of `jobs`, each thing once.
+    /// Return the reasons why some of `jobs` would not run at present, each reason once.
     pub(super) async fn about(&self, store: &Store, controls: &Controls, jobs: &[NewJob]) -> Vec<String> {
         let served = self.served(store).await;
         let settings = controls.now();
@@ -60,7 +60,7 @@ impl Warnings {
         warnings
     }
 
-    /// The view, read anew by this request if it is old and no other request does so.
+    /// Return the view. Read it again if it is old and no other request is reading it.
     async fn served(&self, store: &Store) -> Option<Arc<Served>> {
         {
             let mut view = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +72,7 @@ impl Warnings {
         let read = tokio::time::timeout(PATIENCE, store.runners(MOST_RUNNERS)).await;
         let served = match read {
             Ok(Ok(runners)) => Some(Arc::new(served_by(&runners))),
-            // A view that may be wrong by now warns of nothing.
+            // The old view may be wrong by now, so give no warnings at all.
             Ok(Err(_)) | Err(_) => None,
         };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).served.clone_from(&served);
