@@ -1,5 +1,5 @@
-//! `tickr check --pending`: would this binary run what waits, and what schedules will make? And would the runners that live
-//! now run what this binary accepts? Asked before a rollout, of the new binary.
+//! `tickr check --pending`: check before a rollout, with the new binary, whether it can run all unfinished jobs and the
+//! jobs of all schedules, and whether the living runners can run what it accepts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,105 +14,108 @@ use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::Name;
 use crate::store::{Reader, Scheduled, UnreadableSchedule};
 
-/// Jobs named for each thing that is wrong.
+/// Most job ids listed for each problem.
 const SAMPLES: usize = 5;
 /// Schedules in a page.
 const PAGE: u32 = 200;
-/// Schedules with problems that are told; the rest is only counted.
+/// Most problems of schedules that are listed. The rest is only counted.
 const MOST_SCHEDULES: usize = 1_000;
-/// Different things that are told of one kind; the rest is only counted.
+/// Most different problems that are listed for one kind. The rest is only counted.
 const MOST_PROBLEMS: usize = 20;
 
-/// What became of the unfinished jobs of one kind.
+/// Result of the check for the unfinished jobs of one kind.
 #[derive(Debug, Default, Serialize)]
 pub struct KindCheck {
-    /// False when this binary has no handler for it: its jobs wait, burn no attempt, and need another runner.
+    /// False when this binary has no handler for the kind. Then its jobs wait for another runner and burn no attempt.
     pub known: bool,
-    /// Jobs looked at.
+    /// Number of jobs checked.
     pub jobs: u64,
-    /// Those that this binary cannot read. They wait, unburned, while a living runner may be able to; then they fail.
+    /// Number of jobs that this binary cannot read. They wait and burn no attempt while a living runner may be able to
+    /// read them; then they fail.
     pub failing: u64,
-    /// Living runners that have the kind in another version, or may have. What this binary accepts and they cannot read waits,
-    /// unburned, for a runner that can.
+    /// Number of living runners that have, or may have, the kind in another version. Jobs that this binary accepts and
+    /// they cannot read wait for a runner that can, and burn no attempt.
     pub other_versions: u64,
-    /// Why, each with how many and some of them.
+    /// The problems, each with the number of jobs and some of their ids.
     pub problems: Vec<PendingProblem>,
 }
 
-/// Something that is wrong with the payloads of some jobs.
+/// A problem with the payloads of some jobs.
 #[derive(Debug, Serialize)]
 pub struct PendingProblem {
-    /// Where, a JSON pointer into the payload.
+    /// JSON pointer into the payload.
     pub pointer: String,
-    /// What.
+    /// Description of the problem.
     pub detail: String,
-    /// With how many jobs, where it is the first thing that is wrong.
+    /// Number of jobs for which this is the first problem found.
     pub jobs: u64,
-    /// Some of them.
+    /// Ids of some of these jobs.
     pub samples: Vec<String>,
 }
 
-/// What became of the schedules.
+/// Result of the check for schedules.
 #[derive(Debug, Default, Serialize)]
 pub struct ScheduleCheck {
-    /// Schedules looked at, paused ones included.
+    /// Number of schedules checked, paused ones included.
     pub checked: u64,
-    /// Those whose ticks would make no job: what they ask for cannot be read, or their kind does not take the payload.
+    /// Number of schedules whose ticks would make no job: the stored schedule cannot be read, or its kind does not
+    /// accept the payload.
     pub failing: u64,
-    /// Those of kinds that this binary does not have: their ticks need another runner.
+    /// Number of schedules whose kind this binary does not have. Their ticks need another runner.
     pub unknown: u64,
-    /// What is wrong, in the order of their names; a thousand at most.
+    /// The problems, in the order of schedule names; at most 1,000.
     pub problems: Vec<ScheduleProblem>,
 }
 
-/// Something that is wrong with a schedule.
+/// A problem with a schedule.
 #[derive(Debug, Serialize)]
 pub struct ScheduleProblem {
-    /// Its name.
+    /// Name of the schedule.
     pub schedule: String,
-    /// Its kind; absent when the schedule cannot be read.
+    /// Kind of the schedule. Absent when the schedule cannot be read.
     pub kind: Option<Name>,
-    /// Where in the payload, a JSON pointer; absent when it is not about the payload.
+    /// JSON pointer into the payload. Absent when the problem is not in the payload.
     pub pointer: Option<String>,
-    /// What.
+    /// Description of the problem.
     pub detail: String,
 }
 
-/// What a check of what is to come found.
+/// Result of a check of unfinished jobs and schedules.
 #[derive(Debug, Default, Serialize)]
 pub struct PendingCheck {
-    /// Unfinished jobs, by kind.
+    /// Results for unfinished jobs, by kind.
     pub kinds: BTreeMap<Name, KindCheck>,
-    /// Schedules, which will make more.
+    /// Result for schedules.
     pub schedules: ScheduleCheck,
 }
 
 impl PendingCheck {
-    /// Jobs looked at.
+    /// Return the number of jobs checked.
     #[must_use]
     pub fn jobs(&self) -> u64 {
         self.kinds.values().map(|kind| kind.jobs).sum()
     }
 
-    /// Jobs that this binary cannot read.
+    /// Return the number of jobs that this binary cannot read.
     #[must_use]
     pub fn failing(&self) -> u64 {
         self.kinds.values().map(|kind| kind.failing).sum()
     }
 
-    /// Jobs of kinds that this binary does not have.
+    /// Return the number of jobs whose kind this binary does not have.
     #[must_use]
     pub fn unknown(&self) -> u64 {
         self.kinds.values().filter(|kind| !kind.known).map(|kind| kind.jobs).sum()
     }
 }
 
-/// Decode the payload and the options of every unfinished job, and what every schedule asks for, as this binary would, with the
-/// kinds that ship and those in `own`; and compare its kinds with those of the living runners. Reads page by page without locks, beside running systems; `told` hears after each page how many jobs were looked
-/// at.
+/// Decode the payload and the options of every unfinished job, and the template of every schedule, as this binary would
+/// with the built-in kinds and those in `own`. Also compare its kinds with those of the living runners. Reads page by
+/// page and without locks, so it may run beside live systems. `told` is called after each page with the number of jobs
+/// checked so far.
 ///
 /// # Errors
-/// [`StartError`] when a kind cannot be set up or the store cannot be read.
+/// [`StartError`] when a kind cannot be set up or MySQL cannot be read.
 pub async fn check_pending(
     config: &Config,
     own: Registry,
@@ -133,7 +136,7 @@ pub async fn check_pending(
             kind.known = true;
             let mut problems = match &job.payload {
                 Some(payload) => registered.check(payload).unwrap_or_else(|it| panicked(&it)),
-                None => vec![Problem::at("", "what is stored is not JSON")],
+                None => vec![Problem::at("", "the stored payload is not JSON")],
             };
             problems.extend(job.options_problem.map(|why| Problem::at("/options", why)));
             if let Some(first) = problems.into_iter().next() {
@@ -170,7 +173,7 @@ pub async fn check_pending(
     Ok(found)
 }
 
-/// A panic over a payload, as something that is wrong with it.
+/// Turn a panic of a kind's check into a problem of the payload.
 fn panicked(panicked: &Panicked) -> Vec<Problem> {
     vec![Problem::at("", format!("{panicked}: {}", panicked.message))]
 }
@@ -285,7 +288,7 @@ impl fmt::Display for ScheduleCheck {
     }
 }
 
-/// What payloads and rows say must not be able to steer a terminal.
+/// Replace control characters, so that texts from payloads and rows cannot control a terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if crate::job::steers(c) { ' ' } else { c }).collect()
 }

@@ -1,8 +1,9 @@
-//! One HTTP connection, and the clock that is held against it.
+//! One HTTP connection and its time limits.
 //!
-//! A client may be slow in four ways: with its head, with its body, with reading its answer, and with asking again. Each
-//! has a limit. The body's is kept by whoever reads it (`api/body.rs`); the others are kept here, by a watch that looks
-//! at the connection now and then. So a request costs a few stores into atomics, and no timer of its own.
+//! A client may be slow in four ways: sending its request head, sending its body, reading its response, and sending the
+//! next request. Each has a limit. The code that reads a body enforces the body's limit (`api/body.rs`). The others are
+//! enforced here, by a timer of the connection that looks at it from time to time. So a request costs a few atomic
+//! stores, and needs no timer of its own.
 
 use std::future::Future;
 use std::io;
@@ -29,45 +30,45 @@ use crate::api::Peer;
 const MOST_HEADERS: usize = 100;
 /// Most bytes of a request line with its headers.
 const MOST_HEAD_BYTES: usize = 64 << 10;
-/// An answer that moves this far within the write time-out is being read.
+/// Bytes that a client must take within the write time-out to count as reading its response.
 const SIGN_OF_READING: u64 = 16 << 10;
 
-/// How long a client may take.
+/// Time limits of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// From the first byte of a request to the end of its head.
     pub(super) head: Duration,
-    /// Without reading anything of the answer.
+    /// Without reading any of the response.
     pub(super) write: Duration,
-    /// Between two requests, and before the first.
+    /// Between two requests, and before the first one.
     pub(super) idle: Duration,
 }
 
 impl Patience {
-    /// How often a connection is looked at: a client may have up to this much more than its limit.
+    /// Return the time between two looks at a connection. A client may exceed its limit by up to this much.
     fn beat(&self) -> Duration {
         let least = self.head.min(self.write).min(self.idle);
         (least / 4).clamp(Duration::from_millis(20), Duration::from_secs(5))
     }
 }
 
-/// What a connection is doing, and since when. Times are milliseconds since it opened, and one more: zero means never.
+/// State of a connection. Times are milliseconds since the connection opened, plus one; zero means never.
 #[derive(Debug)]
 struct Pulse {
     opened: Instant,
     /// A request is being answered.
     busy: AtomicBool,
-    /// Since when nothing has been asked.
+    /// Start of the present wait for a request.
     idle_since: AtomicU64,
-    /// When the first byte of a head came that is not complete yet.
+    /// When the first byte of a head arrived that is not complete yet.
     head_since: AtomicU64,
-    /// Since when the client has not taken what is there for it.
+    /// Start of the present wait for the client to take bytes that are ready for it.
     blocked_since: AtomicU64,
-    /// How many bytes it has taken since.
+    /// Bytes that the client has taken since then.
     moved: AtomicU64,
 }
 
-/// Why a connection is ended.
+/// Time limit that a client exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Overdue {
     Head,
@@ -147,7 +148,7 @@ impl Pulse {
     }
 }
 
-/// Serve one client until it leaves, is cut off, or has been answered after `leaving`.
+/// Serve one client until it leaves, is cut off, or has its response after `leaving`.
 pub(super) async fn serve(
     stream: TcpStream,
     peer: Peer,
@@ -158,7 +159,8 @@ pub(super) async fn serve(
     let pulse = Arc::new(Pulse::new());
     let io = TokioIo::new(Paced { stream, pulse: Arc::clone(&pulse) });
     let connection = http1::Builder::new()
-        // Kept by the watch, which tells a slow head from a connection that rests.
+        // The timer below enforces this limit. It can tell a slow request head, which is cut off, from an idle
+        // connection, which is closed gracefully.
         .header_read_timeout(None)
         .max_headers(MOST_HEADERS)
         .max_buf_size(MOST_HEAD_BYTES)
@@ -187,7 +189,7 @@ pub(super) async fn serve(
                 }
                 Some(why) => {
                     metrics::counter!("tickr_http_clients_cut_off_total").increment(1);
-                    tracing::debug!(?why, "a client was too slow and is cut off");
+                    tracing::debug!(?why, "cut off a client that was too slow");
                     return;
                 }
             },
@@ -195,7 +197,7 @@ pub(super) async fn serve(
     }
 }
 
-/// A socket that tells its pulse.
+/// A socket that records its progress in the [`Pulse`].
 struct Paced {
     stream: TcpStream,
     pulse: Arc<Pulse>,
@@ -243,7 +245,7 @@ impl AsyncWrite for Paced {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Called when everything so far has been handed to the system.
+        // Called after everything so far was handed to the operating system.
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
         self.pulse.is_free();
         Poll::Ready(Ok(()))
@@ -275,7 +277,7 @@ impl Service<Request<Incoming>> for Answering {
     }
 }
 
-/// Held from the head of a request to the end of its answer.
+/// Held from the head of a request to the end of its response.
 struct Busy(Arc<Pulse>);
 
 impl Drop for Busy {
@@ -284,7 +286,7 @@ impl Drop for Busy {
     }
 }
 
-/// The body of an answer.
+/// The body of a response.
 struct Told {
     body: Body,
     _answering: Busy,
@@ -338,7 +340,7 @@ mod tests {
         pulse.has_read();
         assert_eq!(after(1_000, &pulse), Some(Overdue::Head));
         pulse.begins_to_answer();
-        // An answer may take as long as it takes, but for a client that does not read it.
+        // A response may take any time, unless the client does not read it.
         assert_eq!(after(1_000_000, &pulse), None);
         pulse.is_blocked();
         assert_eq!(after(1_000, &pulse), Some(Overdue::Write));

@@ -1,18 +1,19 @@
-//! The door: a listening socket that can be closed without breaking a request.
+//! A listening socket that can be closed without breaking a request.
 //!
-//! The kernel shakes hands before anybody accepts. Whoever came in between the last accept and the close has a
-//! connection and may have sent a request, and gets a reset: then nobody knows whether its job was accepted. So the door
-//! is first closed to new guests, who are told nothing yet and then are refused, or find the next runner on the same
-//! port; those who stand in the hall are let in and served; then the socket goes.
+//! The kernel completes TCP handshakes before the process calls `accept`. A client whose handshake was completed
+//! between the last `accept` and the close may already have sent a request, and would get a reset. Then it does not
+//! know whether its job was accepted. So the stop first drops SYN packets, which makes new clients try again, and then
+//! finds them refused or reach the next runner on the same port. After that it serves the connections that wait in the
+//! accept queue, and only then closes the socket.
 
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-/// How long guests may take from the handshake to the request: a round trip or two.
+/// Time that a client has from the handshake to its request: one or two round trips.
 const HALL: Duration = Duration::from_millis(150);
 
-/// A second hold on a listening socket.
+/// A second handle of a listening socket.
 pub(super) struct Door {
     #[cfg(target_os = "linux")]
     socket: Option<socket2::Socket>,
@@ -24,24 +25,26 @@ impl Door {
         Self { socket: socket2::SockRef::from(listener).try_clone().ok() }
     }
 
-    /// Elsewhere there is no way to refuse guests without closing; the gap is some microseconds.
+    /// Other systems cannot drop SYN packets without closing the socket. There, the gap between the last `accept` and
+    /// the close is some microseconds.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn of(_: &TcpListener) -> Self {
         Self {}
     }
 
-    /// Admit nobody who has not knocked yet, and wait until those who have are served. Somebody else accepts meanwhile.
+    /// Drop the packets of new clients, and wait until the clients with a completed handshake are accepted by the
+    /// server's loop.
     pub(super) async fn close(self) {
         #[cfg(target_os = "linux")]
         if let Some(Err(error)) = self.socket.as_ref().map(|socket| socket.attach_filter(&drops_first_packets())) {
-            tracing::debug!(%error, "the system does not close the door softly");
+            tracing::debug!(%error, "cannot drop new connections before the listener closes");
         }
         tokio::time::sleep(HALL).await;
     }
 }
 
-/// A program for the kernel's packet filter: of what reaches the listening socket, drop packets that would open a
-/// connection (SYN without ACK, in the 14th byte of the TCP header). Their senders repeat them after a second.
+/// Return a program for the kernel's packet filter. Of the packets that reach the listening socket it drops those that
+/// open a connection (SYN without ACK, in the 14th byte of the TCP header). Their senders repeat them after a second.
 #[cfg(target_os = "linux")]
 fn drops_first_packets() -> [socket2::SockFilter; 5] {
     const LOAD_BYTE: u16 = 0x30;

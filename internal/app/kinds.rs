@@ -1,4 +1,4 @@
-//! The kinds of this process: those that ship, made from the configuration, and the caller's own.
+//! The kinds of this process: the built-in ones, set up from the configuration, and those of the embedding program.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::handlers::http::{CallbackSecrets, CallbackSettings, HttpHandler, Sign
 use crate::handlers::report::{FinishedReports, ReportSettings, Reports};
 use crate::handlers::{Registry, test_kinds};
 
-/// Register everything and apply what the configuration changes about kinds.
+/// Register all kinds, and apply the kind settings of the configuration.
 pub(super) fn register_all(config: &Config, own: Registry, finished: &FinishedReports) -> Result<Registry, StartError> {
     let mut registry = own;
     registry.register_handler(http(config)?);
@@ -45,7 +45,7 @@ fn http(config: &Config) -> Result<HttpHandler, StartError> {
     HttpHandler::new(callbacks(config)).map_err(|e| StartError::Kind { kind: "http", cause: e.to_string() })
 }
 
-/// What the configuration says about callbacks.
+/// Build the settings of callbacks from the configuration.
 pub(super) fn callbacks(config: &Config) -> CallbackSettings {
     let signing = |secrets: &[CallbackSecret]| secrets.iter().map(|key| SigningSecret::new(key.expose())).collect();
     let secrets = CallbackSecrets::usual(signing(&config.callback_secret));
@@ -61,8 +61,8 @@ pub(super) fn callbacks(config: &Config) -> CallbackSettings {
     }
 }
 
-/// The email kind, if there is somewhere to deliver to. An outbox wins over a server, so that a development machine
-/// with a copy of the real configuration sends nothing.
+/// Create the email kind, if a delivery is configured. An outbox takes precedence over an SMTP server, so that a
+/// development machine with a copy of the production configuration sends nothing.
 fn email(config: &Config, finished: FinishedReports) -> Result<Option<EmailHandler>, StartError> {
     let delivery = match (&config.outbox_dir, &config.smtp) {
         (Some(outbox), _) => Delivery::Outbox(outbox.clone()),

@@ -1,5 +1,5 @@
-//! The migration of a start. It may take long, and a supervisor that hears nothing would kill the process: so `/livez`
-//! and `/readyz` are answered meanwhile, on the address that the API gets afterwards.
+//! The migration during a start. It may take long, and a supervisor without an answer from its probes would kill the
+//! process. So `/livez` and `/readyz` are answered meanwhile, on the address that the API uses afterwards.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::api::{self, Peer};
 use crate::store::{MigrateSettings, Store, StoreError};
 use hyper_util::service::TowerToHyperService;
 
-/// Clients that are answered at the same time while the tables are migrated: probes, and few others.
+/// Most connections during the migration. They are those of probes and a few others.
 const MOST_GUESTS: usize = 64;
-/// How long answers that are under way may take once the tables are there.
+/// Time that open requests have to end once the migration is done.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// Bring the tables to the shape of this binary, if they have not got it; answer probes until they have.
+/// Migrate the tables to the schema of this binary if needed, and answer probes meanwhile.
 pub(super) async fn migrate(store: &Store, listener: &TcpListener, limits: HttpLimits) -> Result<(), StoreError> {
     if store.is_migrated().await? {
         return Ok(());
@@ -44,7 +44,7 @@ async fn answer_probes(
 ) {
     let service = TowerToHyperService::new(api::while_migrating(stage));
     let leaving = CancellationToken::new();
-    // Dropped with this future, as by a signal, it ends every connection.
+    // Dropping this future, as a signal does, ends every connection.
     let mut guests = JoinSet::new();
     loop {
         let room = guests.len() < MOST_GUESTS;

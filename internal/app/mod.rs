@@ -1,13 +1,29 @@
-//! A whole tickr process: the composition root, with the ordered start and stop.
+//! A whole tickr process: it puts all parts together, and starts and stops them in order.
 //!
-//! Start: store, address, migrations (while the probes are answered), index (which may be out), broker, engine, API. Stop, on the first SIGTERM or SIGINT:
-//! 1. readiness turns red, so that a load balancer looks elsewhere; answers ask clients to close their connections
-//! 2. the fetcher stops; what runs gets the shutdown grace, while HTTP goes on
-//! 3. what still runs is told to stop and given back without burning its attempt
-//! 4. loops end, the runner is struck off the list
-//! 5. the door closes behind the last guest, open requests are finished, the last figures written, connections close
+//! Start: MySQL, listening address, migrations (meanwhile the probes are answered), index (Redis may be out), broker,
+//! engine, API. Stop, on the first SIGTERM or SIGINT:
+//! 1. readiness turns red, so that a load balancer sends no more requests here; responses ask clients to close their
+//!    connections
+//! 2. the fetcher stops; running jobs get the shutdown grace, and HTTP goes on meanwhile
+//! 3. jobs that still run are told to stop and given back, which burns no attempt
+//! 4. the loops end, and the runner is unregistered
+//! 5. the listener takes the last connections and closes, open requests are finished, the last metrics are written, and
+//!    the connections close
 //!
-//! A second signal ends the grace at once. Everything here may be interrupted by SIGKILL without losing a job.
+//! A second signal ends the grace at once. SIGKILL may interrupt any of this without losing a job.
+//!
+//! Its files:
+//! - `run.rs`: from the command line to the end of the process.
+//! - `migrating.rs`: the migration of a start, during which probes are answered.
+//! - `server.rs`: the HTTP server, its limit on connections and its stop.
+//! - `connection.rs`: one HTTP connection and its time limits.
+//! - `door.rs`: a listening socket that closes without breaking a request.
+//! - `signals.rs`: SIGTERM and SIGINT.
+//! - `kinds.rs`: registers the kinds of this process.
+//! - `schedules.rs`: writes the schedules of the configuration to MySQL.
+//! - `reports.rs`: connects the reports of the handlers with MySQL.
+//! - `suspect.rs`: the process that runs one suspect, from its command line to its end.
+//! - `check.rs`: `tickr check --pending`.
 
 mod check;
 mod connection;
@@ -53,73 +69,73 @@ use crate::telemetry::{Exporter, Tracer, TracerError, TracerSettings};
 use connection::Patience;
 use server::HttpLimits;
 
-/// How long a start waits for MySQL before it says that it is missing.
+/// Longest time that a start waits for MySQL before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Imports at the same time; each holds a few megabytes.
+/// Most imports at the same time. Each holds a few megabytes.
 const MOST_IMPORTS: usize = 16;
-/// Reports that are read from MySQL for clients at the same time; each holds a part or two in memory.
+/// Most reports that are read from MySQL for clients at the same time. Each holds one or two parts in memory.
 const MOST_DOWNLOADS: usize = 16;
-/// How long open requests may take after the last job is done.
+/// Time that open requests have to end after the last job.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 
-/// Why a process could not start. Texts say what was tried and what to do.
+/// Reason for which a process could not start. The texts say what was tried and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Settings are missing or wrong.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// The store cannot be reached or used.
+    /// MySQL cannot be reached.
     #[error(
         "{0}\ntried {1}\nis MySQL or MariaDB running there? `tickr dev` starts a private one; TICKR_MYSQL_URL or --mysql-url names another"
     )]
     Store(StoreError, String),
-    /// The store answers and cannot be used as it is.
+    /// MySQL answers, but cannot be used as it is.
     #[error("{0}\nthe server is {1}")]
     StoreRefused(StoreError, String),
-    /// The server may lose what it acknowledged, and strict durability is asked for.
+    /// The server may lose commits that it acknowledged, and strict durability is required.
     #[error(
         "strict_durability is set and the MySQL server may lose acknowledged commits: {0}\nset innodb_flush_log_at_trx_commit=1 and, with a binary log, sync_binlog=1"
     )]
     NotDurable(String),
-    /// The address is taken or not ours.
+    /// The address is in use or does not belong to this host.
     #[error("cannot listen on {addr}: {cause}\nTICKR_HTTP_ADDR or --http-addr names another address")]
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// The system's reason.
+        /// Reason given by the operating system.
         cause: std::io::Error,
     },
-    /// Anybody could call: the address can be reached from elsewhere, and nothing is asked of callers.
+    /// The address can be reached from other hosts, and callers need no API key or API token.
     #[error(
-        "{0} can be reached from other hosts, and there is neither a key nor a token, so that anybody could run jobs\n`tickr keys create --in-store --scope admin` makes the first key; TICKR_API_TOKENS sets tokens; or listen on a loopback address"
+        "{0} can be reached from other hosts, and there is no API key and no API token, so that any client could run jobs\n`tickr keys create --in-store --scope admin` makes the first API key; TICKR_API_TOKENS sets API tokens; or listen on a loopback address"
     )]
     Open(SocketAddr),
     /// A kind cannot be set up.
     #[error("cannot set up the {kind} kind: {cause}")]
     Kind {
-        /// The kind.
+        /// Name of the kind.
         kind: &'static str,
-        /// Why.
+        /// Reason.
         cause: String,
     },
-    /// Alerts would never arrive.
+    /// The URL for alerts cannot be called, so alerts would never arrive.
     #[error("the url of [alerts] cannot be called: {0}")]
     Alerts(String),
-    /// The configuration speaks of a kind that is not registered.
+    /// The configuration names a kind that is not registered.
     #[error("[kinds.{0}] names a kind that this binary does not have; it has {1}")]
     UnknownKind(String, String),
-    /// The Redis URL cannot be used. A Redis that is merely out is no error.
+    /// The Redis URL cannot be used. A Redis that is only out is not an error.
     #[error("{0}")]
     Index(#[from] crate::index::IndexError),
-    /// The collector of traces cannot be reached as it is configured.
+    /// The collector of traces cannot be used as it is configured.
     #[error("cannot set up traces: {0}")]
     Tracer(#[from] TracerError),
     /// The operating system refused a thread.
-    #[error("cannot start the heartbeat's thread: {0}")]
+    #[error("cannot start the thread of the heartbeat or of an alarm: {0}")]
     Thread(std::io::Error),
 }
 
-/// A running process.
+/// A running tickr process.
 #[derive(Debug)]
 pub struct App {
     addr: SocketAddr,
@@ -141,22 +157,22 @@ pub struct App {
 }
 
 impl App {
-    /// Start with the kinds that ship and those in `own`.
+    /// Start with the built-in kinds and those in `own`.
     ///
     /// # Errors
-    /// [`StartError`], after which nothing is left running.
+    /// [`StartError`]. Nothing is left running then.
     pub async fn start(config: &Config, own: Registry) -> Result<Self, StartError> {
         Self::start_with(config, own, None).await
     }
 
-    /// As [`start`](Self::start), in a program that runs a suspect when it is started for one: its `main` asks
-    /// [`is_for_a_suspect`] first, and then calls [`run_suspect`] with the same kinds. Without `child` suspects run in this
-    /// process, one at a time, and one that crashes takes along what runs beside it.
+    /// Start as [`start`](Self::start) does, in a program that can run a suspect in a process of its own: its `main`
+    /// first calls [`is_for_a_suspect`], and if that returns true, [`run_suspect`] with the same kinds. Without
+    /// `child`, suspects run in this process one at a time, and one that crashes ends the jobs that run beside it.
     ///
     /// # Errors
     /// As [`start`](Self::start).
     pub async fn start_with(config: &Config, own: Registry, child: Option<ChildProgram>) -> Result<Self, StartError> {
-        // Metrics begin before the first thing worth counting.
+        // Metrics must exist before the first event that is counted.
         let _ = crate::telemetry::metrics_page();
         let runner = runner_of_this_process();
         let (tracer, exporter) = tracer_of(config, &runner)?;
@@ -186,7 +202,7 @@ impl App {
         migrating::migrate(&store, &listener, http_limits(config)).await.map_err(|e| of_the_store(e, config))?;
 
         let tasks = TaskTracker::new();
-        // Ends with the guard, also when the start fails further down.
+        // Dropping the guard ends the loop, also when the start fails further down.
         let stop_controls = CancellationToken::new();
         let controls = Controls::start(store.clone(), runner.clone(), stop_controls.clone(), &tasks);
         let stop_controls = stop_controls.drop_guard();
@@ -260,37 +276,37 @@ impl App {
         })
     }
 
-    /// Where the API listens.
+    /// Return the address on which the API listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The way in for jobs from inside the process.
+    /// Return the broker, which accepts jobs from inside the process.
     #[must_use]
     pub fn broker(&self) -> &Broker {
         &self.broker
     }
 
-    /// What operators have set, as this process knows it.
+    /// Return the settings of the operators, as this process knows them.
     #[must_use]
     pub fn controls(&self) -> &Controls {
         &self.controls
     }
 
-    /// The index, for its health.
+    /// Return the index; used for its health.
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// This runner's identity, as it stands in its attempts.
+    /// Return the identity of this runner, as its attempts show it.
     #[must_use]
     pub fn runner(&self) -> &RunnerId {
         self.engine.runner()
     }
 
-    /// Run until the first SIGTERM or SIGINT, then stop; a second signal hurries.
+    /// Run until the first SIGTERM or SIGINT, then stop. A second signal ends the grace at once.
     pub async fn run_until_signalled(self, signals: &mut Signals) -> Stopped {
         let signal = signals.next().await;
         tracing::info!(
@@ -305,7 +321,7 @@ impl App {
         tokio::select! {
             stopped = &mut stopping => stopped,
             signal = signals.next() => {
-                tracing::warn!(signal, "second signal, giving back what runs");
+                tracing::warn!(signal, "second signal, giving running jobs back");
                 hurry.cancel();
                 stopping.await
             }
@@ -343,18 +359,18 @@ impl App {
         stop_telling.cancel();
         stop_http.cancel();
         if tokio::time::timeout(HTTP_GRACE, &mut http).await.is_err() {
-            // A connection that its client keeps open has had its time.
+            // The client keeps this connection open although its time is over.
             http.abort();
             let _ = http.await;
         }
-        // Now that nothing more can happen.
+        // Stop it last, when nothing more can be counted.
         recorder.stop().await;
         drop((broker, controls, index, stop_controls));
         tasks.close();
         if tokio::time::timeout(Duration::from_secs(3), tasks.wait()).await.is_err() {
-            tracing::warn!("hints to the index were still under way");
+            tracing::warn!("some hints to the index were not sent; the reconciler repairs that");
         }
-        // The last spans are those of the last requests.
+        // The last spans are those of the last requests, so the exporter stops after them.
         let exported = async {
             if let Some(exporter) = exporter {
                 exporter.stop().await;
@@ -376,7 +392,7 @@ fn http_limits(config: &Config) -> HttpLimits {
     }
 }
 
-/// How the engine of this configuration works.
+/// Build the settings of the engine from the configuration.
 fn engine_settings(
     config: &Config,
     runner: RunnerId,
@@ -401,10 +417,10 @@ fn engine_settings(
     }
 }
 
-/// Connect to the store alone, for commands that need no more.
+/// Connect to MySQL only, for commands that need no more.
 ///
 /// # Errors
-/// [`StartError`] when it is not configured or cannot be reached.
+/// [`StartError`] when MySQL is not configured or cannot be reached.
 pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
     let settings = StoreSettings {
         url: config.mysql_url()?.expose().to_owned(),
@@ -414,7 +430,7 @@ pub async fn connect_store(config: &Config) -> Result<Store, StartError> {
     Store::connect(&settings, PATIENCE).await.map_err(|e| of_the_store(e, config))
 }
 
-/// Where spans go, if anywhere.
+/// Create the tracer, and its exporter if an endpoint is configured.
 fn tracer_of(config: &Config, runner: &RunnerId) -> Result<(Tracer, Option<Exporter>), TracerError> {
     let Some(endpoint) = &config.otlp_endpoint else { return Ok((Tracer::off(), None)) };
     let headers = config.otlp_headers.iter();
@@ -428,10 +444,10 @@ fn tracer_of(config: &Config, runner: &RunnerId) -> Result<(Tracer, Option<Expor
     Tracer::start(settings).map(|(tracer, exporter)| (tracer, Some(exporter)))
 }
 
-/// The index of this configuration, for commands that need no more. Connects when it is first asked.
+/// Create the index of this configuration, for commands that need no more. It connects at its first use.
 ///
 /// # Errors
-/// [`StartError`] when it is not configured, or not as an index can be.
+/// [`StartError`] when the Redis URL is missing or cannot be used.
 pub fn index_of(config: &Config) -> Result<Index, StartError> {
     Ok(Index::new(IndexSettings {
         url: config.redis_url()?.expose().to_owned(),
@@ -442,7 +458,7 @@ pub fn index_of(config: &Config) -> Result<Index, StartError> {
     })?)
 }
 
-/// How long the configuration keeps ended jobs.
+/// Return the retention of ended jobs in this configuration.
 #[must_use]
 pub fn retention_of(config: &Config) -> Retention {
     let ages = |kind: &KindConfig| KindRetention {
@@ -461,7 +477,8 @@ pub fn retention_of(config: &Config) -> Retention {
     }
 }
 
-/// Only a server that does not answer is asked for; one that refuses has said why.
+/// Turn an error of MySQL into an error of the start. Only for a server that does not answer does the text ask whether
+/// it runs; a server that refuses has given its reason.
 fn of_the_store(error: StoreError, config: &Config) -> StartError {
     let of = if error.is_transient() { StartError::Store } else { StartError::StoreRefused };
     of(error, mysql_of(config))
@@ -471,7 +488,7 @@ fn mysql_of(config: &Config) -> String {
     config.mysql_url().map(ToString::to_string).unwrap_or_default()
 }
 
-/// The thresholds of the configuration as rules: one for all kinds, one for each that has its own.
+/// Turn the thresholds of the configuration into rules: one for all kinds, and one for each kind with its own.
 fn alert_settings(alerts: &Alerts) -> AlertSettings {
     let rule = |kind: Option<Name>, threshold: &Threshold| {
         let Threshold { dead_letters, dead_letter_age } = threshold;
@@ -486,7 +503,8 @@ fn alert_settings(alerts: &Alerts) -> AlertSettings {
     }
 }
 
-/// Where reports read from: their own account if there is one, otherwise the store's.
+/// Create the connections from which reports read: with their own MySQL account if one is set, otherwise with the usual
+/// one.
 fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
     let url = match &config.reports.mysql_url {
         Some(url) => url,
@@ -496,7 +514,7 @@ fn report_source(config: &Config) -> Result<ReportQueries, StartError> {
         .map_err(|e| StartError::Kind { kind: "report", cause: e.to_string() })
 }
 
-/// The smtp password, where one is set: kept here so that the secret is exposed in one place.
+/// Return the SMTP user and password, if they are set. The secret is exposed only here.
 fn smtp_login(smtp: &crate::config::Smtp) -> Option<(String, secrecy::SecretString)> {
     let (user, password) = (smtp.username.as_ref()?, smtp.password.as_ref()?);
     Some((user.clone(), password.expose_secret().into()))

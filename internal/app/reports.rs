@@ -1,4 +1,4 @@
-//! Finished reports between the handlers, which make them, and the store, which keeps them for every runner.
+//! Finished reports between the handlers, which make them, and MySQL, which keeps them for all runners.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,14 @@ use crate::handlers::report::{FinishedReports, Report, ShareError, SharedReports
 use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId};
 use crate::store::{Store, StoreError};
 
-/// The reports of this configuration, those that other runners made among them. `runner` is the one whose folder it is.
+/// Create the access to all finished reports, those of other runners included. `runner` is the one that owns the local
+/// folder.
 pub(super) fn finished(config: &Config, store: &Store, runner: RunnerId) -> FinishedReports {
     let sharing = Sharing { runner, host: host_name(), up_to_bytes: config.reports.share_up_to };
     FinishedReports::in_folder(&config.reports_dir).shared_through(Arc::new(InStore(store.clone())), sharing)
 }
 
-/// What the janitor knows of reports.
+/// Build the janitor's settings for reports.
 pub(super) fn keeping(config: &Config, finished: FinishedReports) -> ReportKeeping {
     ReportKeeping { finished, keep: age(config) }
 }
@@ -29,7 +30,7 @@ fn age(config: &Config) -> Duration {
     config.reports.keep.or(of_its_kind).unwrap_or(config.retention_completed)
 }
 
-/// The store, as the handler of reports knows it.
+/// MySQL, behind the interface that the handler of reports uses.
 struct InStore(Store);
 
 fn share_error(error: &StoreError) -> ShareError {

@@ -1,4 +1,4 @@
-//! From the command line to the end of the process, for `tickr serve` and for binaries with kinds of their own.
+//! From the command line to the end of the process, for `tickr serve` and for programs with kinds of their own.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::engine::ChildProgram;
 use crate::handlers::Registry;
 use crate::telemetry::init_logs;
 
-/// How long threads may take that the ordered stop could not reach.
+/// Time that threads have to end when the ordered stop could not reach them.
 pub const SHUTDOWN: Duration = Duration::from_secs(1);
 
-/// Run a whole tickr, with the kinds that ship and those in `own`, until SIGTERM or SIGINT.
+/// Run a whole tickr, with the built-in kinds and those in `own`, until SIGTERM or SIGINT.
 ///
-/// Takes the flags, the `TICKR_*` environment and the `tickr.toml` of `tickr serve`. With the word `check` it does not run
-/// anything, and tells whether the handlers of this binary can read the payloads of all unfinished jobs, as
-/// `tickr check --pending` does: to be asked before a rollout. Exit codes: 0 stopped on request, 1 could not start or
-/// something would be rejected, 2 wrong usage or configuration.
+/// Takes the flags, the `TICKR_*` environment variables and the `tickr.toml` of `tickr serve`. With the subcommand
+/// `check` it runs no job: it tells whether the handlers of this binary can read the payloads of all unfinished jobs,
+/// as `tickr check --pending` does. Use it before a rollout. Exit codes: 0 stopped on request, 1 could not start or a
+/// job would be rejected, 2 wrong usage or configuration.
 ///
-/// Call it first in `main`, and leave the standard input to it: a runner starts this very program with the word
-/// `run-suspect` for a job whose last two runners died under it, and speaks with it there.
+/// Call it first in `main`, and leave the standard input to it: for a job that lost two attempts in a row, a runner
+/// starts this program with the subcommand `run-suspect`, and talks to it there.
 ///
 /// ```no_run
 /// use tickr::handlers::Registry;
@@ -37,7 +37,8 @@ pub fn run(own: Registry) -> ExitCode {
     if is_for_a_suspect() {
         return run_suspect(own);
     }
-    let word = Command::new("check").about("Check with this binary what waits in MySQL, and run nothing");
+    let word =
+        Command::new("check").about("Check whether this binary can read all unfinished jobs, and run none of them");
     let command = Command::new("tickr").about("Run jobs and the HTTP API until SIGTERM");
     let command = Flags::args(command, Subset::All).subcommand(Flags::args(word, Subset::All));
     let matches = command.get_matches();
@@ -65,17 +66,17 @@ fn check(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where jobs run that lost two attempts in a row, because their runners died under them.
+/// Place where suspects run: jobs that lost two attempts in a row because their runners died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspects {
-    /// In processes of their own, of this very program. Its `main` must ask [`is_for_a_suspect`] before all else.
+    /// In child processes of this same program. Its `main` must call [`is_for_a_suspect`] first.
     InChildren,
     /// In this process, one at a time.
     Here,
 }
 
-/// As [`run`], for a command whose arguments were made with [`Flags::args`] and are parsed already. Suspects run in this
-/// process: nothing is known of its `main`.
+/// Run as [`run`] does, for a command whose arguments were made with [`Flags::args`] and are already parsed. Suspects
+/// run in this process, because the `main` of the program is not known.
 ///
 /// # Errors
 /// When the configuration is wrong or the start fails.
@@ -83,7 +84,7 @@ pub fn serve(matches: &ArgMatches, own: Registry) -> anyhow::Result<()> {
     serve_with(matches, own, Suspects::Here)
 }
 
-/// As [`serve`], and says where suspects run.
+/// Run as [`serve`] does. `suspects` tells where suspects run.
 ///
 /// # Errors
 /// As [`serve`].
@@ -94,7 +95,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
-    // One TLS implementation for everything; an error says that the caller chose one already.
+    // Use one TLS implementation for all connections. An error means that the program chose one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let child = match suspects {
         Suspects::InChildren => Some(ChildProgram::of_this_process(loaded.sources.clone())?),
@@ -102,7 +103,7 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
-        // Before the start, so that a signal during it is not lost.
+        // Registered before the start, so that a signal during the start is not lost.
         let mut signals = Signals::register()?;
         tell_what_is_signed(&loaded.config);
         let app = tokio::select! {
@@ -115,13 +116,13 @@ pub fn serve_with(matches: &ArgMatches, own: Registry, suspects: Suspects) -> an
         app.run_until_signalled(&mut signals).await;
         Ok(())
     });
-    // Everything is settled. A handler that blocks its thread does not get to hold the exit as well.
+    // Everything is settled. A handler that blocks its thread must not delay the exit.
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
 }
 
-/// A receiver without a signature cannot tell our callbacks from others. Where single hosts have secrets, an operator has
-/// thought of it.
+/// Warn when callbacks are not signed: their receiver cannot tell them from forged ones. If some hosts have secrets,
+/// the operator has made a choice, so only log it.
 fn tell_what_is_signed(config: &Config) {
     match (config.callback_secret.as_slice(), config.callback_host_secrets.as_slice()) {
         ([], []) => tracing::warn!(
@@ -136,7 +137,7 @@ fn tell_what_is_signed(config: &Config) {
     }
 }
 
-/// The exit code that goes with an error: 2 for wrong configuration, 1 for everything else.
+/// Return the exit code for an error: 2 for a wrong configuration, 1 for every other error.
 #[must_use]
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<crate::config::ConfigErrors>() { 2 } else { 1 })

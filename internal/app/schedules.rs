@@ -1,9 +1,9 @@
-//! The schedules of the configuration, written to the store at the start.
+//! The schedules of the configuration, written to MySQL at the start.
 //!
-//! What is there already and says the same is not touched, so a restart moves no tick. While a new configuration is rolled
-//! out, old and new runners start side by side, and the last one to start has the word. For the same reason a schedule
-//! that a runner does not declare any more is not deleted: another may declare it still, and would only make it anew. It
-//! goes on, the start warns of it, and somebody deletes it when the roll-out is over.
+//! A stored schedule that equals the declared one is not changed, so a restart moves no tick. While a new configuration
+//! is rolled out, old and new runners start side by side; the last one to start wins. For the same reason a schedule
+//! that a runner no longer declares is not deleted: another runner may still declare it and would only create it again.
+//! It keeps firing, the start logs a warning, and an operator deletes it after the rollout.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::handlers::Problem;
 use crate::job::Actor;
 use crate::store::{Condition, Origin, Put};
 
-/// Check all of them, then write what is new or says something else. The names that are declared.
+/// Check all declared schedules, then write those that are new or changed. Return the names of all declared schedules.
 pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTreeSet<String>>, StartError> {
     let mut errors = Vec::new();
     for (name, declared) in &config.schedules {
@@ -34,7 +34,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
                 says("kind", "this runner does not have the kind".to_owned(), &format!("write one of {known}"));
             }
             Invalid::Payload { problems, kind } => {
-                // Names of fields, but no values: this goes to the log, and the payload is not for the log.
+                // The problem names fields but no values: it goes to the log, where no payload may appear.
                 let problems = match broker.registry().get(kind.as_str()) {
                     Some(kind) => kind.check_discreetly(&declared.schedule.template.payload),
                     None => problems,
@@ -50,9 +50,9 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
                 let right = format!("write what the kind {kind} takes, as GET /v1/kinds shows it");
                 says("payload", format!("does not fit the kind {}", wrong.join(", and ")), &right);
             }
-            // Without the message, which may quote the payload.
+            // Leave out the message, which may quote the payload.
             Invalid::Panicked(panicked) => {
-                says("payload", panicked.to_string(), "mend the kind, or write another payload");
+                says("payload", panicked.to_string(), "fix the kind, or write another payload");
             }
             Invalid::Job { problems } => {
                 for problem in problems {
@@ -71,7 +71,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
         let put = broker.put_schedule(name.clone(), schedule, Origin::Config, Condition::Any, &by);
         match put.await.map_err(failed)? {
             Put::Created(_) => tracing::info!(schedule = %name, "declared a schedule"),
-            Put::Changed(_) => tracing::info!(schedule = %name, "changed a schedule as the configuration says"),
+            Put::Changed(_) => tracing::info!(schedule = %name, "changed a schedule to match the configuration"),
             Put::Unchanged(_) | Put::Unexpected | Put::OwnedByConfig => {}
         }
     }
@@ -80,7 +80,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
         if !names.contains(&name) {
             tracing::warn!(
                 schedule = name,
-                "a schedule that another configuration declared goes on ticking; if none declares it any more, \
+                "a schedule that another configuration declared keeps firing; if no configuration declares it any more, \
                  `tickr schedules delete --undeclared` removes it"
             );
         }

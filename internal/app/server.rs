@@ -1,7 +1,7 @@
-//! The HTTP server: takes connections, as many as there is room for, and lets them go in order.
+//! The HTTP server: it accepts connections up to a limit, and closes them in order at a stop.
 //!
-//! HTTP/1.1 alone: what speaks to tickr is a program or a balancer next door, and every further protocol is one more way
-//! to hold a connection open for nothing.
+//! It speaks HTTP/1.1 only. Its clients are programs and load balancers on the same network, and every further protocol
+//! would be one more way to hold a connection open without use.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -18,23 +18,25 @@ use super::connection::{self, Patience};
 use super::door::Door;
 use crate::api::{Code, Peer, Problem};
 
-/// Clients that are told at the same time that there is no room. Beyond them nobody is told anything.
+/// Most clients that are being told at the same time that there is no room. Further connections are closed without a
+/// response.
 const MOST_TURNED_AWAY: usize = 64;
-/// How long telling one may take.
+/// Longest time for telling one client.
 const TURNING_AWAY: Duration = Duration::from_secs(2);
-/// Pause after the system refused a connection, as it does when there are no more file descriptors.
+/// Pause after the operating system refused a connection, as it does when no file descriptors are left.
 const REFUSED_PAUSE: Duration = Duration::from_millis(200);
 
-/// What the server allows its clients.
+/// Limits of the server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HttpLimits {
-    /// Open connections.
+    /// Most open connections.
     pub(super) connections: usize,
-    /// How slow they may be.
+    /// Time limits of each connection.
     pub(super) patience: Patience,
 }
 
-/// Serve until `stop`; then close the door, finish what is under way, and return. Dropped, it ends every connection.
+/// Serve until `stop`; then close the listener, finish the open requests, and return. Dropping the future ends every
+/// connection.
 pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: HttpLimits, stop: CancellationToken) {
     let door = Door::of(&listener);
     let closed = async move {
@@ -53,7 +55,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
                 Ok((stream, peer)) => (stream, Peer(peer.ip())),
                 Err(error) => {
                     if !is_the_clients_doing(error.kind()) {
-                        tracing::warn!(%error, "cannot take a connection");
+                        tracing::warn!(%error, "cannot accept a connection");
                         tokio::time::sleep(REFUSED_PAUSE).await;
                     }
                     continue;
@@ -66,7 +68,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
             }
             Some(_) = turned_away.join_next() => continue,
         };
-        // An answer goes out when it is there, also a small one after a small one, as on a stream of events.
+        // Send each response at once, also several small ones in a row as in a stream of events.
         let _ = stream.set_nodelay(true);
         match Arc::clone(&room).try_acquire_owned() {
             Ok(place) => {
@@ -91,15 +93,18 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
     open.set(0.0);
 }
 
-/// Errors that belong to one connection, which its client has given up already.
+/// Return whether an error is about one connection that its client has already given up.
 fn is_the_clients_doing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset)
 }
 
-/// Tell a client that there is no room for it. What it sends is read and forgotten: closing on unread words would reset
-/// the connection, and the answer would be lost with it.
+/// Tell a client that there is no room. Its request is read and ignored: closing a socket with unread bytes would reset
+/// the connection, and the response would be lost.
 async fn turn_away(mut stream: TcpStream) {
-    let problem = Problem::new(Code::Overloaded, "this runner has as many open connections as TICKR_HTTP_CONNECTIONS");
+    let problem = Problem::new(
+        Code::Overloaded,
+        "this runner has as many open connections as the setting http_connections (TICKR_HTTP_CONNECTIONS) allows",
+    );
     let body = serde_json::to_string(&problem).unwrap_or_default();
     let head = format!(
         "HTTP/1.1 {} Too Many Requests\r\ncontent-type: application/problem+json\r\nretry-after: 1\r\n\

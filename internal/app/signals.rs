@@ -1,9 +1,9 @@
-//! SIGTERM and SIGINT, through signal-hook.
+//! SIGTERM and SIGINT, received through signal-hook.
 
 use futures_util::StreamExt;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// The signals that ask the process to stop. Registered early, so that a signal during the start is not lost.
+/// The signals that tell the process to stop. Registered early, so that a signal during the start is not lost.
 pub struct Signals {
     stream: signal_hook_tokio::Signals,
 }
@@ -15,7 +15,7 @@ impl std::fmt::Debug for Signals {
 }
 
 impl Signals {
-    /// Listen from now on. Must be called within a runtime.
+    /// Start to listen. Must be called within a Tokio runtime.
     ///
     /// # Errors
     /// When the operating system refuses.
@@ -23,12 +23,12 @@ impl Signals {
         Ok(Self { stream: signal_hook_tokio::Signals::new([SIGTERM, SIGINT])? })
     }
 
-    /// The name of the next signal.
+    /// Wait for the next signal and return its name.
     pub async fn next(&mut self) -> &'static str {
         match self.stream.next().await {
             Some(SIGINT) => "SIGINT",
             Some(_) => "SIGTERM",
-            // The stream ends only when its handle is closed, which nobody does.
+            // The stream ends only when its handle is closed, and no code closes it.
             None => std::future::pending().await,
         }
     }

@@ -1,7 +1,8 @@
-//! From the command line to the end of a process that runs one suspect.
+//! A process that runs one suspect, from its command line to its end.
 //!
-//! A runner starts it (`engine/child.rs`) and hands over on its standard input what it needs. When that input ends, because
-//! the runner says so or is gone, the process gives its job back and ends, at the latest with force.
+//! A runner starts it (`engine/child.rs`) and writes everything it needs to its standard input. When that input ends,
+//! because the runner closes it or is gone, the process gives its job back and ends. If that takes too long, it exits
+//! by force.
 
 use std::io::{BufRead, BufReader, IsTerminal, Read};
 use std::os::fd::AsFd;
@@ -23,20 +24,21 @@ use crate::handlers::Registry;
 use crate::store::{Store, StoreSettings};
 use crate::telemetry::init_logs;
 
-/// Longest hand-over: a configuration with many reports is some hundred kilobytes.
+/// Longest hand-over, in bytes. A configuration with many reports has a few hundred kilobytes.
 const LONGEST_HAND_OVER: u64 = 16 << 20;
-/// How long MySQL may take to answer. The runner tries again later.
+/// Longest wait for MySQL. The runner tries again later.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Was this program started to run one suspect? Asked before the command line is read in any other way.
+/// Return whether this program was started to run one suspect. Call it before the command line is parsed in any other
+/// way.
 #[must_use]
 pub fn is_for_a_suspect() -> bool {
     let mut args = std::env::args_os().skip(1);
     args.next().is_some_and(|word| word == SUSPECT_WORD) && args.next().is_none()
 }
 
-/// Run the one suspect that the runner hands over, with the kinds that ship and those in `own`. Exit codes: 0 the runner
-/// was told what happened, 1 the job was not touched, 2 nothing was handed over.
+/// Run the suspect that the runner hands over, with the built-in kinds and those in `own`. Exit codes: 0 the result was
+/// reported to the runner, 1 the job was not claimed, 2 nothing was handed over.
 #[must_use]
 pub fn run_suspect(own: Registry) -> ExitCode {
     prefer_to_be_killed();
@@ -44,7 +46,7 @@ pub fn run_suspect(own: Registry) -> ExitCode {
         Ok(received) => received,
         Err(error) => {
             eprintln!(
-                "tickr: {error:#}\nrunners start `tickr {SUSPECT_WORD}` by themselves, for jobs whose last runners died under them"
+                "tickr: {error:#}\nrunners start `tickr {SUSPECT_WORD}` by themselves, for jobs that lost two attempts in a row"
             );
             return ExitCode::from(2);
         }
@@ -60,30 +62,29 @@ pub fn run_suspect(own: Registry) -> ExitCode {
     }
 }
 
-/// When memory runs out, the kernel should take this process and not the runner.
+/// Tell the kernel to kill this process before the runner when memory runs out.
 fn prefer_to_be_killed() {
-    // Not every system has it, and not every sandbox allows it.
+    // Some systems lack this file, and some sandboxes forbid it.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 
-/// What the runner handed over, the line on which to answer, and the rest of its input.
+/// Read the hand-over. Return it with the connection for reports and the rest of the input.
 fn received() -> anyhow::Result<(HandOver, ParentLine, BufReader<UnixStream>)> {
     let stdin = std::io::stdin();
-    anyhow::ensure!(!stdin.is_terminal(), "nothing is handed over on the standard input");
+    anyhow::ensure!(!stdin.is_terminal(), "the standard input is a terminal, not the socket of a runner");
     let socket = UnixStream::from(stdin.as_fd().try_clone_to_owned().context("use the standard input")?);
     let line = ParentLine::new(socket.try_clone().context("use the standard input")?);
     let mut input = BufReader::new(socket);
     let mut text = Vec::new();
-    input.by_ref().take(LONGEST_HAND_OVER).read_until(b'\n', &mut text).context("read what is handed over")?;
-    // The text holds passwords: the error says where it stopped fitting, and nothing of it.
-    let hand_over = serde_json::from_slice(&text).map_err(|e| {
-        anyhow::anyhow!("what is handed over is not understood, at byte {} of {}", e.column(), text.len())
-    })?;
+    input.by_ref().take(LONGEST_HAND_OVER).read_until(b'\n', &mut text).context("read the hand-over")?;
+    // The text holds passwords: the error says at which byte it is wrong, and quotes nothing.
+    let hand_over = serde_json::from_slice(&text)
+        .map_err(|e| anyhow::anyhow!("cannot read the hand-over, at byte {} of {}", e.column(), text.len()))?;
     Ok((hand_over, line, input))
 }
 
-/// Give the job back when the input ends. A handler may block every thread of the runtime, so this one is apart, and ends
-/// the process when nothing else does.
+/// Give the job back when the input ends. A handler may block every thread of the runtime, so this is a thread of its
+/// own. It exits the process if nothing else does.
 fn follow_the_runner(mut rest: BufReader<UnixStream>, give_back: CancellationToken) {
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut rest, &mut std::io::sink());
@@ -104,7 +105,7 @@ fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: Cancell
         let signals = Signals::register()?;
         tokio::spawn(follow_signals(signals, config.shutdown_grace, give_back.clone()));
         let (tracer, exporter) = tracer_of(&config, &runner)?;
-        // Few connections: there may be many such processes.
+        // Use few connections: there may be many such processes.
         let url = config.mysql_url()?.expose().to_owned();
         let settings = StoreSettings { url, connections: 1, flushers: 1 };
         let store = tokio::select! {
@@ -113,7 +114,8 @@ fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: Cancell
         };
         let index = index_of(&config)?;
         let registry = {
-            // The folder is that of the runner that started this process. Kept longer, it would hold up the end of the store.
+            // The folder is that of the runner that started this process. Drop this value here: if it lived longer, it
+            // would delay the close of the store.
             let finished = reports::finished(&config, &store, parent.clone());
             Arc::new(kinds::register_all(&config, own, &finished)?)
         };
@@ -121,7 +123,7 @@ fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: Cancell
         let broker = Broker::new(store.clone(), index.clone(), Arc::clone(&registry), Events::default(), &tasks);
         let settings = engine_settings(&config, runner, tracer, None, None);
         let done = run_in_engine((broker, index), registry, settings, (parent, job), line, give_back).await;
-        // The hints of a retry and of follow-up jobs; without them the reconciler finds these.
+        // Wait for the hints of a retry and of follow-up jobs. Without them the reconciler would find these jobs later.
         tasks.close();
         let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
         let exported = async {
@@ -132,12 +134,13 @@ fn run(hand_over: HandOver, own: Registry, line: &ParentLine, give_back: Cancell
         tokio::join!(store.close(), exported);
         done
     });
-    // A handler that blocks its thread does not get to hold the exit.
+    // A handler that blocks its thread must not delay the exit.
     runtime.shutdown_timeout(SHUTDOWN);
     outcome
 }
 
-/// A signal gives the handler the grace of the runner, which may have had the same signal; a second one ends the grace.
+/// On a signal, give the handler the grace of the runner, which may have received the same signal. A second signal ends
+/// the grace.
 async fn follow_signals(mut signals: Signals, grace: Duration, give_back: CancellationToken) {
     let signal = signals.next().await;
     tracing::info!(signal, "stopping; a second signal gives the job back now");

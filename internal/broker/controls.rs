@@ -1,9 +1,9 @@
-//! What operators have set and every process must follow within two seconds: the keys of the API, the queues, and
-//! whether this runner takes work.
+//! The settings of operators that every process must follow within two seconds: API keys, queues, and whether this
+//! runner is drained.
 //!
-//! The truth is in the store. Each process keeps a copy, read anew every second, and at once after a change that came in
-//! through it. While it cannot be read the last copy stands for queues and drain, so that runners go on as they were told; for
-//! keys it stands [`KEYS_HOLD`] and no longer, because one of them may have been revoked meanwhile.
+//! They are stored in MySQL. Each process keeps a copy, which it reads again every second, and at once after a change
+//! made through it. While MySQL cannot be read, the last copy stays valid for queues and drains, so that runners go on
+//! as before. For API keys it stays valid only for [`KEYS_HOLD`], because one of them may have been revoked meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,35 +17,35 @@ use uuid::Uuid;
 use crate::job::{Name, RunnerId};
 use crate::store::{ApiKey, QueueSetting, Store, StoreError};
 
-/// How often the copy is read anew.
+/// Time between two reads of the copy.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// How long keys are good after the copy was last read. Tokens of the configuration are good for ever.
+/// Time for which API keys stay valid after the last successful read. API tokens of the configuration do not expire.
 pub const KEYS_HOLD: Duration = Duration::from_secs(10);
-/// How often it is said that the copy cannot be read.
+/// Time between two log lines that the copy cannot be read.
 const SAID_EVERY: Duration = Duration::from_secs(30);
-/// How often it is noted which keys were used.
+/// Time between two updates of the record of used API keys.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
-/// What operators have set.
+/// The settings of operators.
 #[derive(Debug, Default)]
 pub struct Settings {
-    /// Keys that were ever made, revoked ones too.
+    /// All API keys ever created, including revoked ones.
     pub keys: Vec<ApiKey>,
-    /// Queues about which something was ever set.
+    /// Queues that have or had settings.
     pub queues: BTreeMap<Name, QueueSetting>,
-    /// Queues with a limit of which runners could run more than they may, and which runners.
+    /// Queues with a limit, each with a runner that wants more permits than it has.
     pub wanting: BTreeSet<(Name, String)>,
-    /// Is this runner asked to take no new work?
+    /// An operator drained this runner: it takes no new work.
     pub drained: bool,
 }
 
-/// This process's copy of what operators have set. Cheap to clone.
+/// This process's copy of the settings of operators. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Controls {
     store: Store,
     runner: RunnerId,
     copy: watch::Sender<Arc<Settings>>,
-    /// When the copy was last asked for with success.
+    /// A moment before the last successful read.
     read_at: Arc<Mutex<Instant>>,
     used: Arc<Mutex<Used>>,
 }
@@ -57,7 +57,7 @@ struct Used {
 }
 
 impl Controls {
-    /// Read the copy of this runner's process, and keep it fresh until `stop`.
+    /// Read the copy for this runner, and keep it fresh until `stop`.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
@@ -69,7 +69,7 @@ impl Controls {
     ) -> Result<Self, StoreError> {
         let asked = Instant::now();
         let copy = watch::Sender::new(Arc::new(read(&store, &runner).await?));
-        // The first use of a key shows soon.
+        // Back-dated, so that the first use of an API key is recorded soon.
         let noted = Instant::now().checked_sub(NOTE_EVERY).unwrap_or_else(Instant::now);
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted }));
         let controls = Self { store, runner, copy, read_at: Arc::new(Mutex::new(asked)), used };
@@ -84,7 +84,7 @@ impl Controls {
                     && said.is_none_or(|said| said.elapsed() > SAID_EVERY)
                 {
                     let age_s = age.as_secs();
-                    tracing::warn!(%error, age_s, "cannot read what operators have set: pauses, limits and revoked keys");
+                    tracing::warn!(%error, age_s, "cannot read the settings of operators: pauses, limits and revoked API keys");
                     said = Some(Instant::now());
                 }
                 kept.note_used_keys().await;
@@ -93,7 +93,7 @@ impl Controls {
         Ok(controls)
     }
 
-    /// A copy that says nothing and is never read: of a process that takes no work and lets no caller in.
+    /// Create an empty copy that is never read, for a process that takes no work and serves no callers.
     #[must_use]
     pub fn of_no_interest(store: Store, runner: RunnerId) -> Self {
         let used = Arc::new(Mutex::new(Used { keys: HashSet::new(), noted: Instant::now() }));
@@ -106,34 +106,34 @@ impl Controls {
         }
     }
 
-    /// The runner of this process.
+    /// Return the runner of this process.
     #[must_use]
     pub const fn runner(&self) -> &RunnerId {
         &self.runner
     }
 
-    /// What operators have set, as last read.
+    /// Return the settings as they were last read.
     #[must_use]
     pub fn now(&self) -> Arc<Settings> {
         Arc::clone(&self.copy.borrow())
     }
 
-    /// How old the copy is.
+    /// Return the age of the copy.
     #[must_use]
     pub fn age(&self) -> Duration {
         self.read_at.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
     }
 
-    /// Hear of every reading.
+    /// Subscribe to the copy. The receiver sees every successful read.
     #[must_use]
     pub fn listen(&self) -> watch::Receiver<Arc<Settings>> {
         self.copy.subscribe()
     }
 
-    /// Read the copy anew: after a change that came in through this process.
+    /// Read the copy again, after a change made through this process.
     ///
     /// # Errors
-    /// When MySQL cannot be reached or refuses; the old copy stands.
+    /// When MySQL cannot be reached or refuses. The old copy stays valid then.
     pub async fn refresh(&self) -> Result<(), StoreError> {
         let asked = Instant::now();
         let fresh = read(&self.store, &self.runner).await?;
@@ -143,7 +143,7 @@ impl Controls {
         Ok(())
     }
 
-    /// A key let somebody in.
+    /// Record that an API key was used.
     pub fn key_was_used(&self, key: Uuid) {
         self.used.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(key);
     }
@@ -160,7 +160,7 @@ impl Controls {
             keys
         };
         if let Err(error) = self.store.used_keys(keys).await {
-            tracing::debug!(%error, "cannot note which keys were used");
+            tracing::debug!(%error, "cannot record which API keys were used");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A job as a caller words it, before it is checked.
+//! A job as the caller describes it, before it is checked.
 
 use std::time::Duration;
 
@@ -7,37 +7,37 @@ use serde_json::value::RawValue;
 use crate::handlers::{Panicked, Problem, Registry};
 use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority, RetryPolicy, Tag, TraceContext, limits};
 
-/// What a caller asks for. Everything but kind and payload may be left open.
+/// Request for a job. Everything except the kind and the payload is optional.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// The kind's name.
+    /// Name of the kind.
     pub kind: String,
-    /// The handler's input.
+    /// Input of the handler.
     pub payload: Box<RawValue>,
-    /// The queue's name; `default` when left open.
+    /// Name of the queue. Default: `default`.
     pub queue: Option<String>,
-    /// When it should start.
+    /// Time at which the job is due.
     pub due: Due,
-    /// 0 (first) to 9 (last).
+    /// Priority from 0 (first) to 9 (last).
     pub priority: Option<u8>,
-    /// 1 to 100; the kind's own when left open.
+    /// Most attempts, 1 to 100. Default: that of the kind.
     pub max_attempts: Option<u32>,
-    /// Time limit of one attempt; the kind's own when left open.
+    /// Time limit of one attempt, in milliseconds. Default: that of the kind.
     pub timeout_ms: Option<u64>,
-    /// Backoff; the kind's own when left open.
+    /// Delays between attempts. Default: those of the kind.
     pub retry: Option<RetryPolicy>,
-    /// At most one unfinished job per (kind, key).
+    /// Unique key: at most one unfinished job of a kind has it.
     pub unique_key: Option<String>,
-    /// What happens when an unfinished job has the unique key; only together with one.
+    /// What to do when an unfinished job already has the unique key. Only together with a unique key.
     pub on_conflict: Option<OnConflict>,
-    /// Words to find it again, at most ten.
+    /// Words by which the job can be found, at most ten.
     pub tags: Vec<String>,
-    /// The trace that its attempts continue.
+    /// Trace that the attempts of the job continue.
     pub trace: Option<TraceContext>,
 }
 
 impl Draft {
-    /// A draft that leaves everything open.
+    /// Create a draft with all defaults.
     #[must_use]
     pub fn new(kind: impl Into<String>, payload: Box<RawValue>) -> Self {
         Self {
@@ -63,32 +63,32 @@ pub enum Invalid {
     /// No handler of that kind is registered.
     #[error("no kind is called {kind:?}; known kinds: {known}")]
     UnknownKind {
-        /// What was asked for.
+        /// Requested kind, cut to 80 bytes.
         kind: String,
-        /// What there is.
+        /// Known kinds.
         known: String,
     },
     /// The payload does not fit the kind. Pointers are relative to the payload.
     #[error("the payload does not fit the kind {kind}")]
     Payload {
-        /// The kind.
+        /// Name of the kind.
         kind: Name,
-        /// What is wrong.
+        /// The problems.
         problems: Vec<Problem>,
     },
-    /// Something beside the payload is wrong. Pointers are relative to the job.
-    #[error("the job asks for something it cannot have")]
+    /// Values other than the payload are wrong. Pointers are relative to the job.
+    #[error("the job is not valid")]
     Job {
-        /// What is wrong.
+        /// The problems.
         problems: Vec<Problem>,
     },
-    /// The code of the kind panicked over the payload: a defect in it, which this payload brings to light.
+    /// The code of the kind panicked on this payload, which shows a defect in that code.
     #[error(transparent)]
     Panicked(#[from] Panicked),
 }
 
 impl Invalid {
-    /// All of it in one line, for people: with every problem, and with what a panic said.
+    /// Return one line with everything that is wrong: all problems, or the message of a panic.
     #[must_use]
     pub fn in_full(&self) -> String {
         let said: Vec<String> = match self {
@@ -103,14 +103,14 @@ impl Invalid {
 }
 
 impl Draft {
-    /// Check against the kind and fill in what was left open.
+    /// Check the draft against its kind, and fill in the defaults.
     pub(super) fn prepare(self, registry: &Registry) -> Result<NewJob, Invalid> {
         let Some(kind) = registry.get(&self.kind) else {
             let known: Vec<String> = registry.iter().map(|kind| kind.name().to_string()).collect();
             let mut known = known.join(", ");
-            // The one that ships and is not always there.
+            // This built-in kind is not always registered.
             if self.kind == "email" {
-                known.push_str("; email is there once [smtp] or outbox_dir is set");
+                known.push_str("; for email, set [smtp] or outbox_dir");
             }
             let mut asked = self.kind;
             asked.truncate((0..=80).rev().find(|at| asked.is_char_boundary(*at)).unwrap_or(0));
@@ -141,7 +141,7 @@ impl Draft {
             wrong("/unique_key", format!("must be 1 to {} bytes", limits::MAX_KEY_BYTES));
         }
         if self.on_conflict.is_some() && self.unique_key.is_none() {
-            wrong("/on_conflict", "means something only together with unique_key".to_owned());
+            wrong("/on_conflict", "may only be given together with unique_key".to_owned());
         }
         if self.tags.len() > limits::MAX_TAGS {
             wrong("/tags", format!("must be at most {}", limits::MAX_TAGS));
@@ -149,7 +149,7 @@ impl Draft {
         let mut tags: Vec<Tag> = Vec::with_capacity(self.tags.len().min(limits::MAX_TAGS));
         for (place, tag) in self.tags.iter().take(limits::MAX_TAGS).enumerate() {
             match tag.parse::<Tag>() {
-                // Said twice is said once.
+                // Drop a repeated tag.
                 Ok(tag) if tags.contains(&tag) => {}
                 Ok(tag) => tags.push(tag),
                 Err(e) => wrong(&format!("/tags/{place}"), e.to_string()),
@@ -186,7 +186,7 @@ impl Draft {
     }
 }
 
-/// What is wrong with a due time; pointers are relative to what is due.
+/// Check a due time. Pointers are relative to the object that holds it.
 #[must_use]
 pub fn problem_of_due(due: Due) -> Option<Problem> {
     match due {
@@ -196,7 +196,8 @@ pub fn problem_of_due(due: Due) -> Option<Problem> {
             Some(Problem::at("/delay_ms", format!("must be at most {} (366 days)", limits::MAX_AHEAD.as_millis())))
         }
         Due::At(moment) => {
-            // A sanity check against this host's clock, with a day to spare; the store's clock decides what is due.
+            // A sanity check against this host's clock, with a day of tolerance. MySQL's clock decides when the job is
+            // due.
             let latest = chrono::Utc::now() + limits::MAX_AHEAD + Duration::from_secs(86_400);
             let earliest = chrono::DateTime::UNIX_EPOCH;
             let days = limits::MAX_AHEAD.as_secs() / 86_400;

@@ -1,10 +1,11 @@
-//! What happens in the whole cluster, for those who listen.
+//! The events of the whole cluster, for the clients that listen.
 //!
-//! Each runner tells what happens in it to a stream in Redis, in batches, and only while somebody somewhere listens: a
-//! listener leaves a mark that the schedulers see at their next look, within a second. So a cluster that nobody watches
-//! pays nothing. Names of kinds and queues are looked up for what is told; the hot path does not carry them.
+//! Each runner appends its events to a stream in Redis, in batches, and only while at least one client in the cluster
+//! listens. A process with a listener sets a key in Redis (the mark), which the schedulers see at their next look,
+//! within a second. So a cluster without listeners pays nothing. The names of kinds and queues are read for the events
+//! that are sent; the path of a job does not carry them.
 //!
-//! While Redis is out, listeners are told of a gap, and then hear what happens in their own runner alone.
+//! While Redis is out, listeners are told of a gap, and then receive only the events of their own runner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,69 +24,69 @@ use crate::index::{FeedId, FeedLine, Index, IndexError};
 use crate::job::{JobId, Name, RunnerId, State, Timestamp, Verdict};
 use crate::store::Store;
 
-/// How often what happened is told and read.
+/// Time between two rounds of sending and reading.
 const PACE: Duration = Duration::from_millis(100);
-/// Most that is told at once: beyond ten thousand a second, some of it is left out.
+/// Most events sent in one round. Beyond ten thousand a second, some events are left out.
 const MOST_TOLD: usize = 1_000;
 /// Most entries in one read.
 const PAGE: usize = 500;
 /// Most pages in one round.
 const MOST_PAGES: usize = 20;
-/// How often a listener renews its mark.
+/// Time between two renewals of the mark of a listener.
 const MARK_EVERY: Duration = Duration::from_millis(1_500);
-/// What a listener may fall behind.
+/// Most events by which a listener may fall behind.
 const CAPACITY: usize = 2_048;
-/// How long a new listener waits until this runner listens on its behalf.
+/// Longest time that a new listener waits until this process has set its mark and knows where to read from.
 const UNTIL_LIVE: Duration = Duration::from_secs(2);
 
-/// The kinds of what happens.
+/// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
     /// A job was accepted.
     Accepted,
-    /// An attempt has begun.
+    /// An attempt was started.
     Started,
     /// An attempt was settled.
     Settled,
-    /// A runner finished an attempt that was not its own any more.
+    /// A runner finished an attempt whose lease it had lost.
     LeaseLost,
-    /// A running job was asked to stop.
+    /// A running job was told to stop.
     CancelRequested,
     /// A waiting job was cancelled.
     Cancelled,
-    /// A waiting job has another due time or priority.
+    /// The due time or the priority of a waiting job was changed.
     Rescheduled,
     /// Attempts of dead runners were ended.
     Reaped,
-    /// The index was fed from the store.
+    /// The index was rebuilt from MySQL.
     Rebuilt,
-    /// The index changed its condition, as one runner sees it.
+    /// The condition of the index changed, as one runner sees it.
     IndexHealth,
-    /// A queue has another priority or limit.
+    /// The priority or the limit of a queue was changed.
     QueueChanged,
-    /// A queue was paused, or has another reason to be.
+    /// A queue was paused, or the reason of its pause was changed.
     QueuePaused,
-    /// A queue goes on.
+    /// A queue was resumed.
     QueueResumed,
-    /// A schedule is new, or asks for something else.
+    /// A schedule was created or changed.
     SchedulePut,
     /// A schedule was paused.
     SchedulePaused,
-    /// A schedule goes on.
+    /// A schedule was resumed.
     ScheduleResumed,
     /// A schedule was deleted.
     ScheduleDeleted,
-    /// A schedule fired, or passed ticks over.
+    /// A schedule fired, or ticks were skipped.
     ScheduleTicked,
-    /// A runner stops.
+    /// A runner is stopping.
     Draining,
-    /// A runner left something out.
+    /// A runner left events out.
     Gap,
 }
 
 impl What {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 20] = [
         Self::Accepted,
         Self::Started,
@@ -109,7 +110,7 @@ impl What {
         Self::Gap,
     ];
 
-    /// The word on the wire.
+    /// Return the type as it is written in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -137,67 +138,68 @@ impl What {
     }
 }
 
-/// Something that happened somewhere. Words, names and ids only, never payloads, results or errors.
+/// An event of the cluster. It holds only types, names and ids, never payloads, results or errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Happening {
-    /// What.
+    /// Type of the event.
     #[serde(rename = "type")]
     pub what: What,
-    /// When it was told, by the database's clock.
+    /// Time of sending, by MySQL's clock.
     pub at: Timestamp,
-    /// Which runner told it.
+    /// Runner that sent it.
     pub runner: RunnerId,
-    /// The job, its kind and its queue, if it is about one; the job that a tick fired.
+    /// Job that the event is about, or that a tick fired. Its kind and queue follow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobId>,
-    /// Absent also when they could not be looked up.
+    /// Kind of the job. Also absent when it could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Name>,
-    /// As the kind. Of what was set about a queue: which.
+    /// Queue of the job, or the queue whose settings were changed. Also absent when it could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Name>,
-    /// Of an attempt that has begun.
+    /// Number of the attempt that was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub number: Option<u32>,
-    /// Of an attempt that was settled.
+    /// Verdict of the attempt that was settled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
-    /// The job's state after it.
+    /// State of the job after the event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// How many: attempts that were reaped, jobs that were fed, ticks of one line, events that were left out.
+    /// Number of attempts that were reaped, of jobs that were hinted in a rebuild, of ticks in one record, or of events
+    /// that were left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// The condition of the index.
+    /// Condition of the index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
-    /// The schedule, if it is about one.
+    /// Schedule that the event is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Name>,
-    /// What a queue or a schedule has in its ETag now.
+    /// Version of the queue or schedule, as its ETag shows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Does that queue or schedule stand still now?
+    /// The queue or schedule is paused now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// When a tick was due.
+    /// Due time of the tick.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_at: Option<Timestamp>,
-    /// Why a tick did not fire.
+    /// Reason for which the tick was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
 }
 
-/// What listeners are told.
+/// Message to a listener.
 #[derive(Clone, Debug)]
 pub enum Told {
-    /// Something happened. Its place in the stream, unless it was told past it.
+    /// An event, with its position in the stream. Without a position when it did not go through the stream.
     Happened(Option<FeedId>, Arc<Happening>),
-    /// Something may be missing here: Redis is out, and other runners are not heard until it is back.
+    /// Events may be missing here: Redis is out, and the events of other runners do not arrive until it is back.
     Gap,
 }
 
-/// The feed of this process. Cheap to clone.
+/// The cluster events of this process. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Feed {
     shared: Arc<Shared>,
@@ -211,13 +213,13 @@ struct Shared {
     events: Events,
     runner: RunnerId,
     told: broadcast::Sender<Told>,
-    /// Is this process listening on behalf of its listeners?
+    /// This process has set its mark and knows where to read from.
     live: watch::Sender<bool>,
-    /// How many listen here.
+    /// Number of listeners in this process.
     listeners: watch::Sender<usize>,
 }
 
-/// One who listens, for as long as this lives.
+/// One listener. Dropping it ends the subscription.
 #[derive(Debug)]
 pub struct Listener {
     told: Receiver<Told>,
@@ -231,15 +233,15 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// What is told next, in order.
+    /// Return the next message, in order.
     ///
     /// # Errors
-    /// When the listener fell so far behind that something was dropped.
+    /// When the listener fell so far behind that messages were dropped.
     pub async fn next(&mut self) -> Result<Told, broadcast::error::RecvError> {
         self.told.recv().await
     }
 
-    /// Has everything been heard so far?
+    /// Return whether the listener has received all messages so far.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
         self.told.is_empty()
@@ -247,7 +249,7 @@ impl Listener {
 }
 
 impl Feed {
-    /// Begin, until `stop`.
+    /// Start the tasks. They run until `stop`.
     #[must_use]
     pub fn start(
         index: &Index,
@@ -272,7 +274,8 @@ impl Feed {
         Self { shared }
     }
 
-    /// Listen from now on. In this process nothing is missed from then on; other runners notice within about a second.
+    /// Listen from now on. From then on no event of this process is missed; other runners notice the listener within
+    /// about a second.
     pub async fn listen(&self) -> Listener {
         let shared = Arc::clone(&self.shared);
         let listener = Listener { told: shared.told.subscribe(), shared: Arc::clone(&shared) };
@@ -282,7 +285,8 @@ impl Feed {
         listener
     }
 
-    /// Everything that is still known from after `place`, in order; nothing when the place itself is forgotten.
+    /// Return all events after `place` that the stream still holds, in order. None when the stream does not hold
+    /// `place` itself any more.
     ///
     /// # Errors
     /// When Redis does not answer.
@@ -304,7 +308,7 @@ impl Feed {
     }
 }
 
-/// The condition of the index, told on the bus whether or not anybody listens: it changes rarely.
+/// Emit changes of the condition of the index on the event bus, also without listeners: they are rare.
 async fn tell_health(shared: Arc<Shared>, stop: CancellationToken) {
     let mut seen = shared.index.health().now();
     loop {
@@ -339,13 +343,13 @@ async fn run_until_stopped(shared: Arc<Shared>, stop: CancellationToken) {
     }
 }
 
-/// From the first listener to the last.
+/// The time from the first listener to the last.
 struct Session<'a> {
     shared: &'a Shared,
     heard: Receiver<Event>,
-    /// Up to where the stream has been read; unknown until Redis has answered.
+    /// Position up to which the stream was read. Not known until Redis has answered.
     read: Option<FeedId>,
-    /// Redis is out, and those who listen have been told.
+    /// Redis is out, and the listeners have been told.
     out: bool,
     mark_at: Instant,
 }
@@ -387,11 +391,11 @@ impl<'a> Session<'a> {
                 self.read = None;
             }
         }
-        // The last words: that this runner stops.
+        // Send the last event: this runner is stopping.
         self.tell().await;
     }
 
-    /// Say that somebody here listens.
+    /// Set the mark in Redis while this process has listeners.
     async fn mark(&mut self) {
         if self.is_heard_here() && Instant::now() >= self.mark_at && self.may_ask() {
             self.mark_at = Instant::now() + MARK_EVERY;
@@ -401,7 +405,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// A Redis that the rest of the runner knows to be out is not asked by us as well.
+    /// Return whether Redis may be called. If the runner knows that it is out, this task does not call it as well.
     fn may_ask(&self) -> bool {
         self.shared.index.health().now() != Health::Degraded
     }
@@ -409,7 +413,7 @@ impl<'a> Session<'a> {
     fn is_out(&mut self, error: &IndexError) {
         if !self.out {
             self.out = true;
-            tracing::debug!(%error, "the feed of events is out");
+            tracing::debug!(%error, "cannot use the stream of cluster events");
             let _ = self.shared.told.send(Told::Gap);
         }
     }
@@ -439,7 +443,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What happened here since the last time.
+    /// Collect the events of this process since the last round.
     async fn collect(&mut self) -> Vec<Happening> {
         let (mut events, mut missed) = (Vec::new(), 0);
         while events.len() < MOST_TOLD {

@@ -1,8 +1,8 @@
-//! Hints to the index, sent behind the caller's back.
+//! Hints to the index, sent in the background.
 //!
-//! A caller puts its hint on a bounded channel and goes on; one task takes whatever queued up and tells Redis in one
-//! script. So an enqueue takes as long as its commit, also while Redis hangs, and a flood of enqueues costs Redis few
-//! round trips.
+//! A caller puts its hint on a bounded channel and continues. One task takes all hints that have queued up and sends
+//! them to Redis in one script call. So an enqueue takes only as long as its commit, even while Redis hangs, and many
+//! enqueues cost Redis few round trips.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,12 +12,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::index::{Entry, Health, Index};
 
-/// Hints that may queue up. Beyond it they are dropped and left to the reconciler.
+/// Most hints that may queue up. Further hints are dropped; the reconciler finds their jobs.
 const CAPACITY: usize = 100_000;
 /// Most hints in one call.
 const MOST_AT_ONCE: usize = 1_000;
 
-/// What wakes sleepers when work arrives.
+/// The signals that wake sleeping loops when work arrives.
 #[derive(Clone, Debug, Default)]
 pub struct Wake {
     inner: Arc<WakeInner>,
@@ -26,7 +26,7 @@ pub struct Wake {
 #[derive(Debug)]
 struct WakeInner {
     scheduler: Notify,
-    /// Until when the scheduler sleeps, unix milliseconds.
+    /// Time until which the scheduler sleeps, in unix milliseconds.
     asleep_until_ms: AtomicI64,
     fetcher: Notify,
     ticker: Notify,
@@ -44,28 +44,28 @@ impl Default for WakeInner {
 }
 
 impl Wake {
-    /// The scheduler goes to sleep until `due_ms`; hints that are due earlier wake it. It says `i64::MAX` before it looks
-    /// at the index, so that a hint which lands during the look is not slept through.
+    /// Note that the scheduler sleeps until `due_ms`; hints that are due earlier wake it. The scheduler passes
+    /// `i64::MAX` before it looks at the index, so that a hint that arrives during the look ends the next sleep.
     pub fn scheduler_sleeps_until(&self, due_ms: i64) {
         self.inner.asleep_until_ms.store(due_ms, Ordering::SeqCst);
     }
 
-    /// Resolves when something became due earlier than the scheduler knew.
+    /// Wait until a job is due earlier than the scheduler knew.
     pub async fn scheduler(&self) {
         self.inner.scheduler.notified().await;
     }
 
-    /// Resolves when work arrived while the fetcher does without the index.
+    /// Wait until work arrives, in a fetcher that works without the index.
     pub async fn fetcher(&self) {
         self.inner.fetcher.notified().await;
     }
 
-    /// What a fetcher that does without the index may take has changed.
+    /// Wake a fetcher that works without the index: what it may take has changed.
     pub fn fetcher_may_look(&self) {
         self.inner.fetcher.notify_one();
     }
 
-    /// Resolves when a schedule was changed through this process.
+    /// Wait until a schedule is changed through this process.
     pub async fn ticker(&self) {
         self.inner.ticker.notified().await;
     }
@@ -81,7 +81,7 @@ impl Wake {
     }
 }
 
-/// The entrance. Cheap to clone; the task ends when the last clone is dropped.
+/// The sending half of the channel. Cheap to clone; the task ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Hints {
     entrance: mpsc::Sender<Entry>,
@@ -112,8 +112,8 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake:
     while queue.recv_many(&mut entries, MOST_AT_ONCE).await > 0 {
         wake.inner.fetcher.notify_one();
         let told = match index.health().now() {
-            // Redis is known to be out. Waiting for its time-out once per batch would only let hints pile up; the
-            // scheduler notices when it is back, and the rebuild brings what was missed.
+            // Redis is known to be out. Waiting for a time-out with each batch would only let hints pile up. The
+            // scheduler notices when Redis is back, and the rebuild adds what was missed.
             Health::Degraded => Err(None),
             Health::Fast | Health::Rebuilding => index.hint(&entries).await.map_err(Some),
         };
@@ -127,7 +127,7 @@ async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake:
             Err(error) => {
                 metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
                 if error.is_some() {
-                    // The scheduler finds out what is the matter at once, not at its next look.
+                    // Wake the scheduler, so that it finds the fault now and not at its next look.
                     wake.inner.scheduler.notify_one();
                 }
             }

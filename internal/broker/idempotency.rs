@@ -1,8 +1,8 @@
-//! Idempotency keys: who asks, and what they ask, as digests.
+//! Idempotency keys: digests of the caller with its key, and digests of the request.
 //!
-//! Two requests are the same when they make the same call and their bodies say the same: the order of an object's names,
-//! white space and the spelling of strings make no difference. Numbers are compared as they are written, because `1`,
-//! `1.0` and numbers that no float holds are different things to somebody.
+//! Two requests are the same when they make the same call and their JSON bodies are equal. The order of object keys,
+//! white space and the spelling of strings make no difference. Numbers are compared as they are written, because for
+//! some clients `1`, `1.0` and numbers that no float can hold are different values.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -14,8 +14,8 @@ use sha2::{Digest as _, Sha256};
 use crate::job::limits;
 use crate::store::{Digest, Once};
 
-/// A key under which a request is carried out at most once. Keys are compared as bytes, and belong to whoever gave them:
-/// the same key of two callers is two keys.
+/// An idempotency key: a request with it is carried out at most once. It is compared as bytes, and each caller has its
+/// own: the same bytes from two callers are two keys.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct IdempotencyKey(Digest);
 
@@ -25,29 +25,30 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
-/// A key that is empty, too long or not visible ASCII.
+/// Error of an idempotency key that is empty, too long or not visible ASCII.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be 1 to {} visible ASCII characters without spaces", limits::MAX_KEY_BYTES)]
 pub struct InvalidKey;
 
 impl IdempotencyKey {
-    /// The key that `caller` gave. Callers are told apart by these bytes.
+    /// Create the idempotency key of a caller. `caller` are bytes that differ for each caller.
     ///
     /// # Errors
-    /// [`InvalidKey`] unless it is 1 to 255 visible ASCII characters.
+    /// [`InvalidKey`] unless `key` is 1 to 255 visible ASCII characters.
     pub fn of(caller: &[u8], key: &[u8]) -> Result<Self, InvalidKey> {
         if !(1..=limits::MAX_KEY_BYTES).contains(&key.len()) || !key.iter().all(u8::is_ascii_graphic) {
             return Err(InvalidKey);
         }
         let mut digest = Sha256::new();
-        // The length first, or the end of one could pass for the beginning of the other.
+        // The length of the caller comes first. Without it, the end of the caller could pass for the beginning of the
+        // key.
         digest.update((caller.len() as u64).to_be_bytes());
         digest.update(caller);
         digest.update(key);
         Ok(Self(digest.finalize().into()))
     }
 
-    /// The key of one part of a request that is carried out in parts.
+    /// Derive the idempotency key of one part of a request that is carried out in parts.
     #[must_use]
     pub fn part(self, number: u64) -> Self {
         let mut digest = Sha256::new();
@@ -57,7 +58,8 @@ impl IdempotencyKey {
         Self(digest.finalize().into())
     }
 
-    /// This key for a request: `call` names what is called and about what, `body` is its JSON text, if it has one.
+    /// Combine this idempotency key with a request. `call` names the call and its object; `body` is the JSON text, if
+    /// there is one.
     #[must_use]
     pub fn once(self, call: &str, body: Option<&RawValue>) -> Once {
         Once::new(self.0, request_digest(call, body))
@@ -75,13 +77,13 @@ fn request_digest(call: &str, body: Option<&RawValue>) -> Digest {
     digest.finalize().into()
 }
 
-/// Write JSON text so that texts that say the same become the same, and no others.
+/// Write JSON text in a canonical form: equal texts give the same bytes, and no others do.
 fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
     let text = json.get();
     match text.as_bytes().first() {
         Some(b'{') => {
             let Members(mut members) = serde_json::from_str(text)?;
-            // Stable: a name that is there twice keeps its order, because the last one wins.
+            // The sort is stable: members with the same name keep their order, because the last one counts.
             members.sort_by(|(a, _), (b, _)| a.cmp(b));
             out.write_all(b"{")?;
             for (name, value) in members {
@@ -103,14 +105,15 @@ fn write_canonical(out: &mut impl Write, json: &RawValue) -> io::Result<()> {
         }
         Some(b'"') => match serde_json::from_str::<String>(text) {
             Ok(string) => Ok(serde_json::to_writer(out, &string)?),
-            // Half of a surrogate pair, which no string holds: it is only itself.
+            // Half of a surrogate pair is valid JSON but no string. Write it as it is, so that it is equal only to
+            // itself.
             Err(_) => write!(out, "?{text}"),
         },
         _ => out.write_all(text.as_bytes()),
     }
 }
 
-/// The members of an object, in their order, also those that are there twice.
+/// The members of an object in their order, including repeated names.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> serde::Deserialize<'de> for Members<'a> {
@@ -233,7 +236,7 @@ mod tests {
         })
     }
 
-    /// The same value, spelled as differently as JSON allows.
+    /// Write the same value with a spelling as different as JSON allows.
     fn spelled_differently(value: &Value) -> String {
         let string = |text: &str| {
             let units: Vec<String> = text.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();

@@ -1,8 +1,18 @@
-//! Every write that concerns both servers: commit to the store, then hint to the index.
+//! The broker: every write that concerns both servers. It commits to MySQL first, then sends a hint to Redis.
 //!
-//! The order is the whole point. A job is durable before anybody hears of it, and a hint that is lost on the way is a
-//! delay that the reconciler ends, never a lost job. So hints are sent behind the caller's back, in batches, and their
-//! failure is counted, not returned.
+//! The order matters. A job is durable before any other part of the system sees it. A lost hint only delays a job until
+//! the reconciler finds it; it never loses one. So hints are sent in the background, in batches, and a failure to send
+//! them is counted, not returned.
+//!
+//! Its files:
+//! - `draft.rs`: a job as the caller describes it, and its checks.
+//! - `idempotency.rs`: idempotency keys and digests of requests.
+//! - `hints.rs`: the background task that sends hints to the index.
+//! - `queues.rs`: changes of queues.
+//! - `schedules.rs`: changes and ticks of schedules.
+//! - `controls.rs`: this process's copy of the settings of operators.
+//! - `feed.rs`: the events of the whole cluster.
+//! - `watches.rs`: the jobs that clients of this process watch.
 
 mod controls;
 mod draft;
@@ -40,7 +50,7 @@ use crate::store::{
 use crate::telemetry::Meters;
 use hints::Hints;
 
-/// The way in for jobs and for what people ask of them. Cheap to clone.
+/// Entry point for jobs and for actions on jobs. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Broker {
     store: Store,
@@ -48,24 +58,25 @@ pub struct Broker {
     events: Events,
     hints: Hints,
     meters: Meters,
-    /// Accepted jobs by kind, the handles at hand.
+    /// Counters of accepted jobs, by kind. The handles are stored because looking them up is slow.
     accepted: Arc<HashMap<Name, Counter>>,
 }
 
-/// What became of an enqueue.
+/// Outcome of an enqueue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Enqueued {
-    /// Accepted.
+    /// The job was accepted.
     Accepted(Accepted),
-    /// This unfinished job of the same kind has the same unique key, and stands for the one that was asked for. Nothing
-    /// was written.
+    /// Nothing was written. This unfinished job of the same kind has the same unique key and is returned instead of a
+    /// new one.
     Held(Holder),
-    /// This unfinished job of the same kind has the same unique key and is in the way. Nothing was written.
+    /// Nothing was written. This unfinished job of the same kind has the same unique key, and the request does not
+    /// accept that.
     KeyTaken(Holder),
 }
 
 impl Broker {
-    /// A broker over both servers. Its hint task is joined through `tasks` and ends when the last clone is dropped.
+    /// Create a broker over both servers. `tasks` joins its hint task, which ends when the last clone is dropped.
     #[must_use]
     pub fn new(store: Store, index: Index, registry: Arc<Registry>, events: Events, tasks: &TaskTracker) -> Self {
         let hints = Hints::start(index, tasks);
@@ -77,24 +88,24 @@ impl Broker {
         Self { store, registry, events, hints, meters: Meters::default(), accepted }
     }
 
-    /// The kinds this process knows.
+    /// Return the kinds of this process.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Check a draft against its kind and fill in what it leaves open.
+    /// Check a draft against its kind, and fill in the defaults.
     ///
     /// # Errors
-    /// [`Invalid`] with everything that is wrong.
+    /// [`Invalid`], with everything that is wrong.
     pub fn prepare(&self, draft: Draft) -> Result<NewJob, Invalid> {
         draft.prepare(&self.registry)
     }
 
-    /// Accept one job. Durable when it returns.
+    /// Accept one job. It is durable when this returns.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
         let first = match self.enqueue_keyed(vec![job]).await? {
             Keyed::Accepted(mut receipts) => receipts.placed.pop().map(|placed| match placed {
@@ -105,14 +116,14 @@ impl Broker {
         };
         first.ok_or_else(|| StoreError::Corrupt {
             attempted: "enqueue a job",
-            cause: "the store gave no receipt".into(),
+            cause: "the store returned no receipt".into(),
         })
     }
 
-    /// Accept jobs without unique keys, all or none, in this order. Durable when it returns.
+    /// Accept jobs without unique keys: all or none, in this order. They are durable when this returns.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Accepted>, StoreError> {
         debug_assert!(jobs.iter().all(|job| job.unique_key.is_none()), "keyed jobs go to enqueue_keyed");
         let accepted = self.store.insert(jobs).await?;
@@ -120,19 +131,21 @@ impl Broker {
         Ok(accepted)
     }
 
-    /// Accept jobs that may have unique keys, all or none, in this order. Durable when it returns. Jobs whose keys
-    /// unfinished jobs have are treated as each wishes; when one of them may not be accepted, nothing is written.
+    /// Accept jobs that may have unique keys: all or none, in this order. They are durable when this returns. If an
+    /// unfinished job already has one of the unique keys, the `on_conflict` of the new job decides. If that refuses one
+    /// of the jobs, nothing is written.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
         self.enqueue_keyed_for(&Producer::tickr(), jobs).await
     }
 
-    /// As [`enqueue_keyed`](Self::enqueue_keyed), for a producer that may not reach the jobs of all others.
+    /// Do what [`enqueue_keyed`](Self::enqueue_keyed) does, for a producer that may not reach the jobs of other
+    /// producers.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_keyed_for(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
         let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
             self.store.insert_keyed_for(producer.clone(), jobs).await?
@@ -143,11 +156,11 @@ impl Broker {
         Ok(keyed)
     }
 
-    /// As [`enqueue_keyed`](Self::enqueue_keyed), at most once for the key of `once` (G8). `word` words the receipts as the
-    /// answer that is given to whoever asks again.
+    /// Do what [`enqueue_keyed`](Self::enqueue_keyed) does, at most once for the idempotency key in `once` (G8). `word`
+    /// builds the response from the receipts; it is stored and returned for repeated requests.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_once(
         &self,
         jobs: Vec<NewJob>,
@@ -157,10 +170,11 @@ impl Broker {
         self.enqueue_once_for(&Producer::tickr(), jobs, once, word).await
     }
 
-    /// As [`enqueue_once`](Self::enqueue_once), for a producer that may not reach the jobs of all others.
+    /// Do what [`enqueue_once`](Self::enqueue_once) does, for a producer that may not reach the jobs of other
+    /// producers.
     ///
     /// # Errors
-    /// When the store cannot be reached, is overloaded or refuses.
+    /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue_once_for(
         &self,
         producer: &Producer,
@@ -175,11 +189,11 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// Cancel, retry or run a job now, at most once for the key of `once`. `word` words what was done as the answer that
-    /// is given to whoever asks again.
+    /// Cancel, retry or run a job now, at most once for the idempotency key in `once`. `word` builds the response from
+    /// the result; it is stored and returned for repeated requests.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn steer_once(
         &self,
         id: JobId,
@@ -195,20 +209,20 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// Stop a job (G9).
+    /// Cancel a job (G9).
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
         let moved = self.store.cancel(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
     }
 
-    /// Give a failed or cancelled job a new life.
+    /// Let a failed or cancelled job run again.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
         let moved = self.store.retry(id, by).await?;
         self.announce_move(id, &moved);
@@ -218,15 +232,15 @@ impl Broker {
     /// Make a waiting job due now.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
         let moved = self.store.run_now(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
     }
 
-    /// The new job that a replay of `original` makes: the same work with all its attempts, or with another payload,
-    /// checked as this process knows the kind.
+    /// Build the new job for a replay of `original`: the same job with all its attempts, or with another payload. It is
+    /// checked against the kind as this process knows it.
     ///
     /// # Errors
     /// [`Invalid`] when the kind is not known here or the payload does not fit it any more.
@@ -234,10 +248,11 @@ impl Broker {
         remake(&self.registry, original, payload)
     }
 
-    /// Make a new job of a failed one, which stays failed and is linked with it. `word` words the receipt as the answer.
+    /// Create a new job from a failed one, which stays failed and is linked with it. `word` builds the response from
+    /// the receipt.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn replay(
         &self,
         id: JobId,
@@ -253,11 +268,11 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// Change when a waiting job is due, or how urgent it is, if `condition` holds; at most once if there is a key.
-    /// `word` words the job as it is then as the answer.
+    /// Change the due time or the priority of a waiting job if `condition` holds, at most once if there is an
+    /// idempotency key. `word` builds the response from the changed job.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn change(
         &self,
         id: JobId,
@@ -274,7 +289,7 @@ impl Broker {
         Ok(outcome)
     }
 
-    /// As [`remake`](Self::remake), for a whole operation.
+    /// Return the function that does what [`remake`](Self::remake) does, for a bulk operation.
     #[must_use]
     pub fn remaker(&self) -> Remake {
         let registry = Arc::clone(&self.registry);
@@ -290,7 +305,7 @@ impl Broker {
         })
     }
 
-    /// Tell listeners and the index of what a batch of an operation did.
+    /// Publish the results of one batch of a bulk operation to the listeners of events and to the index.
     pub fn announce_batch(&self, batched: Batched) {
         self.announce(&batched.accepted);
         for accepted in &batched.waits {
@@ -306,7 +321,7 @@ impl Broker {
 
     fn announce_move(&self, id: JobId, moved: &Moved) {
         match moved {
-            // Its entry stays in the index until it pops; the claim drops it.
+            // The entry stays in the index until it is popped; then its claim finds the job cancelled and drops the id.
             Moved::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
             Moved::Asked => self.events.emit(Event::CancelRequested { id }),
             Moved::Waits(accepted) => {
@@ -317,13 +332,13 @@ impl Broker {
         }
     }
 
-    /// Tell the index of a job that waits, for the engine: a retry, a snooze, something popped too early.
+    /// Hint a waiting job to the index: after a retry or a snooze, or when it was popped too early. Used by the engine.
     pub fn hint(&self, id: JobId, queue: &Name, priority: crate::job::Priority, execute_at: crate::job::Timestamp) {
         self.hints.send(Entry { id, line: Line::new(queue, priority), execute_at });
     }
 
-    /// Tell the index of due jobs that are to be taken next, the first of them first. A Redis that does not answer is no
-    /// error: the store has them at the beginning of its due order, and the reconciler brings them back.
+    /// Put due jobs at the front of their ready lists, in this order. It is no error if Redis does not answer: in MySQL
+    /// the jobs are first in the due order, and the reconciler puts them back into the index.
     pub async fn put_first(&self, index: &Index, entries: &[Entry]) {
         if !entries.is_empty() && index.health().now() != Health::Degraded && index.put_first(entries).await.is_err() {
             metrics::counter!("tickr_hints_lost_total").increment(entries.len() as u64);
@@ -331,12 +346,12 @@ impl Broker {
         self.wake().fetcher_may_look();
     }
 
-    /// As [`hint`](Self::hint), of a row read from the store.
+    /// Do what [`hint`](Self::hint) does, for a row read from MySQL.
     pub fn hint_due(&self, job: &DueJob) {
         self.hint(job.id, &job.queue, job.priority, job.execute_at);
     }
 
-    /// Tell listeners and the index of committed jobs.
+    /// Publish committed jobs to the listeners of events and to the index.
     pub fn announce(&self, accepted: &[Accepted]) {
         for receipt in accepted {
             self.events.emit(Event::Accepted { id: receipt.id });
@@ -357,25 +372,25 @@ impl Broker {
         self.announce(&receipts.accepted().cloned().collect::<Vec<_>>());
     }
 
-    /// What wakes the scheduler and a fetcher that does without Redis.
+    /// Return the signals that wake the scheduler, the ticker and a fetcher that works without Redis.
     #[must_use]
     pub fn wake(&self) -> &Wake {
         self.hints.wake()
     }
 
-    /// The figures of the last minutes.
+    /// Return the metrics of the last minutes.
     #[must_use]
     pub fn meters(&self) -> &Meters {
         &self.meters
     }
 
-    /// The bus.
+    /// Return the event bus of this process.
     #[must_use]
     pub fn events(&self) -> &Events {
         &self.events
     }
 
-    /// The store, for reading.
+    /// Return the store, for reading.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
@@ -384,13 +399,14 @@ impl Broker {
 
 fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue>>) -> Result<NewJob, Invalid> {
     let payload = payload.unwrap_or_else(|| original.payload.clone());
-    // The draft checks kind and payload; the rest was checked when the original was accepted, and stays as it is.
+    // The draft checks the kind and the payload. All other values were checked when the original was accepted, and stay
+    // the same.
     let mut job = Draft::new(original.kind.as_str(), payload).prepare(registry)?;
     job.queue = original.queue.clone();
     job.priority = original.priority;
     job.max_attempts = original.max_attempts;
     job.unique_key = original.unique_key.clone();
-    // It is no second job of the tick that made the first.
+    // The new job does not count as a second job of the tick that made the original.
     job.options = JobOptions { replay_of: Some(original.id), schedule: None, ..original.options.clone() };
     Ok(job)
 }

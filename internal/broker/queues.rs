@@ -1,4 +1,5 @@
-//! Queues: set by operators, told to those who listen. What is set stands in the store; each process keeps a copy of it.
+//! Changes of queues by operators. MySQL stores the settings of a queue, each process keeps a copy, and every change is
+//! an event.
 
 use super::Broker;
 use crate::event::{Event, Setting};
@@ -6,10 +7,10 @@ use crate::job::{Actor, Name};
 use crate::store::{Condition, Paused, QueueChange, QueueChanged, StoreError};
 
 impl Broker {
-    /// Change what is set about a queue, if the `condition` holds for its version: 0 for a queue without settings.
+    /// Change the settings of a queue, if `condition` holds for its version. A queue without settings has version 0.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn change_queue(
         &self,
         name: &Name,

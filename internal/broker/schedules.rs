@@ -1,4 +1,4 @@
-//! Schedules: declared and steered by people, ticked by the engine.
+//! Schedules: changed and triggered by operators, ticked by the engine.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::store::{
 };
 use crate::telemetry::Tracer;
 
-/// Most lines of the ledger that one transaction writes, about.
+/// Approximate number of tick records that one transaction writes at most.
 const MOST_LINES: usize = 400;
 
-/// Why a trigger came to nothing.
+/// Reason for which a trigger failed.
 #[derive(Debug)]
 pub enum TriggerError {
-    /// What the schedule asks for is not possible any more.
+    /// The job of the schedule is not valid any more.
     Invalid(Invalid),
-    /// The store could not be asked.
+    /// MySQL could not be reached or refused.
     Store(StoreError),
 }
 
@@ -36,10 +36,10 @@ impl From<StoreError> for TriggerError {
 }
 
 impl Broker {
-    /// Check a draft, also against its kind. Pointers are relative to the draft.
+    /// Check the draft of a schedule, also against its kind. Pointers are relative to the draft.
     ///
     /// # Errors
-    /// [`Invalid`] with everything that is wrong.
+    /// [`Invalid`], with everything that is wrong.
     pub fn prepare_schedule(&self, draft: ScheduleDraft) -> Result<Schedule, Invalid> {
         let schedule = draft.check(self.store.clock().now()).map_err(|wrong| Invalid::Job {
             problems: wrong.into_iter().map(|wrong| Problem::at(format!("/{}", wrong.field), wrong.detail)).collect(),
@@ -48,18 +48,18 @@ impl Broker {
         Ok(schedule)
     }
 
-    /// Check what a schedule asks for against its kind.
+    /// Check the job template of a schedule against its kind.
     ///
     /// # Errors
-    /// [`Invalid`] with everything that is wrong.
+    /// [`Invalid`], with everything that is wrong.
     pub fn check_schedule(&self, schedule: &Schedule) -> Result<(), Invalid> {
         self.prepare(draft_of(schedule)).map(drop)
     }
 
-    /// Declare a schedule.
+    /// Create or change a schedule.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn put_schedule(
         &self,
         name: Name,
@@ -76,10 +76,10 @@ impl Broker {
         Ok(put)
     }
 
-    /// Delete a schedule. What the configuration owns goes only if `undeclared`.
+    /// Delete a schedule. One that belongs to the configuration is deleted only if `undeclared` is true.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn delete_schedule(
         &self,
         name: Name,
@@ -94,10 +94,10 @@ impl Broker {
         Ok(deleted)
     }
 
-    /// Let a schedule's ticks pass without firing.
+    /// Pause a schedule: its ticks are skipped.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn pause_schedule(
         &self,
         name: Name,
@@ -114,10 +114,10 @@ impl Broker {
         })
     }
 
-    /// Let a schedule's ticks fire again.
+    /// Resume a schedule: its ticks fire again.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses.
+    /// When MySQL cannot be reached or refuses.
     pub async fn resume_schedule(&self, name: Name, by: &Actor) -> Result<Option<Scheduled>, StoreError> {
         let resumed = self.store.resume_schedule(name, by).await?;
         self.wake().schedules_changed();
@@ -131,11 +131,11 @@ impl Broker {
         })
     }
 
-    /// Fire a schedule now, at most once for the key of `once`, if it has one. `word` words the receipt of the job as the
-    /// answer; the job continues `trace`.
+    /// Fire a schedule now, at most once for the idempotency key in `once`, if there is one. `word` builds the response
+    /// from the receipt of the job. The job continues `trace`.
     ///
     /// # Errors
-    /// When the schedule asks for what is not possible any more, or the store cannot be reached or refuses.
+    /// When the job of the schedule is not valid any more, or MySQL cannot be reached or refuses.
     pub async fn trigger_schedule(
         &self,
         name: &Name,
@@ -145,7 +145,7 @@ impl Broker {
         once: Option<Once>,
         word: impl Fn(&NewJob) -> Wording<Accepted>,
     ) -> Result<Outcome<Triggered>, TriggerError> {
-        // Read again when a change came in between; somebody who changes it all the time gets the better of us.
+        // Read the schedule again when it was changed in between. Give up after four concurrent changes.
         for _ in 0..4 {
             let Some(row) = self.store.schedule(name.clone()).await? else {
                 return Ok(Outcome::Refused(Triggered::Missing));
@@ -159,7 +159,7 @@ impl Broker {
                     Triggered::Fired(ticked) => {
                         let accepted = ticked.accepted.first().ok_or_else(|| StoreError::Corrupt {
                             attempted: "trigger a schedule",
-                            cause: "the store gave no receipt".into(),
+                            cause: "the store returned no receipt".into(),
                         })?;
                         let answer = word(accepted);
                         Outcome::First { done: Some(Triggered::Fired(ticked)), answer }
@@ -177,11 +177,12 @@ impl Broker {
         Ok(Outcome::Refused(Triggered::Changed))
     }
 
-    /// See to the ticks of these schedules that are due at `now`, by the store's clock, as far as one transaction should.
-    /// Each that fires is the root of a trace, which its job carries on.
+    /// Process the ticks of these schedules that are due at `now` by MySQL's clock, as many as one transaction should.
+    /// Each tick that fires is the root of a trace, which its job continues.
     ///
     /// # Errors
-    /// When the store cannot be reached or refuses; nobody has seen to them then, or everything was done.
+    /// When MySQL cannot be reached or refuses. Then no tick was processed, or all of them were and only the answer was
+    /// lost.
     pub async fn tick(
         &self,
         rows: Vec<Scheduled>,
@@ -206,7 +207,7 @@ impl Broker {
             return Ok(Ticked::default());
         }
         let ticked = self.store.tick(plans, runner).await?;
-        // The others are no spans: another runner had carried out their plans, or the previous job was in the way.
+        // The other spans are dropped: another runner had processed those ticks, or the previous job had not ended.
         for line in &ticked.lines {
             if let Some((job, span)) = line.job.and_then(|job| spans.remove_entry(&job)) {
                 span.end(line.schedule.as_str(), job);
@@ -237,8 +238,9 @@ impl Broker {
                     }
                     Err(wrong) => {
                         let why = wrong.in_full();
-                        // The ledger says why. The log would quote the payload.
-                        tracing::error!(schedule = %row.name, error = %wrong, "a schedule asks for what its kind does not take");
+                        // The record of the tick holds the full reason. The log must not have it, because it may quote
+                        // the payload.
+                        tracing::error!(schedule = %row.name, error = %wrong, "the job of a schedule is not valid for its kind");
                         invalid = Some(why);
                     }
                 }
@@ -257,7 +259,7 @@ impl Broker {
         TickPlan { row, lines, next: plan.next }
     }
 
-    /// The job of a tick.
+    /// Build the job of a tick.
     fn job_of(&self, row: &Scheduled, tick_at: Timestamp, trace: Option<TraceContext>) -> Result<NewJob, Invalid> {
         let mut job = self.prepare(Draft { trace, ..draft_of(&row.schedule) })?;
         job.options.schedule = Some(ScheduledBy { name: row.name.clone(), tick_at });
@@ -306,18 +308,18 @@ fn draft_of(schedule: &Schedule) -> Draft {
     }
 }
 
-/// Why ticks do not fire, as people read it in the ledger.
+/// Describe why ticks did not fire. Operators read this text in the list of ticks.
 fn why_not(row: &Scheduled, planned: &Planned, cause: SkipCause, now: Timestamp) -> String {
     let why = match (cause, &row.paused) {
         (SkipCause::Paused, Some(pause)) => pause.in_words(),
         _ => {
             let late = (now - planned.due_at).num_seconds();
-            format!("nobody was there in time: seen to {late} s late, misfire policy {}", row.schedule.misfire)
+            format!("no runner processed it in time: {late} s late, misfire policy {}", row.schedule.misfire)
         }
     };
     match planned.count {
         1 => why,
-        count if planned.counts_no_further() => format!("{why}; this line stands for {count} ticks or more"),
-        count => format!("{why}; this line stands for {count} ticks"),
+        count if planned.counts_no_further() => format!("{why}; this record stands for {count} ticks or more"),
+        count => format!("{why}; this record stands for {count} ticks"),
     }
 }

@@ -1,7 +1,8 @@
-//! Watched jobs: one task per process looks at all of them together, and tells whoever watches that something changed.
+//! Watched jobs: one task per process looks at all of them together, and tells each watcher when its job may have
+//! changed.
 //!
-//! The truth is the store, so it does not matter which runner has the job. What happens in this process is looked at at
-//! once, everything else within a second. Nobody watching costs nothing.
+//! It reads MySQL, so it does not matter which runner has the job. A change made in this process is seen at once, every
+//! other change within a second. Without watchers the task does nothing.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use crate::event::{Event, Events};
 use crate::job::JobId;
 use crate::store::{Glimpse, Store};
 
-/// How often all watched jobs are looked at.
+/// Time between two looks at all watched jobs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The watched jobs of this process. Cheap to clone.
@@ -30,19 +31,19 @@ pub struct Watches {
 #[derive(Debug)]
 struct Shared {
     watched: Mutex<HashMap<JobId, Watched>>,
-    /// Somebody watches for the first time.
+    /// Signals a new watcher.
     begun: Notify,
 }
 
 #[derive(Debug)]
 struct Watched {
     watchers: usize,
-    /// How often it changed.
+    /// Number of changes seen.
     changes: watch::Sender<u64>,
     seen: Option<Glimpse>,
 }
 
-/// One job that is watched, for as long as this lives.
+/// One watched job. Dropping this value ends the watch.
 #[derive(Debug)]
 pub struct Watch {
     id: JobId,
@@ -51,7 +52,7 @@ pub struct Watch {
 }
 
 impl Watches {
-    /// Begin, until `stop`.
+    /// Start the task. It runs until `stop`.
     #[must_use]
     pub fn start(store: Store, events: Events, tasks: &TaskTracker, stop: CancellationToken) -> Self {
         let shared = Arc::new(Shared { watched: Mutex::default(), begun: Notify::new() });
@@ -59,7 +60,7 @@ impl Watches {
         Self { shared }
     }
 
-    /// Watch a job. Whoever reads it after this misses no change.
+    /// Watch a job. A caller that reads the job after this call misses no change.
     #[must_use]
     pub fn watch(&self, id: JobId) -> Watch {
         let mut watched = self.shared.watched();
@@ -74,10 +75,10 @@ impl Watches {
 }
 
 impl Watch {
-    /// Resolves when the job may have changed since the last time.
+    /// Wait until the job may have changed since the last call.
     pub async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
-            // The sender lives as long as somebody watches.
+            // The sender lives as long as this watch.
             std::future::pending::<()>().await;
         }
     }
@@ -111,7 +112,7 @@ impl Shared {
         let found = match store.glimpses(ids.clone()).await {
             Ok(found) => found,
             Err(error) => {
-                tracing::debug!(%error, "watched jobs could not be looked at");
+                tracing::debug!(%error, "cannot read watched jobs");
                 return;
             }
         };
@@ -150,12 +151,12 @@ async fn look_until_stopped(shared: Arc<Shared>, store: Store, events: Events, s
 }
 
 impl Shared {
-    /// The watched jobs that this event and those behind it are about.
+    /// Return the watched jobs that this event and the ones behind it are about.
     fn concerned(&self, first: Result<Event, RecvError>, heard: &mut Receiver<Event>) -> Vec<JobId> {
         let mut ids = Vec::new();
         let mut event = match first {
             Ok(event) => Some(event),
-            // What was missed may be about any of them.
+            // The missed events may be about any job.
             Err(RecvError::Lagged(_)) => return self.all(),
             Err(RecvError::Closed) => None,
         };

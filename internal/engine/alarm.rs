@@ -1,9 +1,9 @@
-//! The scheduler's alarm clock, exact to a fraction of a millisecond.
+//! The alarm clock of the scheduler and of the ticker, exact to a fraction of a millisecond.
 //!
-//! The runtime's timers count whole milliseconds and round up, twice: its wheel does, and so does the wait for the network
-//! in which it sleeps. A job would start one to two milliseconds late for no other reason. A thread that waits on a
-//! condition variable is woken by the kernel's own clock; there is one, it sleeps nearly always, and the scheduler is
-//! the only one who sets it.
+//! Tokio's timers count whole milliseconds and round up twice: once in the timer wheel and once in the wait for the
+//! network during which the runtime sleeps. A job would start one or two milliseconds late only because of that. Here a
+//! thread waits on a condition variable, which the kernel's own clock wakes. Each alarm has one such thread, which
+//! sleeps nearly always, and one loop that sets it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-/// An alarm clock for one sleeper. Its thread ends with it.
+/// An alarm clock for one waiting loop. Dropping it ends its thread.
 pub(super) struct Alarm {
     face: Arc<Face>,
     thread: Option<JoinHandle<()>>,
@@ -24,7 +24,7 @@ struct Face {
     rings: Notify,
 }
 
-/// What the clock is set to.
+/// State of the clock.
 #[derive(Clone, Copy, Default)]
 enum Set {
     #[default]
@@ -34,7 +34,7 @@ enum Set {
 }
 
 impl Alarm {
-    /// Start its thread.
+    /// Start the thread.
     pub(super) fn start() -> std::io::Result<Self> {
         let face = Arc::new(Face::default());
         let watched = Arc::clone(&face);
@@ -42,10 +42,10 @@ impl Alarm {
         Ok(Self { face, thread: Some(thread) })
     }
 
-    /// Wait for this moment. Whoever drops the wait may begin another.
+    /// Wait for this moment. A caller that drops the wait may start another one.
     pub(super) async fn at(&self, moment: Instant) {
         self.face.set(Set::At(moment));
-        // Looked at again after each ring, which may be an old one that nobody waited for.
+        // Compare with the clock after each ring: it may be an old one from a wait that was dropped.
         while Instant::now() < moment {
             self.face.rings.notified().await;
         }
@@ -55,7 +55,7 @@ impl Alarm {
 impl Drop for Alarm {
     fn drop(&mut self) {
         self.face.set(Set::Ended);
-        // It has nothing to say: a panic in it is not possible, and would be this thread's no less.
+        // The thread cannot panic, so its result is of no interest.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -103,7 +103,7 @@ mod tests {
         let never =
             tokio::time::timeout(Duration::from_millis(5), alarm.at(Instant::now() + Duration::from_secs(3_600)));
         assert!(never.await.is_err());
-        // One that is given up before it rings, unless the machine took the three milliseconds for itself.
+        // This wait is dropped before it rings, unless the machine is busy for three milliseconds.
         let dropped = tokio::time::timeout(Duration::ZERO, alarm.at(Instant::now() + Duration::from_millis(3)));
         let _ = dropped.await;
         for ms in [20, 0, 5] {

@@ -1,7 +1,7 @@
-//! Alerts: how many dead letters there are, as figures, and told to whoever wants to be called.
+//! Alerts about dead letters: metrics of their number and age, and a callback when a threshold is exceeded.
 //!
-//! Every runner measures; the store lets one of them tell. The message is an ordinary `http` job: durable, signed,
-//! retried, and to be found like any other.
+//! Every runner measures; MySQL lets only one of them send an alert. The message is an ordinary `http` job: durable,
+//! signed, retried, and visible like any other job.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::broker::Draft;
 use crate::job::{AlertRule, Measured, Name, NewJob, Told};
 use crate::store::{DeadCount, StoreError};
 
-/// Between two measurements.
+/// Time between two measurements.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Whom to tell, and of what.
+/// Receiver of alerts, and the rules that cause them.
 #[derive(Clone, Debug)]
 pub struct AlertSettings {
-    /// Where the callback goes.
+    /// URL of the callback.
     pub url: String,
-    /// The queue of the callback's job.
+    /// Queue of the callback's job.
     pub queue: String,
-    /// How long nobody is told again that the same rule fired.
+    /// Shortest time between two alerts of the same rule.
     pub cooldown: Duration,
     /// The thresholds.
     pub rules: Vec<AlertRule>,
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
-    // Kinds that were shown, whose figures go back to zero when there are no more.
+    // Kinds that have a metric. It goes back to zero when the kind has no more dead letters.
     let mut shown: BTreeSet<Name> = shared.registry.names().into_iter().collect();
     loop {
         if let Err(error) = look(&shared, &mut shown).await {
@@ -57,7 +57,8 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
     let Some(alerts) = &shared.settings.alerts else { return Ok(()) };
     for rule in &alerts.rules {
         let measured = of_kind(&counts, rule.kind.as_ref());
-        // Both messages are made before it is known which is told: making one may fail, the telling must not.
+        // Build both messages before it is known which one is sent: building one may fail, and then nothing must be
+        // recorded as sent.
         let messages = (
             message(shared, alerts, rule, measured, Told::Fired),
             message(shared, alerts, rule, measured, Told::Resolved),
@@ -65,7 +66,7 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
         let (fired, resolved) = match messages {
             (Ok(fired), Ok(resolved)) => (fired, resolved),
             (Err(problem), _) | (_, Err(problem)) => {
-                // The start has looked at the url, so this is one that changed its mind since.
+                // The start checked the URL. The same URL is refused now.
                 tracing::warn!(problem, "the url of [alerts] cannot be called");
                 continue;
             }
@@ -83,7 +84,7 @@ async fn look(shared: &Shared, shown: &mut BTreeSet<Name>) -> Result<(), StoreEr
     Ok(())
 }
 
-/// All kinds together when none is named.
+/// Sum up the open dead letters of a kind, or of all kinds if none is named.
 fn of_kind(counts: &[DeadCount], kind: Option<&Name>) -> Measured {
     let mut measured = Measured::default();
     for count in counts.iter().filter(|count| kind.is_none_or(|kind| *kind == count.kind)) {

@@ -1,10 +1,12 @@
-//! A process of this runner's own binary that runs one suspect: how it is started, what it says, how it ends.
+//! A process of this runner's own binary that runs one suspect: how the runner starts it, what it reports, and how it
+//! ends.
 //!
-//! The two talk over a socket, which is the standard input of the child. The first line is the hand-over: the sources of
-//! the configuration, the child's identity, the job. It goes over the socket and not on the command line or in the
-//! environment, where other users of the host could read passwords. After it the runner says nothing more: when it closes the
-//! socket, or dies, the child stops its handler, gives the job back and ends. The child says when it has claimed the job
-//! and when it has settled it. Whatever it does not say, its wait status and the store tell.
+//! Runner and child talk over a socket, which is the standard input of the child. The first line from the runner is the
+//! hand-over: the sources of the configuration, the child's identity, and the job. It goes over the socket and not in
+//! the command line or the environment, where other users of the host could read passwords. After it the runner writes
+//! nothing. When the runner closes the socket, or dies, the child stops its handler, gives the job back and ends. The
+//! child reports when it has claimed the job and when it has settled it. What it does not report, the runner learns
+//! from its exit status and from MySQL.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,131 +33,131 @@ use crate::event::Event;
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, State, Verdict};
 use crate::store::{Death, DueJob, Reaped, Settled};
 
-/// The word on the command line that makes a program run one suspect instead of serving.
+/// Subcommand that makes a program run one suspect instead of serving.
 pub const SUSPECT_WORD: &str = "run-suspect";
 
-/// How long a child may take to give its job back once it was told to, before it is killed. Longer than a handler that was
-/// told to stop and the settlement take, and shorter than this runner waits for its workers.
+/// Time that a child has to give its job back after it was told to, before it is killed. Longer than a stopped handler
+/// and the settlement take, and shorter than this runner waits for its workers.
 const GIVE_BACK: Duration = Duration::from_millis(4_500);
-/// How long what a dead child said last is waited for. A process that its handler started may hold the socket open.
+/// Longest wait for the last lines of a dead child. A process that its handler started may hold the socket open.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// How to start a process that runs one suspect.
+/// Program and configuration of a process that runs one suspect.
 #[derive(Clone, Debug)]
 pub struct ChildProgram {
-    /// The program: this one, as a rule.
+    /// Path of the program: usually this one.
     pub path: PathBuf,
-    /// What its configuration is made from.
+    /// Sources of its configuration.
     pub sources: Sources,
 }
 
 impl ChildProgram {
-    /// This very program, also when its file was replaced or removed since it started.
+    /// Return this program, even if its file was replaced or removed since it started.
     ///
     /// # Errors
-    /// When the operating system does not say where it is.
+    /// When the operating system does not tell the path.
     pub fn of_this_process(sources: Sources) -> io::Result<Self> {
         let own = Path::new("/proc/self/exe");
-        // Resolved by the child itself, which is a copy of this process until it becomes the program.
+        // The path is resolved in the child, which is a copy of this process until it executes the program.
         let path = if own.exists() { own.to_owned() } else { std::env::current_exe()? };
         Ok(Self { path, sources })
     }
 }
 
-/// What the child is told.
+/// The message with which a runner hands a suspect over to its child.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandOver {
-    /// Whom the child is in the tables.
+    /// Identity of the child in the tables.
     pub runner: RunnerId,
-    /// The runner that started it.
+    /// Runner that started the child.
     pub parent: RunnerId,
-    /// The job to run.
+    /// Job to run.
     pub job: JobId,
-    /// What its configuration is made from.
+    /// Sources of its configuration.
     pub sources: Sources,
 }
 
-/// What the child says.
+/// Report of the child, one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Said {
     /// It claimed the job; its handler starts.
     Claimed {
-        /// Number of the execution.
+        /// Number of the attempt.
         number: u32,
-        /// How late it started.
+        /// Lateness of its start, in microseconds.
         lateness_us: u64,
     },
-    /// The job is executing elsewhere, or over.
+    /// The job is executing elsewhere, or has ended.
     Gone,
     /// It could not claim the job.
     NotClaimed {
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// It could not read the job, and gives it back for a runner of another version.
     Unread(GivenBack),
     /// It settled the attempt.
     Settled {
-        /// What the attempt came to.
+        /// Verdict of the attempt.
         verdict: Verdict,
-        /// The job's state now.
+        /// State of the job after it.
         state: State,
     },
-    /// The lease had been taken away when the verdict came.
+    /// The lease was taken away before the verdict was written.
     LeaseLost,
 }
 
-/// How a child ended.
+/// Result of a child that ended.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// Its attempt is over, by its own word.
+    /// It reported that its attempt is over.
     Settled,
-    /// It died, and its attempt was ended for it, if it had begun one.
+    /// It died. If it had begun an attempt, that attempt was ended for it.
     Dead,
-    /// The job is executing elsewhere, or over.
+    /// The job is executing elsewhere, or has ended.
     Gone,
-    /// No attempt was begun, and it may be tried again.
+    /// No attempt was begun. The job may be tried again.
     NotBegun {
-        /// What was in the way.
+        /// Reason.
         why: String,
     },
-    /// It ended by itself, and nothing that it said was understood.
+    /// It exited by itself without a report that this runner understands.
     Mute {
-        /// How it ended.
+        /// Its exit status, in words.
         why: String,
     },
 }
 
-/// Is there no point in trying to start such a process again?
+/// Return whether there is no point in trying to start such a process again.
 pub(super) fn is_for_good(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported)
 }
 
-/// A child that runs, and this runner's end of the socket.
+/// A running child, and this runner's end of the socket.
 struct Running {
     process: Child,
     said: Lines<BufReader<OwnedReadHalf>>,
-    /// Closed to tell the child that it should give its job back.
+    /// Closed to tell the child that it must give its job back.
     open: Option<OwnedWriteHalf>,
 }
 
-/// What the child has said so far.
+/// Reports received from the child so far.
 #[derive(Default)]
 struct Heard {
     claimed: Option<Instant>,
     over: Option<Ended>,
 }
 
-/// Run a suspect in a process of its own, to the end of both.
+/// Run a suspect in a process of its own, until both have ended.
 ///
 /// # Errors
-/// When the process cannot be started. The job was not touched.
+/// When the process cannot be started. The job is unchanged.
 pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, permit: &Permit) -> io::Result<Ended> {
     let runner = RunnerId::of_process(&host_name());
     let mut running = start(shared, program, job.id, &runner).await?;
-    tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "its last runners died under it: it runs in a process of its own");
+    tracing::info!(job = %job.id, kind = %job.kind, child = %runner, pid = running.process.id(), "two runners in a row died under this job: running it in a process of its own");
     let mut heard = Heard::default();
     let (status, told_to_stop) = until_it_ends(shared, (job, permit), &mut running, &mut heard).await?;
     let rest = async {
@@ -163,7 +165,7 @@ pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, p
             heed(shared, job, &line, &mut heard);
         }
     };
-    // Without a word of the end, the store is asked.
+    // Without a report of the end, MySQL is asked below.
     let _ = tokio::time::timeout(LAST_WORDS, rest).await;
     if let Some(ended) = heard.over {
         return Ok(ended);
@@ -174,15 +176,15 @@ pub(super) async fn run(shared: &Shared, program: &ChildProgram, job: &DueJob, p
     let death = Death { verdict, error, policies: Arc::new(policies(shared)) };
     if let Some(reaped) = end_attempt(shared, job.id, &runner, death).await {
         if verdict == Verdict::Lost {
-            tracing::warn!(job = %job.id, kind = %job.kind, child = %runner, why, state = %reaped.state, "a suspect took its process along");
+            tracing::warn!(job = %job.id, kind = %job.kind, child = %runner, why, state = %reaped.state, "the process of a suspect died");
         }
         tell(shared, &reaped, verdict);
         return Ok(Ended::Dead);
     }
-    // Without a claim nothing was lost. A claim that was on its way when the child died is found by its lease.
+    // Without a claim no attempt was lost. A claim that was under way when the child died is found by its lease.
     Ok(match (heard.claimed, status.signal()) {
         (Some(_), _) => Ended::Dead,
-        // It may have been what the kernel took first when memory ran out.
+        // The kernel may have killed the child first when memory ran out.
         (None, Some(_)) => Ended::NotBegun { why },
         (None, None) => Ended::Mute { why },
     })
@@ -195,7 +197,8 @@ async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &Run
         .arg0("tickr")
         .arg(SUSPECT_WORD)
         .stdin(Stdio::from(OwnedFd::from(theirs)))
-        // Not in our group: a Ctrl-C is for the runner, which gives its children the same grace as its own jobs.
+        // Not in the process group of the runner: Ctrl-C is meant for the runner, which gives its children the same
+        // grace period as its own jobs.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()?;
@@ -205,12 +208,12 @@ async fn start(shared: &Shared, program: &ChildProgram, job: JobId, runner: &Run
         HandOver { runner: runner.clone(), parent: shared.runner.clone(), job, sources: program.sources.clone() };
     let mut text = serde_json::to_vec(&hand_over)?;
     text.push(b'\n');
-    // A child that ended at once does not read it. Its wait status says why.
+    // A child that ended at once does not read it. Its exit status says why.
     let open = open.write_all(&text).await.is_ok().then_some(open);
     Ok(Running { process, said, open })
 }
 
-/// Follow the child until it has ended. Also tells whether it was told to stop.
+/// Follow the child until it has ended. The flag says whether it was told to stop.
 async fn until_it_ends(
     shared: &Shared,
     (job, permit): (&DueJob, &Permit),
@@ -252,10 +255,10 @@ async fn until_it_ends(
     }
 }
 
-/// Do what the words of a child ask for: this runner counts and tells what happened as if it had happened here.
+/// Act on a report of the child. This runner counts and publishes it as if the attempt had run here.
 fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
     let Ok(said) = serde_json::from_str::<Said>(line) else {
-        tracing::debug!(job = %job.id, line, "a child said something that is not understood");
+        tracing::debug!(job = %job.id, line, "cannot read a report of a child");
         return;
     };
     let (kind, queue) = (&job.kind, &job.queue);
@@ -268,7 +271,7 @@ fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
         }
         Said::Gone => heard.over = Some(Ended::Gone),
         Said::NotClaimed { why } => heard.over = Some(Ended::NotBegun { why }),
-        // This runner pops it again, and would start one process after the other for it.
+        // This runner pops the job again, and would start one process after the other for it.
         Said::Unread(given_back) => shared.unread.leave(job.id, given_back, queue.clone(), job.priority),
         Said::Settled { verdict, state } => {
             let ran = ran.unwrap_or_default();
@@ -287,8 +290,8 @@ fn heed(shared: &Shared, job: &DueJob, line: &str, heard: &mut Heard) {
     }
 }
 
-/// Write that the attempt of a dead child is over. MySQL may be out for a while; then the lease may end first, and the
-/// reaper writes it.
+/// Record that the attempt of a dead child is over. MySQL may be out for a while; if the lease ends first, the reaper
+/// records it.
 async fn end_attempt(shared: &Shared, job: JobId, child: &RunnerId, death: Death) -> Option<Reaped> {
     let mut pause = Duration::from_millis(100);
     loop {
@@ -314,7 +317,7 @@ fn policies(shared: &Shared) -> HashMap<Name, RetryPolicy> {
     shared.registry.iter().map(|kind| (kind.name().clone(), kind.defaults().retry)).collect()
 }
 
-/// Tell the index and the listeners of an attempt that this runner ended.
+/// Tell the index and the listeners of events about an attempt that this runner ended.
 fn tell(shared: &Shared, reaped: &Reaped, verdict: Verdict) {
     shared.gauges.ended(&reaped.kind, verdict);
     shared.broker.meters().settled(Some(&reaped.queue), verdict, reaped.state);
@@ -324,20 +327,20 @@ fn tell(shared: &Shared, reaped: &Reaped, verdict: Verdict) {
     shared.broker.events().emit(Event::Settled { id: reaped.id, verdict, state: reaped.state });
 }
 
-/// How a process ended, as the error of its attempt.
+/// Describe how a process ended, as the error of its attempt.
 fn cause_of_end(status: ExitStatus) -> String {
     let Some(signal) = status.signal() else {
         let code = status.code().unwrap_or_default();
         return format!("its process ended with exit code {code} before its handler did");
     };
     let name = signal_hook::low_level::signal_name(signal).map(|name| format!(" ({name})")).unwrap_or_default();
-    // The only one that a process cannot have sent itself by a mistake of its own.
+    // SIGKILL is the only signal that a process cannot have caused by a mistake of its own.
     let hint =
         if signal == signal_hook::consts::SIGKILL { ", which the kernel also uses when memory runs out" } else { "" };
     format!("its process was killed by signal {signal}{name}{hint}")
 }
 
-/// How long the whole end of a child may take after it was told to give its job back, for the child itself.
+/// Longest time that a child needs to end after it was told to give its job back. Used by the child itself.
 pub const LAST_SECONDS: Duration = executor::STOP_GRACE.saturating_add(Duration::from_secs(8));
 
 #[cfg(test)]

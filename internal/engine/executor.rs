@@ -1,7 +1,7 @@
 //! The executor: one attempt from its committed claim to its settled verdict, in named steps.
 //!
-//! start → run → judge → settle → tell. The handler runs in a task of its own, so that its panic fails the attempt and
-//! not the worker, and so that it can be dropped when it does not stop.
+//! start → run → judge → settle → tell. The handler runs in a task of its own. So its panic fails the attempt and not
+//! the worker, and the task can be dropped when the handler does not stop.
 
 use std::time::Duration;
 
@@ -23,29 +23,30 @@ use crate::job::{NewJob, TraceContext, Verdict, limits};
 use crate::store::{Again, Claimed, Settled, Settlement, Unreadable};
 use crate::telemetry::{LogScope, in_log_scope};
 
-/// How long a handler that was told to stop may take before it is dropped.
+/// Time that a handler has to stop after it was told to, before it is dropped.
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(2);
-/// How long a dropped handler may take to end, once the runner's own grace is over.
+/// Time that a dropped handler has to end, once the grace period of the runner is over.
 const LAST_GRACE: Duration = Duration::from_millis(500);
-/// How long a job waits whose handler still blocks a thread when its runner stops: the process is gone by then.
+/// Delay of the next attempt of a job whose handler still blocks a thread when its runner stops. The process has ended
+/// by then.
 const PROCESS_END: Duration = Duration::from_secs(15);
 
-/// How the handler's task ended.
+/// End of the task of a handler.
 enum Ended {
     /// It returned.
     Returned(Outcome),
-    /// It was not started: this binary cannot read the payload, for this reason.
+    /// It was not started: this binary cannot read the payload. Holds the reason.
     Unread(String),
-    /// It panicked, with this message.
+    /// It panicked with this message.
     Panicked(String),
-    /// It did not stop when told to and was dropped.
+    /// It did not stop when told to, and was dropped.
     Dropped,
-    /// It was dropped, and still blocks its thread: it never came to an await, where a drop takes effect.
+    /// It was dropped and still blocks its thread: it has not reached an await, where a drop takes effect.
     Blocking,
 }
 
-/// End an attempt whose job cannot be read: it would fail in any runner of this version, so it is given back while there
-/// is one of another.
+/// End the attempt of a job that cannot be read. It would fail in every runner of this version, so it is given back
+/// while a runner of another version lives.
 pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
     let Unreadable { id, token, number, kind, queue, error } = unreadable;
     tracing::error!(job = %id, error, "cannot read a job");
@@ -84,7 +85,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
     }
 }
 
-/// Execute a claimed job. `asked` is a moment before its claim, from which its lease is counted here.
+/// Execute a claimed job. `asked` is a moment before the claim was sent; its lease is counted from there.
 pub(super) async fn execute(shared: &Shared, claimed: Claimed, asked: std::time::Instant) {
     let scope = LogScope::Attempt {
         job: claimed.id,
@@ -136,14 +137,14 @@ async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instan
     shared.gauges.ended(&claimed.kind, verdict);
     let written = match &settled {
         Some(Settled::Done { state, .. }) => Some((verdict, *state)),
-        // Whoever took the lease away has counted it.
+        // The runner or the operator that took the lease away has counted it.
         Some(Settled::NotOurs) | None => None,
     };
     shared.broker.meters().ended(&claimed.queue, ran, written);
     tell(shared, &claimed, verdict, settled);
 }
 
-/// What becomes of an attempt whose payload this binary cannot read.
+/// Decide about an attempt whose payload this binary cannot read.
 async fn solve(shared: &Shared, claimed: &Claimed, ended: Ended) -> (Ended, Option<GivenBack>) {
     let Ended::Unread(why) = ended else { return (ended, None) };
     let Claimed { id, kind, queue, number, .. } = claimed;
@@ -165,7 +166,7 @@ async fn run(
     scope: LogScope,
 ) -> Ended {
     let Some(kind) = shared.registry.get(claimed.kind.as_str()) else {
-        // The claim asks only for kinds that are registered.
+        // The claim takes only jobs of registered kinds.
         return Ended::Returned(Err(Failure::retry(format!("no handler for kind {}", claimed.kind))));
     };
     let limit = claimed.options.timeout_ms.map_or(defaults.timeout, Duration::from_millis);
@@ -183,7 +184,7 @@ async fn run(
         trace: trace.carried().cloned(),
         exchange,
     });
-    // A task of its own: it takes along what its lines should say. It ends with this one, should this one panic.
+    // A spawned task does not inherit the log scope, so pass it on. The task is aborted if this one panics.
     let mut handler = AbortOnDropHandle::new(tokio::spawn(in_log_scope(scope, kind.run(payload, context))));
     let returned = tokio::select! {
         returned = &mut handler => Some(returned),
@@ -195,7 +196,7 @@ async fn run(
     };
     let returned = match returned {
         Some(returned) => Some(returned),
-        // Told to stop: it may still finish, and what it returns then counts.
+        // The handler was told to stop. It may still finish, and then its result counts.
         None => tokio::time::timeout(STOP_GRACE, &mut handler).await.ok(),
     };
     match returned {
@@ -206,11 +207,11 @@ async fn run(
     }
 }
 
-/// Drop a handler that did not stop when told to, and see it end, so that the job's next attempt does not overlap it. What
-/// it returns does not count any more. A handler that blocks its thread is waited for at most a lease (which is renewed
-/// meanwhile): it may block for ever. Then its slot is free again, but its thread is not.
+/// Drop a handler that did not stop when told to, and wait until it has ended, so that the next attempt of the job does
+/// not overlap it. Its result does not count any more. A handler that blocks its thread may do so for ever, so the wait
+/// ends after one lease, which is renewed meanwhile. Then the worker slot is free again, but the thread is not.
 async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: AbortOnDropHandle<Ran>) -> Ended {
-    // Takes effect at the handler's next await.
+    // This takes effect at the handler's next await.
     handler.abort();
     let last = async {
         tokio::select! {
@@ -224,14 +225,14 @@ async fn drop_handler(shared: &Shared, claimed: &Claimed, mut handler: AbortOnDr
     tokio::select! {
         _ = &mut handler => Ended::Dropped,
         () = last => {
-            tracing::error!(job = %claimed.id, kind = %claimed.kind, "a handler blocks its thread and does not end, going on without it");
+            tracing::error!(job = %claimed.id, kind = %claimed.kind, "a handler blocks its thread and does not end, freeing its worker slot");
             metrics::counter!("tickr_blocked_handlers_total", "kind" => claimed.kind.to_string()).increment(1);
             Ended::Blocking
         }
     }
 }
 
-/// The verdict, and what follows from it. Pure but for the chance it draws.
+/// Decide the verdict and what follows from it. The only input beside the arguments is a random number for the backoff.
 fn judge(
     shared: &Shared,
     claimed: &Claimed,
@@ -242,7 +243,7 @@ fn judge(
 ) -> Settlement {
     let policy = claimed.options.retry.unwrap_or(defaults.retry);
     let chance = rand::random();
-    // Its handler ends with the process at the latest, and should not meet the next attempt.
+    // The blocking handler ends with the process at the latest. The next attempt should not overlap it.
     let not_before = match ended {
         Ended::Blocking if shared.grace_over.is_cancelled() => Some(PROCESS_END),
         _ => None,
@@ -309,7 +310,7 @@ fn judge(
     }
 }
 
-/// The job of a follow-up, or the verdict on the attempt that asks for what is not possible.
+/// Build the job of a follow-up. If it is not valid, return the verdict of the attempt that asked for it.
 fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -> Result<NewJob, (Verdict, String)> {
     let kind = follow_up.kind;
     let draft = Draft { trace: trace.cloned(), ..Draft::new(kind, follow_up.payload) };
@@ -322,11 +323,11 @@ fn prepare(shared: &Shared, follow_up: FollowUp, trace: Option<&TraceContext>) -
     })
 }
 
-/// How often it is said that a verdict cannot be written yet.
+/// Time between two log lines about a verdict that cannot be written yet.
 const SAID_EVERY: Duration = Duration::from_secs(30);
 
-/// Write the verdict. The work is done, so keep trying while the process lives, whatever MySQL says: until it is written, or
-/// another attempt holds the job, or MySQL will never take this very row. With the verdict that was written.
+/// Write the verdict. The work is done, so keep trying while the process lives, until the verdict is written, another
+/// attempt holds the job, or MySQL refuses this row for good. Return the verdict that was written.
 async fn settle(shared: &Shared, mut settlement: Settlement) -> (Verdict, Option<Settled>) {
     let mut pause = Duration::from_millis(100);
     let mut said: Option<Instant> = None;
@@ -335,18 +336,18 @@ async fn settle(shared: &Shared, mut settlement: Settlement) -> (Verdict, Option
         match shared.store.settle(settlement.clone()).await {
             Ok(settled) => return (settlement.verdict, Some(settled)),
             Err(error) if error.is_about_the_row() && !bare => {
-                tracing::error!(job = %settlement.id, %error, "cannot write what an attempt came to, settling it without");
+                tracing::error!(job = %settlement.id, %error, "mysql refuses the outcome of an attempt, settling it without");
                 (settlement, bare) = (without_outcome(&settlement), true);
                 continue;
             }
             Err(error) if error.is_about_the_row() => {
-                // The lease ends and the attempt counts as lost: late, but nothing is made up.
-                tracing::error!(job = %settlement.id, %error, "cannot settle, and never will");
+                // The lease ends and the attempt counts as lost. That is late, but nothing wrong is recorded.
+                tracing::error!(job = %settlement.id, %error, "mysql refuses the verdict of an attempt, its lease will end");
                 return (settlement.verdict, None);
             }
             Err(error) => {
                 if said.is_none_or(|said| said.elapsed() > SAID_EVERY) {
-                    tracing::warn!(job = %settlement.id, %error, "cannot settle yet, and goes on trying");
+                    tracing::warn!(job = %settlement.id, %error, "cannot settle yet, trying again");
                     said = Some(Instant::now());
                 }
                 shared.store_failed();
@@ -360,19 +361,20 @@ async fn settle(shared: &Shared, mut settlement: Settlement) -> (Verdict, Option
     }
 }
 
-/// The end of an attempt whose outcome MySQL refuses to store. As lost it would run again, and come to the same. Work that was
-/// done is not done again either, so a success without its result fails the job, and says why.
+/// Build the settlement of an attempt whose outcome MySQL refuses to store. As a lost attempt the job would run again,
+/// with the same outcome. Work that was done must not be done again either, so a success without its result fails the
+/// job, and the error says why.
 fn without_outcome(settlement: &Settlement) -> Settlement {
     let verdict = settlement.verdict;
     let why = format!(
-        "the attempt ended as {verdict}, and MySQL refuses to store what it came to; the log of its runner says why"
+        "the attempt ended as {verdict}, and MySQL refuses to store its outcome; the log of its runner says why"
     );
     let verdict = if verdict == Verdict::Succeeded { Verdict::Rejected } else { verdict };
     let (opened, result, follow_ups) = (None, None, Vec::new());
     Settlement { verdict, error: Some(why), exchange: None, opened, result, follow_ups, ..settlement.clone() }
 }
 
-/// Tell the index and the listeners.
+/// Tell the index and the listeners of events.
 fn tell(shared: &Shared, claimed: &Claimed, verdict: Verdict, settled: Option<Settled>) {
     match settled {
         Some(Settled::Done { state, execute_at, line, follow_ups }) => {

@@ -1,8 +1,8 @@
-//! The fetcher: the only one who takes ids, and only while workers are free to start them.
+//! The fetcher: the only loop that takes ids, and only for workers that are free to start them.
 //!
-//! Normally from Redis: everything there is for the free slots in one round trip, and when there is nothing, one
-//! blocking pop. As soon as anybody here finds Redis out, it reads due work from the store, the same lines in the same
-//! order; the claims are the same.
+//! Normally it takes from Redis: ids for all free slots in one round trip, and when there are none, one blocking pop.
+//! As soon as any code in this process finds Redis out, it reads due jobs from MySQL, from the same lanes in the same
+//! order. The claims are the same in both cases.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::index::{Fetch, Health, IndexError, Popped};
 use crate::job::{JobId, Timestamp};
 use crate::store::{Depth, DueCursor, DueLine, DueRange, DueRow, LinePage, StoreError};
 
-/// A due job, the slot it will run in, and the permit of its queue.
+/// A due job, the slot in which it will run, and the permit of its queue.
 pub(super) struct Ticket {
     pub(super) id: JobId,
     pub(super) slot: OwnedSemaphorePermit,
@@ -29,47 +29,48 @@ pub(super) struct Ticket {
 
 /// Most ids taken in one round trip.
 const MOST_AT_ONCE: usize = 256;
-/// Ids that are looked at together when a queue with a limit has many of ended jobs, and how often in a row.
+/// Ids that are checked together when the ready lists of a queue with a limit hold many ids of ended jobs, and how many
+/// times in a row.
 const STALE_PAGE: usize = 500;
 const STALE_PAGES: usize = 20;
-/// How often the store is asked for due work while Redis is out and nothing wakes us.
+/// Time between two reads of due jobs from MySQL, while Redis is out and nothing wakes the fetcher.
 const STORE_POLL: Duration = Duration::from_millis(200);
-/// Pauses between tries of a Redis that failed the fetcher, before jitter. The store is asked meanwhile.
+/// Pauses between tries of a Redis that failed the fetcher, before jitter. Meanwhile it reads from MySQL.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How often is looked whether the heartbeat is answered again, and how long a silence is not worth a word.
+/// Time between two looks whether the heartbeat is answered again, and the silence below which nothing is logged.
 const BEAT_POLL: Duration = Duration::from_millis(20);
 const FIRST_BEAT: Duration = Duration::from_secs(1);
-/// Lines of which due work is read from the store at a time.
+/// Number of lanes whose due jobs are read from MySQL at a time.
 const LINES_AT_ONCE: usize = 8;
-/// Rows in one page of the store, and pages read between two looks at the other lines, when a line begins with work that
-/// this runner may not take.
+/// Rows in one page, and pages read before the other lanes are read again, when a lane begins with jobs that this
+/// runner may not take.
 const LARGER_PAGE: usize = 2_000;
 const LARGER_PAGES: usize = 8;
-/// How long it is believed that what was skipped need not be looked at again, once its end was found; and how long a search
-/// for the end may be interrupted.
+/// Time for which skipped jobs are not read again after their end was found, and the longest interruption of a search
+/// for that end.
 const SKIPPED_FOR: Duration = Duration::from_secs(2);
 const SEARCHED_FOR: Duration = Duration::from_secs(10);
 
-/// Due work straight from the store that this runner may not take, at the front of a line: jobs of kinds that it does not
+/// Due jobs at the front of a lane that this runner skips, because it may not take them: jobs of kinds that it does not
 /// have, suspects that run or were put off, and jobs that it gave back because it cannot read them.
 #[derive(Clone, Copy, Debug)]
 struct Skipped {
-    /// Where to go on looking.
+    /// Position from which to read on.
     until: DueCursor,
-    /// When it was last seen.
+    /// When the skipped jobs were last read.
     seen: Instant,
-    /// Its end was not found yet.
+    /// Their end is not found yet.
     goes_on: bool,
 }
 
-/// What a look for due work in the store came to.
+/// Result of a read of due jobs from MySQL.
 enum Looked {
-    /// Work for this runner.
+    /// Jobs for this runner.
     Found(Vec<(JobId, Permit)>),
-    /// There is none.
+    /// No job for this runner.
     Nothing,
-    /// None yet, behind some that it may not take.
+    /// No job yet: the search behind skipped jobs has not reached their end.
     GoesOn,
 }
 
@@ -78,9 +79,9 @@ pub(super) struct Fetcher {
     shared: Arc<Shared>,
     fetch: Fetch,
     service: Service,
-    /// What the service follows.
+    /// The settings that the order of service follows.
     settings: Arc<Settings>,
-    /// By the place of the line.
+    /// Skipped jobs, by the position of their lane.
     skipped: HashMap<usize, Skipped>,
 }
 
@@ -96,9 +97,10 @@ impl Fetcher {
         let shared = Arc::clone(&self.shared);
         let (mut pause, mut again) = (FIRST_PAUSE, Instant::now());
         loop {
-            // Slots before ids: what is taken here can start at once.
+            // Take slots before ids, so that every id taken here can start at once.
             let first = tokio::select! {
-                // In this order: a free slot must not outvote the stop and send the fetcher to sleep for another block.
+                // The order matters: if a free slot were chosen before the stop, the fetcher would wait for another
+                // blocking pop.
                 biased;
                 () = shared.stop_fetching.cancelled() => return,
                 slot = Arc::clone(&slots).acquire_owned() => slot,
@@ -125,7 +127,7 @@ impl Fetcher {
                 free.push_back(slot);
             }
             self.follow_settings();
-            // A dead master or a full Redis answers errors at once: never hammer it.
+            // A Redis without its master, or out of memory, answers with errors at once. Pause, so as not to flood it.
             let ids = if shared.index.health().now() == Health::Degraded || Instant::now() < again {
                 self.take_from_store(free.len()).await
             } else if let Ok(ids) = self.take_unless_index_is_out(free.len()).await {
@@ -157,9 +159,9 @@ impl Fetcher {
         }
     }
 
-    /// As [`take_from_index`](Self::take_from_index), until anybody here finds Redis out. What waits on a server that has stalled may
-    /// wait for long; the call and its connection are dropped together, so that no answer comes to a connection that nobody
-    /// reads, and the store is asked.
+    /// Call [`take_from_index`](Self::take_from_index), until any code in this process finds Redis out. A call to a
+    /// server that has stalled may wait for long. So the call and its connection are dropped together, and no id is
+    /// delivered to a connection that is no longer read. Then the fetcher reads from MySQL.
     async fn take_unless_index_is_out(&mut self, most: usize) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let shared = Arc::clone(&self.shared);
         let health = shared.index.health();
@@ -189,12 +191,12 @@ impl Fetcher {
         if !taken.ids.is_empty() {
             return self.with_permits(taken.ids).await;
         }
-        // Said before the look for room: a permit that is given back in between wakes the pop.
+        // Set before the look for room: a permit that is freed in between ends the blocking pop.
         permits.fetcher_waits(true);
         let (order, left_alone) = self.service.strict(|queue| permits.room(queue));
         permits.fetcher_waits(left_alone);
-        // Not cancelled when the runner stops, because Redis would hand the next id to a connection that nobody reads. It
-        // returns within a second, and what it took meanwhile is for somebody else.
+        // A stop does not cancel the pop, because Redis would hand the next id to a connection that is no longer read.
+        // The pop returns within a second, and an id taken meanwhile is put back for other runners.
         let popped = self.fetch.wait(&order).await?;
         permits.fetcher_waits(false);
         let Popped::Job(line, id) = popped else { return Ok(Vec::new()) };
@@ -207,10 +209,10 @@ impl Fetcher {
         self.with_permits(vec![(line, id)]).await
     }
 
-    /// Take the ids of ended jobs from the front of a queue's lists.
+    /// Take the ids of ended jobs from the front of a queue's ready lists.
     ///
-    /// As many jobs of a queue are claimed at a time as it has permits. With few, a claim for each id whose job was
-    /// cancelled or ran without Redis would hold up the queue for minutes, so MySQL is asked about many at once.
+    /// A queue has as many claims at a time as it has permits. With few permits, one claim for each id whose job was
+    /// cancelled or ran without Redis would delay the queue for minutes. So MySQL is asked about many ids at once.
     async fn drop_stale(&mut self, queue: usize) -> Result<(), IndexError> {
         let whole = self.service.whole_queue(queue);
         let mut dropped = 0;
@@ -236,7 +238,7 @@ impl Fetcher {
                 self.fetch.put_all_back(place, &ids).await?;
             }
             if let Err(error) = waiting {
-                tracing::debug!(%error, "cannot tell the ids of ended jobs from others yet");
+                tracing::debug!(%error, "cannot tell yet which ids are those of ended jobs");
                 return Ok(());
             }
             if left > 0 {
@@ -248,7 +250,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// The ids with permits of their queues. One that finds none any more goes back.
+    /// Take a permit for each id. An id for which no permit is free goes back to its ready list.
     async fn with_permits(&mut self, ids: Vec<(usize, JobId)>) -> Result<Vec<(JobId, Permit)>, IndexError> {
         let mut permitted = Vec::with_capacity(ids.len());
         for (line, id) in ids {
@@ -260,7 +262,7 @@ impl Fetcher {
         Ok(permitted)
     }
 
-    /// Due work straight from the store.
+    /// Take due jobs from MySQL.
     async fn take_from_store(&mut self, most: usize) -> Vec<(JobId, Permit)> {
         let shared = Arc::clone(&self.shared);
         match self.look_in_store(most).await {
@@ -281,8 +283,8 @@ impl Fetcher {
         Vec::new()
     }
 
-    /// The same lines in the same order as from Redis: those of paused queues and of queues at their limit are not even
-    /// read. Reads more than is needed and shuffles, so that several runners rarely claim the same rows.
+    /// Read the same lanes in the same order as from Redis, without those of paused queues and of queues at their
+    /// limit. Read more rows than needed and shuffle them, so that several runners rarely claim the same rows.
     async fn look_in_store(&mut self, most: usize) -> Result<Looked, StoreError> {
         let shared = Arc::clone(&self.shared);
         let now = shared.store.clock().now();
@@ -318,8 +320,8 @@ impl Fetcher {
         Ok(if taken.is_empty() { Looked::Nothing } else { Looked::Found(taken) })
     }
 
-    /// What this runner may not take stands in front in any number. So it reads on, in larger pages, and looks at the other
-    /// lines again in between.
+    /// Read further behind jobs that this runner may not take. There may be any number of them at the front of a lane,
+    /// so it reads larger pages, and reads the other lanes again in between.
     async fn look_further(&mut self, barred: &[usize], now: Timestamp, most: usize) -> Result<Looked, StoreError> {
         let mut taken = Vec::new();
         let mut goes_on = false;
@@ -343,7 +345,7 @@ impl Fetcher {
         Ok(if goes_on { Looked::GoesOn } else { Looked::Nothing })
     }
 
-    /// The first rows of these lines behind what is skipped.
+    /// Read the first rows of these lanes behind the skipped ones.
     async fn read_lines(
         &self,
         places: &[usize],
@@ -359,7 +361,7 @@ impl Fetcher {
         Ok(places.iter().copied().zip(pages).collect())
     }
 
-    /// Those that this runner can run, in any order.
+    /// Return the jobs that this runner can run, in random order.
     fn runnable(&self, page: &LinePage) -> Vec<JobId> {
         let has_kind =
             |row: &&DueRow| row.kind.as_ref().is_some_and(|kind| self.shared.registry.get(kind.as_str()).is_some());
@@ -393,9 +395,9 @@ impl Fetcher {
     }
 }
 
-/// While this runner is asked to take no new work: wait here until it may again. False when it stops.
+/// Wait while an operator keeps this runner drained. Return false when the runner stops.
 async fn until_wanted(shared: &Shared) -> bool {
-    tracing::info!("asked to take no new work; what runs goes on");
+    tracing::info!("drained by an operator: taking no new work, running jobs continue");
     let mut settings = shared.controls.listen();
     let wanted = tokio::select! {
         biased;
@@ -403,19 +405,19 @@ async fn until_wanted(shared: &Shared) -> bool {
         heard = settings.wait_for(|settings| !settings.drained) => heard.is_ok(),
     };
     if wanted {
-        tracing::info!("takes work again");
+        tracing::info!("drain ended, taking work again");
     }
     wanted
 }
 
-/// While the heartbeat is not answered: wait here. What would be started now is stopped when its lease ends, so that jobs
-/// which take longer would be started again and again.
+/// Wait while the heartbeat is not answered. A job started now would be stopped when its lease ends; a job that takes
+/// longer would be started again and again.
 async fn until_beating(shared: &Shared) {
     let since = Instant::now();
     let gauge = metrics::gauge!("tickr_fetching");
     let mut told = false;
     while !shared.stop_fetching.is_cancelled() && !shared.rhythm.is_beating(shared.settings.lease) {
-        // The first beat of a runner takes a moment, and is no news.
+        // The first heartbeat of a runner takes a moment; that is not worth a log line.
         if !told && since.elapsed() > FIRST_BEAT {
             tracing::warn!("the heartbeat is not answered: this runner takes no new work until it is");
             gauge.set(0.0);
@@ -432,7 +434,8 @@ async fn until_beating(shared: &Shared) {
     gauge.set(1.0);
 }
 
-/// After a failed claim: wait here until MySQL takes writes, instead of taking ids that nobody can claim.
+/// Wait after a failed claim until MySQL takes writes, instead of taking ids that cannot be claimed. Return false when
+/// the runner stops.
 async fn store_answers(shared: &Shared) -> bool {
     let mut pause = Duration::from_millis(100);
     while shared.store_trouble.load(Ordering::Relaxed) {
@@ -441,7 +444,7 @@ async fn store_answers(shared: &Shared) -> bool {
         }
         if shared.store.takes_writes(Duration::from_secs(2)).await {
             shared.store_trouble.store(false, Ordering::Relaxed);
-            // Ids that were taken and could not be claimed are missing from the index.
+            // Ids that were taken and not claimed are missing from the index.
             shared.reconcile.notify_one();
             return true;
         }

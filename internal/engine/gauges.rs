@@ -1,4 +1,5 @@
-//! The figures of attempts, with their handles at hand: to look one up by its labels costs more than to write it.
+//! Metrics of attempts. Their handles are stored here, because looking a metric up by its labels costs more than
+//! writing it.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use metrics::{Counter, Gauge, Histogram};
 use crate::job::{Name, Verdict};
 use crate::store::Claimed;
 
-/// The label of what belongs to no queue that this runner serves. No name begins like this.
+/// Label of jobs whose queue this runner does not serve. No queue name begins with `_`.
 const OTHER: &str = "_other";
 
-/// The figures of one runner's attempts.
+/// Metrics of one runner's attempts.
 pub(super) struct Gauges {
     kinds: HashMap<Name, KindGauges>,
     queues: HashMap<Name, QueueGauges>,
@@ -42,14 +43,14 @@ impl QueueGauges {
 }
 
 impl Gauges {
-    /// For attempts of these kinds from these queues, by so many workers. The recorder must be there already.
+    /// Create the metrics for these kinds, queues and number of workers. The metrics recorder must be installed first.
     pub(super) fn of(kinds: &[Name], queues: &[Name], workers: usize) -> Self {
         let gauges = |kind: &Name| KindGauges {
             run: metrics::histogram!("tickr_run_seconds", "kind" => kind.to_string()),
             succeeded: ended(kind, Verdict::Succeeded),
         };
         let slots = metrics::gauge!("tickr_worker_slots");
-        // Added, not set: a process may hold several runners.
+        // Added, not set: one process may hold several runners.
         slots.increment(workers as f64);
         Self {
             kinds: kinds.iter().map(|kind| (kind.clone(), gauges(kind))).collect(),
@@ -62,12 +63,12 @@ impl Gauges {
         }
     }
 
-    /// A claim was answered after so long.
+    /// Record how long a claim took.
     pub(super) fn claimed(&self, took: Duration) {
         self.claim.record(took.as_secs_f64());
     }
 
-    /// An attempt started this late.
+    /// Record how late an attempt started.
     pub(super) fn started(&self, claimed: &Claimed, lateness: Duration) {
         let queue = self.queues.get(&claimed.queue).unwrap_or(&self.other);
         queue.lateness.record(lateness.as_secs_f64());
@@ -77,7 +78,7 @@ impl Gauges {
         }
     }
 
-    /// A handler came to its end after so long.
+    /// Record how long a handler ran.
     pub(super) fn ran(&self, kind: &Name, took: Duration) {
         // Only kinds of this runner are claimed.
         if let Some(gauges) = self.kinds.get(kind) {
@@ -85,16 +86,16 @@ impl Gauges {
         }
     }
 
-    /// A verdict was settled after so long.
+    /// Record how long it took to settle a verdict.
     pub(super) fn settled(&self, took: Duration) {
         self.settle.record(took.as_secs_f64());
     }
 
-    /// An attempt ended.
+    /// Count an attempt that ended.
     pub(super) fn ended(&self, kind: &Name, verdict: Verdict) {
         match (self.kinds.get(kind), verdict) {
             (Some(gauges), Verdict::Succeeded) => gauges.succeeded.increment(1),
-            // Others are rare. Their kind may be another runner's, whose death this one found out.
+            // Other verdicts are rare. The kind may be unknown here: this runner also ends attempts of dead runners.
             _ => ended(kind, verdict).increment(1),
         }
     }

@@ -1,8 +1,8 @@
-//! The heartbeat: renews the leases of everything that runs, on a thread, a runtime and a connection of its own.
+//! The heartbeat: renews the leases of all running attempts, on a thread, a runtime and a MySQL connection of its own.
 //!
-//! A handler may block every thread of the main runtime; that must not cost the others their leases. Between beats it
-//! looks once a second for cancels and writes progress. When a lease could not be renewed for about as long as it lasts, it
-//! tells its handler to stop: soon somebody else may start the job.
+//! A handler may block every thread of the main runtime. That must not cost the other attempts their leases. Between
+//! two heartbeats the thread looks once a second for cancel requests, and writes progress. When a lease was not renewed
+//! for nine tenths of its length, the thread tells the handler to stop, because another runner may soon start the job.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use super::rhythm::Rhythm;
 use crate::event::{Event, Events};
 use crate::store::{Beat, LiveAttempt, Pulse, RunnerRow, StoreError};
 
-/// How often cancels are looked for and progress is written.
+/// Time between two looks for cancel requests, which also write progress.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The running thread.
+/// The running thread of the heartbeat.
 pub(super) struct Heartbeat {
     stop: std_mpsc::Sender<Farewell>,
     thread: JoinHandle<()>,
 }
 
-/// How the thread should end.
+/// Instruction with which the thread ends.
 enum Farewell {
-    /// Everything is settled: strike the runner off.
+    /// Every attempt is settled: unregister the runner.
     Goodbye,
-    /// Something is not: leave the row, so that the reaper looks for it.
+    /// An attempt may be left behind: keep the runner's row, so that the reaper looks for it.
     Silent,
 }
 
@@ -48,15 +48,15 @@ impl Heartbeat {
         Ok(Self { stop, thread })
     }
 
-    /// Say goodbye, or fall silent, and join the thread.
+    /// End the thread and join it. With `goodbye` it unregisters the runner first.
     pub(super) async fn stop(self, goodbye: bool) {
         let _ = self.stop.send(if goodbye { Farewell::Goodbye } else { Farewell::Silent });
-        // Every call of the thread is bounded, and so is this wait.
+        // Every call of the thread has a time limit, so this wait has one as well.
         let joined = tokio::task::spawn_blocking(move || self.thread.join());
         match tokio::time::timeout(Duration::from_secs(8), joined).await {
             Ok(Ok(Ok(()))) => {}
-            Ok(_) => tracing::error!("the heartbeat's thread panicked"),
-            Err(_) => tracing::error!("the heartbeat's thread did not end in time"),
+            Ok(_) => tracing::error!("the heartbeat thread panicked"),
+            Err(_) => tracing::error!("the heartbeat thread did not end in time"),
         }
     }
 }
@@ -71,7 +71,7 @@ fn beat_until_stopped(
     stopped: &std_mpsc::Receiver<Farewell>,
 ) {
     let beat_every = row.lease / 3;
-    // A call that takes longer is given up, so that there is a next one before the leases end.
+    // A call that takes longer is dropped, so that another one can be made before the leases end.
     let patience = (row.lease / 4).min(Duration::from_secs(5));
     let mut registered = false;
     let mut beaten: Option<Instant> = None;
@@ -79,7 +79,7 @@ fn beat_until_stopped(
         let due = beaten.is_none_or(|beaten| beaten.elapsed() >= beat_every);
         let attempts = live.for_the_heartbeat();
         if due || !attempts.is_empty() {
-            // Leases are counted from before the request: the store's count begins later, never earlier.
+            // Count leases from before the request: MySQL counts them from a later moment, never from an earlier one.
             let sent = Instant::now();
             let renewed = |page: &[LiveAttempt]| live.renewed(page, sent);
             let told = tell(&mut pulse, row, &mut registered, due, &attempts, &renewed);
@@ -103,7 +103,7 @@ fn beat_until_stopped(
                     pulse.disconnect();
                     match failed {
                         Some(Err(error)) => tracing::warn!(%error, "heartbeat failed"),
-                        _ => tracing::warn!("heartbeat got no answer in time"),
+                        _ => tracing::warn!("the heartbeat got no answer in time"),
                     }
                 }
             }
@@ -116,7 +116,7 @@ fn beat_until_stopped(
             Ok(Farewell::Goodbye) => {
                 let goodbye = async { tokio::time::timeout(Duration::from_secs(2), pulse.goodbye(&row.id)).await };
                 if !matches!(runtime.block_on(goodbye), Ok(Ok(()))) {
-                    tracing::warn!("could not strike the runner off the list");
+                    tracing::warn!("could not unregister the runner");
                 }
                 return;
             }
@@ -125,8 +125,8 @@ fn beat_until_stopped(
     }
 }
 
-/// Make a call to the store for at most this long, and look after the leases meanwhile: a call that hangs must not hold
-/// them up beyond their end.
+/// Wait for a call to MySQL for at most `patience`, and stop expired attempts meanwhile: a call that hangs must not
+/// delay that beyond the end of their leases.
 async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, live: &Live, lease: Duration) -> Option<T> {
     let over = tokio::time::sleep(patience);
     tokio::pin!(call, over);
@@ -139,11 +139,11 @@ async fn bounded<T>(call: impl Future<Output = T>, patience: Duration, live: &Li
     }
 }
 
-/// Stop what runs under leases that are about to end, with a margin for handlers to stop in.
+/// Stop attempts whose leases are about to end. The margin of a tenth of a lease gives handlers time to stop.
 fn stop_expired(live: &Live, lease: Duration) {
     let stopped = live.stop_expired(lease - lease / 10);
     if stopped > 0 {
-        tracing::error!(jobs = stopped, "leases could not be renewed, stopping what runs under them");
+        tracing::error!(jobs = stopped, "leases could not be renewed, stopping their handlers");
     }
 }
 
@@ -164,7 +164,7 @@ async fn tell(
 
 fn pass_on(beat: &Beat, attempts: &[LiveAttempt], live: &Live, events: &Events) {
     for id in &beat.lost {
-        // By token: the job may have been settled and claimed again by us since the list was made.
+        // Compare the token: since the list was made, this runner may have settled the job and claimed it again.
         let token = attempts.iter().find(|attempt| attempt.id == *id).map(|attempt| attempt.token);
         if token.is_some() && live.stop(*id, token, StopReason::LeaseLost) {
             tracing::warn!(job = %id, "lease is lost, stopping its handler");

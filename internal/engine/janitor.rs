@@ -1,9 +1,9 @@
-//! The janitor: removes what retention no longer keeps. A little at a time, by primary key, and by age alone: nothing is
-//! ever dropped because there is much of it.
+//! The janitor: removes rows whose retention has ended. It removes a few at a time, by primary key, and only by age:
+//! nothing is removed because there is much of it.
 //!
-//! Every runner takes a few pages of each table in a round. The eldest runner goes on for as long as there is more, so
-//! that removing keeps up with whatever is accepted; it rests after each page for a quarter of the time that the page took, so a busy
-//! server slows it down by itself.
+//! Every runner removes a few pages of each table in a round. The eldest runner continues as long as there is more, so
+//! that removal keeps up with any number of new jobs. It rests after each page for a quarter of the time that the page
+//! took, so a busy server slows it down by itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,20 +13,21 @@ use super::reports::OldReports;
 use crate::job::JobId;
 use crate::store::{KEEP_RUNNERS, StoreError, TallyPlace};
 
-/// Between rounds, before jitter.
+/// Time between rounds, before jitter.
 const ROUND_EVERY: Duration = Duration::from_secs(60);
 /// Pages of each table in one round of a runner that is not the eldest.
 const PAGES: usize = 50;
-/// Between pages of such a runner, and the shortest rest of the eldest one.
+/// Rest between two pages of such a runner, and the shortest rest of the eldest one.
 const BREATH: Duration = Duration::from_millis(20);
 const SHORT_BREATH: Duration = Duration::from_millis(2);
-/// The longest rest.
+/// Longest rest of the eldest runner.
 const LONG_BREATH: Duration = Duration::from_secs(2);
-/// How long the eldest runner stays with one table before it looks at the next.
+/// Time that the eldest runner spends on one table before it goes to the next.
 const TURN: Duration = Duration::from_secs(10);
-/// Between two searches of the whole ledger for failed jobs without a letter.
+/// Time between two searches of all ended jobs for failed jobs without a dead letter.
 const REST: Duration = Duration::from_secs(3_600);
-/// Jobs are purged late when there are many, or only at night. What depends on their being gone waits for so much longer.
+/// Jobs may be purged late, when there are many or when purges are only allowed at night. Rows that may go only after
+/// their jobs are kept for this much longer.
 const SLACK: Duration = Duration::from_secs(7 * 86_400);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
@@ -54,14 +55,14 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             }
             reports.round(&shared).await;
             if places.round(&shared).await {
-                // There is more: the next round begins at once.
+                // There is more: start the next round at once.
                 pause = BREATH;
             }
         }
     }
 }
 
-/// Pages of one table in one round: when to end, and how long to rest between them.
+/// The pages of one table in one round. They decide when to end and how long to rest between pages.
 pub(super) struct Pages<'a> {
     shared: &'a Shared,
     eldest: bool,
@@ -76,7 +77,7 @@ impl<'a> Pages<'a> {
         Self { shared, eldest, began: now, page: now, left: PAGES }
     }
 
-    /// Rest after a page. False when the round of this table is over although there is more.
+    /// Rest after a page. Return false when this table's part of the round is over although there is more to remove.
     pub(super) async fn go_on(&mut self) -> bool {
         self.left = self.left.saturating_sub(1);
         let over = if self.eldest { self.began.elapsed() >= TURN } else { self.left == 0 };
@@ -90,7 +91,7 @@ impl<'a> Pages<'a> {
     }
 }
 
-/// Where the next round goes on, table by table.
+/// Position in each table from which the next round continues.
 #[derive(Default)]
 struct Places {
     jobs: Option<JobId>,
@@ -103,7 +104,7 @@ struct Places {
 }
 
 impl Places {
-    /// A few pages of each table. True when the eldest runner left something for the next round.
+    /// Remove a few pages of each table. Return true when the eldest runner left something for the next round.
     async fn round(&mut self, shared: &Shared) -> bool {
         let eldest = shared.store.is_eldest(&shared.runner).await.unwrap_or(false);
         let mut more = false;
@@ -114,14 +115,14 @@ impl Places {
         let pages = || Pages::begin(shared, eldest);
         done("ended jobs", self.jobs(shared, pages()).await);
         done("discarded dead letters", discarded(shared, pages()).await);
-        done("operations", operations(shared, pages()).await);
+        done("bulk operations", operations(shared, pages()).await);
         done("idempotency keys", self.answers(shared, pages()).await);
-        done("the audit", self.acts(shared, pages()).await);
+        done("audit records", self.acts(shared, pages()).await);
         done("the ticks of schedules", self.ticks(shared, pages()).await);
         if eldest {
             done("stopped runners", runners(shared, pages()).await);
             done("tallies", self.tallies(shared, pages()).await);
-            done("notes about batches", self.departures(shared, pages()).await);
+            done("the table departures", self.departures(shared, pages()).await);
         }
         eldest && more && !shared.stop_loops.is_cancelled()
     }
@@ -146,7 +147,7 @@ impl Places {
         Ok(more)
     }
 
-    /// Answers stand in the order of their age, so what is too old stands at the beginning.
+    /// Stored responses are in the order of their age, so those to remove come first.
     async fn answers(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
         loop {
             let after = self.answers.map(JobId::uuid);
@@ -176,7 +177,7 @@ impl Places {
         }
     }
 
-    /// Ticks stand in the order of their schedules, so a round goes on with the schedule where the last one stopped.
+    /// Ticks are in the order of their schedules, so a round continues with the schedule at which the last one stopped.
     async fn ticks(&mut self, shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreError> {
         loop {
             let (forgotten, next) = shared.store.purge_ticks(self.schedule.clone(), shared.settings.keep_ticks).await?;
@@ -238,7 +239,7 @@ async fn operations(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, Store
     let mut place = None;
     loop {
         place = shared.store.purge_operations(place, shared.settings.keep_audit).await?.1;
-        // There are few: what is left waits for its next round.
+        // There are few bulk operations: the rest waits for the next round.
         if place.is_none() || !pages.go_on().await {
             return Ok(false);
         }
@@ -257,8 +258,9 @@ async fn runners(shared: &Shared, mut pages: Pages<'_>) -> Result<bool, StoreErr
     }
 }
 
-/// The search for failed jobs without a letter: those that failed before there were letters, or under an older binary
-/// while a deploy was under way. From the newest job to the oldest, a part in every round, then again after a rest.
+/// The search for failed jobs without a dead letter. Such jobs failed before dead letters existed, or under an older
+/// binary during a deploy. The search runs from the newest job to the oldest, a part of it in every round, and starts
+/// again after a rest.
 #[derive(Default)]
 struct Letters {
     place: Option<JobId>,
@@ -273,7 +275,7 @@ impl Letters {
         for _ in 0..PAGES {
             let (buried, next) = shared.store.bury_missing(self.place).await?;
             if buried > 0 {
-                tracing::info!(buried, "found failed jobs without a dead letter");
+                tracing::info!(buried, "inserted dead letters that were missing");
             }
             self.place = next;
             self.rested = next.is_none().then(Instant::now);

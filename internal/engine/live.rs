@@ -1,4 +1,4 @@
-//! The attempts that run in this process right now: what the heartbeat renews and what can be told to stop.
+//! The attempts that run in this process now: the heartbeat renews their leases, and each of them can be told to stop.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -13,16 +13,16 @@ use crate::handlers::ProgressSlot;
 use crate::job::{AttemptToken, JobId};
 use crate::store::LiveAttempt;
 
-/// Why an attempt is told to stop. The first reason stands.
+/// Reason for which an attempt is told to stop. The first reason counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// Somebody cancelled the job.
+    /// The job was cancelled.
     Cancel,
-    /// The attempt outlived its time limit.
+    /// The attempt exceeded its time limit.
     Deadline,
-    /// The runner shuts down.
+    /// The runner stops.
     Shutdown,
-    /// The lease is gone: whatever the handler does now, it may not write.
+    /// The lease was lost: the handler may go on, but its verdict is not written.
     LeaseLost,
 }
 
@@ -45,7 +45,7 @@ impl Stop {
             StopReason::Shutdown => 3,
             StopReason::LeaseLost => 4,
         };
-        // Whoever comes second changes nothing: the verdict follows what made the handler stop.
+        // A second reason changes nothing: the verdict follows from the reason that stopped the handler.
         let _ = self.reason.compare_exchange(0, code, Ordering::SeqCst, Ordering::SeqCst);
         self.token.cancel();
     }
@@ -65,16 +65,16 @@ struct Running {
     token: AttemptToken,
     stop: Stop,
     progress: ProgressSlot,
-    /// A moment before the newest claim or renewal of its lease.
+    /// A moment before the claim or the newest renewal of the lease.
     leased: Instant,
-    /// A moment before its claim.
+    /// A moment before the claim.
     since: Instant,
-    /// Its verdict is on its way: the store may end the lease at any moment, by our own hand.
+    /// The verdict is being written: at any moment this runner itself may end the lease.
     settling: bool,
 }
 
-/// The place of an attempt among those that run here. Held by the code that runs it, and given up however that ends, a
-/// panic included: the lease of an attempt that nothing runs must not be renewed.
+/// Membership of an attempt in [`Live`]. The code that runs the attempt holds it and drops it at its end, also in a
+/// panic: the lease of an attempt that no longer runs must not be renewed.
 #[must_use]
 pub(super) struct Seat<'a> {
     live: &'a Live,
@@ -88,19 +88,21 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// All running attempts. A plain mutex: it is held for moments, also by the heartbeat's own thread.
+/// All running attempts. A plain mutex is enough, because it is held for moments only. The heartbeat thread locks it as
+/// well.
 pub(super) struct Live {
     attempts: Mutex<HashMap<JobId, Running>>,
-    /// How many they are, with those of other runners in this process.
+    /// Metric of running attempts; it includes those of other runners in this process.
     busy: Gauge,
-    /// The runner's grace is over. Read and written under the lock, so that no attempt slips in between.
+    /// The grace period of the runner is over. Read and written under the lock, so that no attempt starts unnoticed in
+    /// between.
     closed: AtomicBool,
 }
 
 impl Default for Live {
     fn default() -> Self {
         let busy = metrics::gauge!("tickr_worker_slots_busy");
-        // Nobody is busy is an answer as well.
+        // Show the metric from the start, with the value 0.
         busy.increment(0.0);
         Self { attempts: Mutex::default(), busy, closed: AtomicBool::default() }
     }
@@ -111,8 +113,8 @@ impl Live {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Take in an attempt, for as long as its seat is held. One whose claim was under way when the grace ended is told to
-    /// stop at once.
+    /// Add an attempt, for as long as the returned value is held. If the grace period ended while the attempt was
+    /// claimed, it is told to stop at once.
     pub(super) fn insert(
         &self,
         id: JobId,
@@ -131,15 +133,15 @@ impl Live {
         Seat { live: self, id, token }
     }
 
-    /// The handler is done and the verdict is being written. The lease is still renewed, because MySQL may be out for
-    /// longer than it lasts; but not finding it any more is no longer news.
+    /// Note that the handler has returned and the verdict is being written. The lease is still renewed, because MySQL
+    /// may be out for longer than the lease lasts. But a lease that is gone is no longer reported as lost.
     pub(super) fn settling(&self, id: JobId, token: AttemptToken) {
         if let Some(running) = self.lock().get_mut(&id).filter(|running| running.token == token) {
             running.settling = true;
         }
     }
 
-    /// Forget an attempt, unless a newer one of the same job has taken its place.
+    /// Remove an attempt, unless a newer attempt of the same job has replaced it.
     fn remove(&self, id: JobId, token: AttemptToken) {
         let mut attempts = self.lock();
         if attempts.get(&id).is_some_and(|running| running.token == token) {
@@ -152,12 +154,13 @@ impl Live {
         self.lock().len()
     }
 
-    /// The jobs that run here.
+    /// Return the jobs that run here.
     pub(super) fn ids(&self) -> HashSet<JobId> {
         self.lock().keys().copied().collect()
     }
 
-    /// What the heartbeat tells the store, the longest running first: of very many only the first are shown to people.
+    /// Return the attempts for the heartbeat, the longest-running first: the API shows only the first ones of very
+    /// many.
     pub(super) fn for_the_heartbeat(&self) -> Vec<LiveAttempt> {
         let attempts = self.lock();
         let live = |(id, running): (&JobId, &Running)| {
@@ -171,7 +174,8 @@ impl Live {
         live.into_iter().map(|(_, attempt)| attempt).collect()
     }
 
-    /// Tell one attempt to stop, if it runs here; with `token`, only if it is that attempt.
+    /// Tell an attempt of this job to stop, if one runs here. With `token`, only if it is that attempt. Return whether
+    /// it was told.
     pub(super) fn stop(&self, id: JobId, token: Option<AttemptToken>, reason: StopReason) -> bool {
         let attempts = self.lock();
         let meant = |running: &&Running| !running.settling && token.is_none_or(|token| token == running.token);
@@ -179,7 +183,7 @@ impl Live {
         running.map(|running| running.stop.now(reason)).is_some()
     }
 
-    /// The leases of these attempts were renewed by a request that left at `sent`.
+    /// Record that the leases of these attempts were renewed by a request sent at `sent`.
     pub(super) fn renewed(&self, renewed: &[LiveAttempt], sent: Instant) {
         let mut attempts = self.lock();
         for attempt in renewed {
@@ -189,8 +193,8 @@ impl Live {
         }
     }
 
-    /// Stop every attempt whose lease was last renewed longer than `lease` ago: somebody else may have started its job.
-    /// How many were told now.
+    /// Stop every attempt whose lease was last renewed at least `lease` ago, because another runner may have started
+    /// its job. Return how many were told to stop now.
     pub(super) fn stop_expired(&self, lease: Duration) -> usize {
         let attempts = self.lock();
         let expired = attempts.values().filter(|running| {
@@ -199,7 +203,7 @@ impl Live {
         expired.map(|running| running.stop.now(StopReason::LeaseLost)).count()
     }
 
-    /// Keep progress that could not be written, unless there is newer.
+    /// Keep progress that could not be written, unless there is newer progress.
     pub(super) fn put_back(&self, unwritten: &[LiveAttempt]) {
         let attempts = self.lock();
         for attempt in unwritten {
@@ -209,7 +213,7 @@ impl Live {
         }
     }
 
-    /// The grace is over: tell every attempt to stop, and those that still come; how many were told.
+    /// Tell all attempts to stop, and those that are added later: the grace period is over. Return how many were told.
     pub(super) fn close(&self) -> usize {
         let attempts = self.lock();
         self.closed.store(true, Ordering::Relaxed);
@@ -220,7 +224,7 @@ impl Live {
     }
 }
 
-/// A cancel that came in through this process reaches its handler at once, without waiting for the heartbeat's look.
+/// Pass cancel requests that came through this process to their handlers at once, without waiting for the heartbeat.
 pub(super) async fn pass_on_cancels(shared: Arc<Shared>) {
     let mut cancels = shared.broker.events().cancels();
     loop {

@@ -1,21 +1,42 @@
-//! The engine: one loop per file, started and stopped here.
+//! The engine: the parts of a runner that execute jobs. One loop per file; [`Engine`] starts and stops them all.
 //!
 //! ```text
-//! scheduler ── moves due ids to ready lists ──▶ fetcher ── free slots only ──▶ workers ──▶ executor ──▶ settle
-//!     ▲                                            ▲                              │
-//!   wake (new work)                   Redis, or the store while Redis is out      └─ live attempts ◀── heartbeat
-//! reconciler: feeds the index from the store · reaper: ends attempts of dead runners · janitor: ends retention,
-//! with reports: its part about their files
-//! service: which lines are served next · permits: how many jobs of a queue with a limit may run here
-//! ticker: fires the ticks of schedules
-//! suspects: jobs that lost two attempts in a row · child: the process that one of them runs in · solo: that process inside
-//! alarm: the scheduler's clock · gauges: figures of attempts
-//! unread: jobs that this binary cannot read and another may
-//! operator: what is done to many jobs at once · alerts: too many dead letters
-//! recorder: the history that charts show; it stops by itself, after the last request
+//! scheduler ── moves due ids to ready lists ──▶ fetcher ── one id per free slot ──▶ worker ──▶ executor ──▶ verdict
+//!     ▲                                            ▲                                              │
+//!   wake (new work)             Redis, or MySQL while Redis is out                              live ◀── heartbeat
 //! ```
 //!
-//! Every loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
+//! The path of a job:
+//! - `scheduler.rs`: moves ids from the sorted set to the ready lists when they are due.
+//! - `alarm.rs`: a clock that wakes the scheduler and the ticker with sub-millisecond precision.
+//! - `service.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
+//! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
+//! - `fetcher.rs`: takes ids for free worker slots.
+//! - `worker.rs`: claims an id and has the job executed.
+//! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
+//! - `live.rs`: the attempts that run in this process.
+//! - `trace.rs`: the OpenTelemetry span of an attempt.
+//! - `gauges.rs`: metrics of attempts.
+//!
+//! Leases and lost attempts:
+//! - `heartbeat.rs`: renews leases, on a thread of its own.
+//! - `rhythm.rs`: the history of this runner's heartbeat, which says whether it may call other runners dead.
+//! - `reaper.rs`: ends attempts whose runner died.
+//! - `suspects.rs`: the quarantine for jobs that lost two attempts in a row.
+//! - `child.rs`: the process that runs one suspect, as its runner sees it.
+//! - `solo.rs`: the same process, from the inside.
+//! - `unread.rs`: jobs that this binary cannot read and that another version may read.
+//!
+//! Loops beside them:
+//! - `ticker.rs`: fires the ticks of schedules.
+//! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
+//! - `operator.rs`: carries out bulk operations.
+//! - `janitor.rs`: removes rows whose retention has ended.
+//! - `reports.rs`: the part of the janitor that removes report files.
+//! - `alerts.rs`: measures the dead letters and sends alerts.
+//! - `recorder.rs`: writes the history that charts show; it stops by itself, after the last request.
+//!
+//! Every other loop is owned by the [`Engine`], watches one stop token, and is joined before [`Engine::stop`] returns.
 
 mod alarm;
 mod alerts;
@@ -78,38 +99,38 @@ use rhythm::Rhythm;
 use suspects::Suspects;
 use unread::Unread;
 
-/// How this runner works.
+/// Settings of one runner.
 #[derive(Clone, Debug)]
 pub struct EngineSettings {
-    /// This runner, from its start to its end.
+    /// Identity of this runner, the same from its start to its end.
     pub runner: RunnerId,
-    /// Worker slots.
+    /// Number of worker slots.
     pub workers: usize,
-    /// Queues to serve, in any order: priorities are the operators', and equals take turns.
+    /// Queues to serve, in any order. Operators set the priorities of queues; queues of equal priority take turns.
     pub queues: Vec<Name>,
-    /// How long a claimed job stays ours without a heartbeat.
+    /// Time after which a claimed job is free for other runners if no heartbeat renewed its lease.
     pub lease: Duration,
-    /// Records attempts.
+    /// Records the spans of attempts.
     pub tracer: Tracer,
-    /// How long ended jobs are kept.
+    /// Retention of ended jobs.
     pub retention: Retention,
-    /// When ended jobs may be removed; at any time when absent.
+    /// Hours in which ended jobs may be removed. None: at any time.
     pub purge_hours: Option<Hours>,
-    /// How long answers are kept for their idempotency keys.
+    /// Retention of the responses that are stored for idempotency keys.
     pub keep_answers: Duration,
-    /// Whom to tell of dead letters, if anybody.
+    /// Alerts about dead letters. None: no alerts.
     pub alerts: Option<AlertSettings>,
-    /// How long it is known what operators did.
+    /// Retention of audit records.
     pub keep_audit: Duration,
-    /// How long it is known what became of the ticks of schedules.
+    /// Retention of the recorded ticks of schedules.
     pub keep_ticks: Duration,
-    /// The finished reports of this runner, and how long they are kept.
+    /// The finished reports of this runner and their retention.
     pub reports: Option<ReportKeeping>,
-    /// The program that runs suspects, one a process. Without one they run in this process, one at a time.
+    /// Program that runs each suspect in a process of its own. None: suspects run in this process, one at a time.
     pub child: Option<ChildProgram>,
 }
 
-/// What all loops share.
+/// State that all loops share.
 struct Shared {
     store: Store,
     index: Index,
@@ -124,21 +145,21 @@ struct Shared {
     unread: Unread,
     permits: Arc<Permits>,
     gauges: Gauges,
-    /// A claim failed: the fetcher asks the store before it takes more.
+    /// A claim failed: the fetcher waits until MySQL takes writes before it takes more ids.
     store_trouble: AtomicBool,
-    /// Kinds that some living runner has, as last seen by the reaper.
+    /// Kinds that at least one living runner has, as the reaper last read them.
     living_kinds: Mutex<HashSet<Name>>,
-    /// Something the reconciler should look at before its time.
+    /// Wakes the reconciler before its next pass is due.
     reconcile: Notify,
-    /// Lines to refill.
+    /// Wakes the loop that refills ready lists.
     refill: Notify,
-    /// Ends the fetcher.
+    /// Stops the fetcher.
     stop_fetching: CancellationToken,
-    /// Ends the other loops, after the workers.
+    /// Stops the other loops, after the workers.
     stop_loops: CancellationToken,
-    /// The runner's grace is over: nothing waits any longer for a handler that does not end.
+    /// The grace period of the stop is over: nothing waits any longer for a handler that does not end.
     grace_over: CancellationToken,
-    /// Ends the wait for a store that does not come back.
+    /// Ends the wait for a MySQL server that does not come back.
     give_up: CancellationToken,
 }
 
@@ -157,33 +178,34 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// How a stop went.
+/// Result of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
-    /// Attempts that were running when the grace ended and were given back.
+    /// Attempts that still ran when the grace period ended and were given back.
     pub given_back: usize,
-    /// Attempts that could not be settled: their leases end by themselves.
+    /// Attempts that could not be settled. Their leases end by themselves.
     pub abandoned: usize,
 }
 
-/// How long a start waits until the runner is in the list.
+/// Longest time that a start waits until MySQL lists the runner.
 const TO_ENLIST: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Enter the runner in the list, before its API takes anything: a job that only this version can read may be met by
-    /// another at once, which gives it back only for runners in the list. The heartbeat enters a runner that this did not.
+    /// Register the runner in MySQL before its API accepts requests. A job that only this version can read may be
+    /// claimed at once by a runner of another version, and that runner gives it back only if it finds this one
+    /// registered. If this call fails, the heartbeat registers the runner.
     pub async fn enlist(store: &Store, registry: &Registry, settings: &EngineSettings) {
         let mut pulse = store.pulse();
         let entered = tokio::time::timeout(TO_ENLIST, pulse.register(&row(registry, settings))).await;
         if !matches!(entered, Ok(Ok(()))) {
-            tracing::warn!("could not enter the runner in the list yet");
+            tracing::warn!("could not register the runner yet, the heartbeat will");
         }
     }
 
     /// Start all loops.
     ///
     /// # Errors
-    /// When the thread of the heartbeat or of the alarm cannot be started.
+    /// When the thread of the heartbeat or of an alarm cannot be started.
     pub fn start(
         broker: Broker,
         index: Index,
@@ -197,7 +219,7 @@ impl Engine {
         let live = Arc::new(Live::default());
         let row = row(&registry, &settings);
         let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
-        // What the reaper's first reading is compared with.
+        // The first clock reading of the reaper is compared with this one.
         rhythm.read(&store.clock().reading(), settings.lease);
         let events = broker.events().clone();
         let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
@@ -206,8 +228,8 @@ impl Engine {
         let claimant = store.claimant(runner, registry.names(), settings.lease);
         let shared = Arc::new(Shared::of((broker, index, controls), registry, settings, (live, rhythm)));
         let (fetching, working, looping) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-        // A slot is free until the fetcher takes it for an id; the worker gives it back when the job is settled. So
-        // the channel never holds more than there are workers, and no id is fetched that nobody could start.
+        // The fetcher takes a free slot for each id. The worker frees the slot when the job is settled. So the channel
+        // never holds more ids than there are workers, and the fetcher takes no id that has to wait for a worker.
         let slots = Arc::new(Semaphore::new(shared.settings.workers));
         let (entrance, queue) = mpsc::channel(shared.settings.workers);
         let queue = Arc::new(tokio::sync::Mutex::new(queue));
@@ -234,20 +256,21 @@ impl Engine {
         Ok(Self { shared, fetching, working, looping, heartbeat })
     }
 
-    /// This runner's identity, as it stands in its attempts.
+    /// Return the identity of this runner, as its attempts show it.
     #[must_use]
     pub fn runner(&self) -> &RunnerId {
         &self.shared.runner
     }
 
-    /// Attempts running now.
+    /// Return the number of attempts that run now.
     #[must_use]
     pub fn busy(&self) -> usize {
         self.shared.live.len() + self.shared.suspects_elsewhere()
     }
 
-    /// Stop in order: fetch nothing more; give what runs `grace` to finish, or until `hurry`; ask the rest to stop and
-    /// give it back without burning its attempt; then end the loops. (G10)
+    /// Stop in order: fetch nothing more; give running attempts `grace` to finish, or less if `hurry` is cancelled;
+    /// then tell the remaining handlers to stop, and give their jobs back without using up an attempt; then end the
+    /// loops. (G10)
     pub async fn stop(self, grace: Duration, hurry: CancellationToken) -> Stopped {
         let Self { shared, fetching, working, looping, heartbeat } = self;
         shared.broker.events().emit(Event::Draining);
@@ -260,9 +283,9 @@ impl Engine {
                 () = hurry.cancelled() => {}
             }
         };
-        // The fetcher returns from its blocking pop within a second, unless a server hangs; then it is left behind, and
-        // what it may still take waits in the store. It drops its end of the channel: workers finish what was handed to
-        // them and end.
+        // The fetcher returns from its blocking pop within a second, unless a server hangs. In that case this code does
+        // not wait for it, and a job that it still pops waits in MySQL. The fetcher drops its end of the channel; the
+        // workers finish the jobs they already received, and end.
         working.close();
         let finished = tokio::select! {
             () = async { fetching.wait().await; working.wait().await } => true,
@@ -271,7 +294,7 @@ impl Engine {
         let given_back = if finished { 0 } else { shared.live.close() + shared.suspects_elsewhere() };
         shared.grace_over.cancel();
         if given_back > 0 {
-            tracing::info!(jobs = given_back, "grace is over, giving back what still runs");
+            tracing::info!(jobs = given_back, "the grace period is over, giving running jobs back");
         }
         let in_time = tokio::time::timeout(executor::STOP_GRACE + Duration::from_secs(3), working.wait()).await;
         let all_settled = in_time.is_ok();
@@ -283,10 +306,10 @@ impl Engine {
         shared.stop_loops.cancel();
         looping.close();
         if tokio::time::timeout(Duration::from_secs(3), looping.wait()).await.is_err() {
-            tracing::warn!("a loop is still waiting for a server, leaving it behind");
+            tracing::warn!("a loop still waits for a server, stopping without it");
         }
         if !all_settled {
-            // Those that gave up waiting for the store end now.
+            // Workers that waited for MySQL gave up above and end now.
             let _ = tokio::time::timeout(Duration::from_secs(1), working.wait()).await;
         }
         permits::give_back(&shared).await;
@@ -295,10 +318,10 @@ impl Engine {
             shared.store.delete_closed_batches(&shared.runner).await
         };
         if !matches!(tokio::time::timeout(Duration::from_secs(2), last).await, Ok(Ok(()))) {
-            tracing::warn!("could not tidy up after the last claims, other runners will");
+            tracing::warn!("could not clean up after the last claims, other runners will");
         }
-        // No goodbye either while a claim is under way, or was never answered: it may leave an attempt behind that others
-        // must look for.
+        // Unregister the runner only when no claim is under way and every claim was answered. Otherwise an attempt may
+        // be left behind, and other runners find it through this runner's row.
         heartbeat.stop(all_settled && shared.store.unanswered_claims() == 0).await;
         tracing::info!(runner = %shared.runner, given_back, abandoned, "runner stopped");
         Stopped { given_back, abandoned }
@@ -306,7 +329,7 @@ impl Engine {
 }
 
 impl Shared {
-    /// What the loops of a runner share that is about to start.
+    /// Build the shared state of a runner that is about to start.
     fn of(
         (broker, index, controls): (Broker, Index, Controls),
         registry: Arc<Registry>,
@@ -338,23 +361,23 @@ impl Shared {
         }
     }
 
-    /// A call to the store failed for a reason that may pass.
+    /// Note that a call to MySQL failed for a reason that may pass.
     fn store_failed(&self) {
         self.store_trouble.store(true, Ordering::Relaxed);
     }
 
-    /// Suspects of this runner that run in processes of their own.
+    /// Return the number of suspects of this runner that run in processes of their own.
     fn suspects_elsewhere(&self) -> usize {
         if self.settings.child.is_some() { self.suspects.running() } else { 0 }
     }
 
-    /// Can some other living runner run this kind?
+    /// Return whether another living runner has this kind.
     fn runs_elsewhere(&self, kind: &Name) -> bool {
         self.living_kinds.lock().unwrap_or_else(PoisonError::into_inner).contains(kind)
     }
 }
 
-/// What a runner tells about itself.
+/// Build the row that registers this runner in MySQL.
 fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
     RunnerRow {
         id: settings.runner.clone(),
@@ -370,8 +393,8 @@ fn row(registry: &Registry, settings: &EngineSettings) -> RunnerRow {
     }
 }
 
-/// Run a loop until the stop. A panic in it is a defect, but not one that may leave the runner without the loop: it is
-/// logged and the loop starts again.
+/// Run a loop until the stop. A panic in a loop is a defect, but the runner must not go on without the loop: the panic
+/// is logged and the loop starts again after a second.
 fn keep_running<T, F, L>(tasks: &TaskTracker, shared: &Arc<T>, name: &'static str, run: L)
 where
     T: Send + Sync + 'static,
@@ -381,20 +404,20 @@ where
     let shared = Arc::clone(shared);
     tasks.spawn(async move {
         while AssertUnwindSafe(run(Arc::clone(&shared))).catch_unwind().await.is_err() {
-            tracing::error!(name, "a loop panicked and starts again");
+            tracing::error!(name, "a loop panicked, starting it again");
             metrics::counter!("tickr_loop_panics_total", "loop" => name).increment(1);
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
     });
 }
 
-/// A new identity for a runner in this process.
+/// Return a new identity for a runner in this process.
 #[must_use]
 pub fn runner_of_this_process() -> RunnerId {
     RunnerId::of_process(&host_name())
 }
 
-/// The name of this host; empty when it has none.
+/// Return the name of this host, at most 255 characters. Empty when it is not known.
 #[must_use]
 pub fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname")

@@ -1,8 +1,9 @@
-//! The operator: carries out operations on many jobs, whichever runner they were asked for at.
+//! The loop that carries out bulk operations, at whichever runner they were requested.
 //!
-//! It leases what nobody carries out and does it batch by batch, each a transaction of the store that renews the lease as
-//! well. A rate is kept with a bucket that fills with time: several small batches in a second, and what a slow server
-//! made late is caught up within bounds. A runner that dies leaves a lease behind that ends; one that stops gives back.
+//! It leases operations that no runner carries out, and executes them batch by batch. Each batch is one transaction,
+//! which also renews the lease. A token bucket keeps the rate: it allows several small batches a second, and after a
+//! slow moment it catches up within bounds. If a runner dies, its lease ends; a runner that stops releases its
+//! operations.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,22 +11,22 @@ use std::time::{Duration, Instant};
 use super::Shared;
 use crate::store::{OperationLease, Remake};
 
-/// Between looks for operations that nobody carries out.
+/// Time between two looks for operations that no runner carries out.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long an operation stays ours without a batch.
+/// Time for which an operation stays with this runner without a batch.
 const LEASE: Duration = Duration::from_secs(8);
-/// Jobs in one batch.
+/// Most jobs in one batch.
 const MOST_AT_ONCE: u32 = 200;
-/// Batches in a second, at a rate that needs no more.
+/// Batches per second, at rates that need no more.
 const BATCHES: f64 = 5.0;
 /// Seconds of its rate that an operation may be behind and still catch up.
 const BEHIND: f64 = 2.0;
-/// Batches in a row that may fail before an operation is given up.
+/// Number of batches that may fail in a row before an operation fails.
 const MOST_FAILURES: u32 = 20;
-/// After a batch that failed.
+/// Pause after a failed batch.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What an operation may do by now.
+/// Number of jobs that an operation may handle by now.
 #[derive(Debug)]
 struct Bucket {
     rate: Option<f64>,
@@ -38,13 +39,13 @@ impl Bucket {
         Self { rate: rate.map(f64::from), allowed: 0.0, filled: now }
     }
 
-    /// Jobs for a batch now; none when it is too early.
+    /// Return the number of jobs for a batch now; 0 when it is too early.
     fn take(&mut self, now: Instant) -> u32 {
         let Some(rate) = self.rate else { return MOST_AT_ONCE };
         self.allowed =
             (self.allowed + rate * now.duration_since(self.filled).as_secs_f64()).min((rate * BEHIND).max(1.0));
         self.filled = now;
-        // In small batches, evenly: not a second's worth at once.
+        // Use small batches at even intervals, not the jobs of a whole second at once.
         let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
         if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MOST_AT_ONCE)) as u32 }
     }
@@ -55,7 +56,7 @@ impl Bucket {
         }
     }
 
-    /// When to look again.
+    /// Return how long to wait before the next try.
     fn pause(&self) -> Duration {
         let Some(rate) = self.rate else { return Duration::ZERO };
         let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
@@ -102,12 +103,12 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     }
     for one in running {
         if let Err(error) = shared.store.release_operation(one.lease).await {
-            tracing::debug!(%error, "an operation is left to the end of its lease");
+            tracing::debug!(%error, "cannot release an operation; its lease will end");
         }
     }
 }
 
-/// Do a batch if it is time. Does the operation go on here?
+/// Execute a batch if it is time for one. Return whether the operation continues here.
 async fn batch(shared: &Shared, one: &mut Running, remake: &Remake) -> bool {
     let now = Instant::now();
     if now < one.not_before {
@@ -130,7 +131,8 @@ async fn batch(shared: &Shared, one: &mut Running, remake: &Remake) -> bool {
             !over
         }
         Err(error) => {
-            // Short of the lease there may be another try; past it, somebody else may have taken it over.
+            // Until the lease ends, another try is possible. After that, another runner may have taken the operation
+            // over.
             tracing::warn!(operation = %one.lease.id, %error, "a batch of an operation failed");
             one.failures += 1;
             one.not_before = Instant::now() + PAUSE;
@@ -163,7 +165,7 @@ mod tests {
         }
         assert!((4_800..=5_000).contains(&moved), "{moved}");
         assert!((40..=55).contains(&batches), "{batches}");
-        // A stall of ten seconds is not made up for as a whole.
+        // The jobs of a ten-second stall are not all caught up.
         let mut caught_up = 0;
         for step in 0..50 {
             let most = bucket.take(start + Duration::from_secs(20) + Duration::from_millis(step));

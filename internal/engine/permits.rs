@@ -1,12 +1,14 @@
-//! Permits of this runner: how many jobs of each queue may run here.
+//! The permits of this runner: how many jobs of each queue may run here.
 //!
-//! A queue without a limit has as many as one likes. Of one with a limit this runner holds permits that it took from the
-//! store ahead of the jobs (`store/permits.rs`), so that starting a job asks nobody. It asks for more when work was left
-//! lying for want of them, keeps one to hear of new work, and gives the rest back within a second or two.
+//! A queue without a concurrency limit needs no permits. For a queue with a limit, this runner takes permits from MySQL
+//! before it takes jobs (`store/permits.rs`), so that starting a job needs no further request. It requests more when
+//! jobs had to wait for permits. It keeps one free permit, so that it can start the first new job at once, and returns
+//! the others within a second or two.
 //!
-//! Other runners take the permits of a runner that is silent for its lease and four seconds, but for those of attempts that
-//! are still open. So a permit is good only while the heartbeat is answered (`rhythm.rs`): after any gap nothing starts on it until the store has confirmed it, and three
-//! times in a lease it is looked up whatever happened.
+//! When a runner has been silent for its lease and four seconds, other runners may take its permits, except those of
+//! attempts that are still open. So a permit is good only while heartbeats are answered (`rhythm.rs`). After a gap in
+//! them, no job starts on a permit until MySQL has confirmed it. Besides, every third of a lease this runner reads its
+//! permits back from MySQL.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,20 +22,23 @@ use crate::broker::Settings;
 use crate::job::Name;
 use crate::store::{MayJudge, PermitGrant, PermitRequest};
 
-/// How often permits are brought in line with what they are used for, before jitter.
+/// Time between two adjustments of the permits held to those used, before jitter.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often a runner gives up what is beyond the smaller share, so that a limit below the number of runners is not kept by
-/// one of them for ever. Not more often: until the next runner has the permit, nothing runs under it.
+/// Time between two moments when a runner settles for the rounded-down share, so that a limit below the number of
+/// runners does not leave a runner without permits for ever. It is not shorter, because no job runs on a permit on its
+/// way from one runner to the next.
 const YIELD_EVERY: Duration = Duration::from_secs(10);
-/// For how long. Longer than the pause between two requests of another runner.
+/// Time for which a runner settles for that share. Longer than the pause between two requests of another runner.
 const GIVES_WAY_FOR: Duration = Duration::from_millis(1_500);
-/// Permits of a queue without a limit.
+/// Number of permits that stands for a queue without a limit.
 const UNLIMITED: u32 = u32::MAX;
-/// For how long a permit that was in use is kept for the next job, though other runners want it.
+/// Time for which a permit that was in use is kept for the next job, although other runners want it.
 const KEPT_FOR: Duration = Duration::from_millis(300);
-/// How often a runner with work for its permits looks whether it holds more than its share, while other runners want some.
+/// Time between two checks whether a runner holds more than its share, while it has work for its permits and other
+/// runners want some.
 const SHARE_EVERY: Duration = Duration::from_millis(500);
-/// Claims of ended jobs in a row after which the lists of a queue are searched for more of them.
+/// After this many claims in a row that found their job ended, the ready lists of the queue are searched for more ids
+/// of ended jobs.
 const STALE: u32 = 4;
 
 /// The permits of one runner.
@@ -41,11 +46,11 @@ pub(super) struct Permits {
     queues: Vec<Held>,
     rhythm: Arc<Rhythm>,
     lease: Duration,
-    /// The fetcher waits, and leaves some line alone for want of permits.
+    /// The fetcher waits, and skips at least one lane because its queue has no free permit.
     fetcher_waits: AtomicBool,
-    /// A permit is free again that the fetcher waits for.
+    /// Signals that a permit that the fetcher waits for is free.
     freed: Notify,
-    /// Work was left lying for want of permits.
+    /// Signals that jobs had to wait for permits.
     hungry: Notify,
 }
 
@@ -56,33 +61,34 @@ struct Held {
 
 #[derive(Clone, Copy, Debug)]
 struct Counts {
-    /// So many may run here.
+    /// Number of jobs that may run here.
     granted: u32,
-    /// So many run, or are about to.
+    /// Number of jobs that run, or are about to.
     used: u32,
-    /// So many are written down in the store; unknown after a call that failed.
+    /// Number of permits recorded in MySQL; unknown after a call that failed.
     told: Option<u32>,
-    /// When the store said so; absent when that cannot be relied upon.
+    /// The newest confirmation by MySQL. None when the permits cannot be relied upon.
     confirmed: Option<Confirmed>,
-    /// Work was left lying since the store was last asked.
+    /// Jobs had to wait for permits since the last request to MySQL.
     hungry: bool,
-    /// When a job last ended here, or the first permit came.
+    /// When a job last ended here, or the first permit was granted.
     turned: Option<Instant>,
-    /// So many claims in a row found their job ended.
+    /// Number of claims in a row that found their job ended.
     stale: u32,
 }
 
-/// The store has written the permits down, or found them written down.
+/// A confirmation that MySQL holds a record of the permits.
 #[derive(Clone, Copy, Debug)]
 struct Confirmed {
-    /// A moment before that.
+    /// A moment before the request that confirmed them.
     since: Instant,
-    /// The gaps of the heartbeat until then.
+    /// Number of gaps of the heartbeat until then.
     gaps: u64,
 }
 
 impl Counts {
-    /// So many may run here, as far as the store has confirmed it and no other runner can have taken it away since.
+    /// Return how many jobs may run here: the granted permits while MySQL has confirmed them and no other runner can
+    /// have taken them since, otherwise 0. `standing` is the current number of heartbeat gaps.
     fn good(&self, standing: Option<u64>, lease: Duration) -> u32 {
         let good = |confirmed: Confirmed| standing == Some(confirmed.gaps) && confirmed.since.elapsed() < lease;
         if self.granted == UNLIMITED || self.confirmed.is_some_and(good) { self.granted } else { 0 }
@@ -95,23 +101,23 @@ impl Held {
     }
 }
 
-/// The right to run one job of a queue, given back when it is dropped.
+/// The right to run one job of a queue. Dropping it frees the permit.
 pub(super) struct Permit {
     permits: Arc<Permits>,
     queue: usize,
-    /// The gaps of the heartbeat when it was taken; absent when the queue had no limit.
+    /// Number of heartbeat gaps when the permit was taken. None when the queue had no limit.
     gaps: Option<u64>,
-    /// Did a job run under it? Not when this runner cannot run what it took, and another may be able to.
+    /// A job ran on this permit. False when this runner cannot run the job that it took; another runner may be able to.
     ran: AtomicBool,
 }
 
 impl Permit {
-    /// Does its queue have a limit, so that other runners take the permit when this one falls silent?
+    /// Return whether the queue has a limit, so that other runners may take the permit when this runner falls silent.
     pub(super) const fn is_limited(&self) -> bool {
         self.gaps.is_some()
     }
 
-    /// Note what the claim under it came to: whether a job runs, or had ended already.
+    /// Record the result of the claim made with this permit: whether a job runs, and whether the job had already ended.
     pub(super) fn claimed(&self, runs: bool, had_ended: bool) {
         self.ran.store(runs, Ordering::Relaxed);
         if self.is_limited() {
@@ -120,12 +126,13 @@ impl Permit {
         }
     }
 
-    /// The job under it is for a runner of another version, which may want this permit.
+    /// Record that the job taken with this permit is for a runner of another version, which may want the permit.
     pub(super) fn found_nothing_to_run(&self) {
         self.ran.store(false, Ordering::Relaxed);
     }
 
-    /// May a job start on it now? Not when the runner stood still since it was taken, because another runner may have it.
+    /// Return whether a job may start on this permit now. Not if the heartbeat had a gap since the permit was taken,
+    /// because another runner may have it by now.
     pub(super) fn is_good(&self) -> bool {
         self.gaps.is_none() || self.permits.standing() == self.gaps
     }
@@ -147,7 +154,7 @@ impl Drop for Permit {
 }
 
 impl Permits {
-    /// Permits for these queues. A queue with a limit begins with none.
+    /// Create the permits of these queues. A queue with a limit starts with none.
     pub(super) fn new(queues: &[Name], settings: &Settings, rhythm: Arc<Rhythm>, lease: Duration) -> Arc<Self> {
         let held = |name: &Name| {
             let granted = if limit(settings, name).is_some() { 0 } else { UNLIMITED };
@@ -165,12 +172,14 @@ impl Permits {
         })
     }
 
-    /// The gaps of the heartbeat so far, while no other runner can have judged this one since the last of them.
+    /// Return the number of heartbeat gaps so far. None when another runner may have called this one dead since the
+    /// last answered heartbeat.
     fn standing(&self) -> Option<u64> {
         self.rhythm.standing(self.lease)
     }
 
-    /// How many more jobs of this queue may start here; absent when there is no limit. Being told of none makes hungry.
+    /// Return how many more jobs of this queue may start here; None when it has no limit. An answer of 0 makes this
+    /// runner request more permits.
     pub(super) fn room(&self, queue: usize) -> Option<usize> {
         let mut counts = self.queues[queue].counts();
         if counts.granted == UNLIMITED {
@@ -183,7 +192,7 @@ impl Permits {
         Some(room as usize)
     }
 
-    /// A permit to run a job of this queue, if there is one.
+    /// Take a permit to run a job of this queue, if one is free.
     pub(super) fn take(self: &Arc<Self>, queue: usize) -> Option<Permit> {
         let mut counts = self.queues[queue].counts();
         let gaps = if counts.granted == UNLIMITED { None } else { Some(self.standing()?) };
@@ -193,28 +202,29 @@ impl Permits {
         })
     }
 
-    /// Queues with a limit in whose lists several ids in a row were those of ended jobs.
+    /// Return the queues with a limit whose ready lists recently gave several ids of ended jobs in a row.
     pub(super) fn stale_queues(&self) -> Vec<usize> {
         let stale = |queue: &usize| self.queues[*queue].counts().stale >= STALE;
         (0..self.queues.len()).filter(stale).collect()
     }
 
-    /// The ids of ended jobs were dropped from the lists of this queue.
+    /// Note that the ids of ended jobs were dropped from the ready lists of this queue.
     pub(super) fn dropped_stale(&self, queue: usize) {
         self.queues[queue].counts().stale = 0;
     }
 
-    /// Permits in use, of all queues.
+    /// Return the number of permits in use, over all queues.
     fn used(&self) -> u32 {
         self.queues.iter().map(|held| held.counts().used).sum()
     }
 
-    /// The fetcher is about to wait. Said before it looks for room, so that no permit is freed unheard in between.
+    /// Note that the fetcher is about to wait. It calls this before it looks for room, so that it hears of every permit
+    /// that is freed in between.
     pub(super) fn fetcher_waits(&self, waits: bool) {
         self.fetcher_waits.store(waits, Ordering::Release);
     }
 
-    /// Queues of which this runner may hold permits in the store.
+    /// Return the queues of which this runner may hold permits in MySQL.
     fn limited(&self) -> Vec<Name> {
         let limited = self.queues.iter().filter(|held| held.counts().granted != UNLIMITED);
         limited.map(|held| held.name.clone()).collect()
@@ -225,13 +235,14 @@ fn limit(settings: &Settings, queue: &Name) -> Option<u32> {
     settings.queues.get(queue).and_then(|set| set.concurrency)
 }
 
-/// Keep the permits in line with what operators have set and with what is used, and wake the fetcher when it matters.
+/// Adjust the permits to the settings of the operators and to what is in use, and wake the fetcher when it may start
+/// more.
 pub(super) async fn keep_until_stopped(shared: Arc<Shared>) {
     tokio::join!(in_line(&shared), tell_fetcher(&shared));
 }
 
-/// Wake the fetcher for permits that are free again. Beside the other loop, which may wait for MySQL, because a permit that
-/// the fetcher has not heard of looks like one without work.
+/// Wake the fetcher when a permit is free again. This runs beside the loop that waits for MySQL: until the fetcher
+/// hears of a free permit, that loop would count the permit as unused.
 async fn tell_fetcher(shared: &Shared) {
     loop {
         tokio::select! {
@@ -241,7 +252,7 @@ async fn tell_fetcher(shared: &Shared) {
     }
 }
 
-/// Ask the store for what this runner lacks, and give back what it does not use.
+/// Request the permits that this runner lacks from MySQL, and return those that it does not use.
 async fn in_line(shared: &Shared) {
     let permits = &shared.permits;
     let mut settings = shared.controls.listen();
@@ -262,7 +273,7 @@ async fn in_line(shared: &Shared) {
         }
         let pause = LOOK_EVERY.mul_f64(0.9 + 0.2 * rand::random::<f64>());
         let changed = async {
-            // Settings are read every second; only a change of them matters here.
+            // The settings are read again every second. Only changes of queues matter here.
             loop {
                 if settings.changed().await.is_err() {
                     std::future::pending::<()>().await;
@@ -281,7 +292,7 @@ async fn in_line(shared: &Shared) {
     }
 }
 
-/// Give back what is held, after the last job.
+/// Return all permits to MySQL, after the last job.
 pub(super) async fn give_back(shared: &Shared) {
     let limited = shared.permits.limited();
     if limited.is_empty() {
@@ -290,13 +301,14 @@ pub(super) async fn give_back(shared: &Shared) {
     let given = shared.store.return_permits(limited, &shared.runner);
     match tokio::time::timeout(Duration::from_secs(1), given).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::debug!(%error, "cannot give permits back; they end with the heartbeat"),
-        Err(_) => tracing::debug!("mysql does not take permits back in time; they end with the heartbeat"),
+        Ok(Err(error)) => tracing::debug!(%error, "cannot return permits, other runners will take them over"),
+        Err(_) => tracing::debug!("mysql did not take permits back in time, other runners will take them over"),
     }
 }
 
-/// Look up whether the permits that this runner relies upon are still written down, all in one statement. What is not is
-/// asked for anew. After a gap of the heartbeat this is not enough, because another runner may be about to take them.
+/// Read the permits that this runner relies upon back from MySQL, in one statement. Those that MySQL no longer records
+/// are requested again. After a gap of the heartbeat this check is not enough, because another runner may be about to
+/// take the permits.
 async fn look_up(shared: &Shared) {
     let Some(gaps) = shared.permits.standing() else { return };
     let relied_upon = |held: &&Held| {
@@ -318,26 +330,26 @@ async fn look_up(shared: &Shared) {
                 if told.is_some_and(|told| written >= told) {
                     counts.confirmed = Some(Confirmed { since, gaps });
                 } else {
-                    tracing::warn!(queue = %held.name, written, "permits of a queue are gone, asking for new ones");
+                    tracing::warn!(queue = %held.name, written, "mysql no longer records the permits of a queue, requesting new ones");
                     (counts.confirmed, counts.told) = (None, None);
                 }
             }
         }
-        Err(error) => tracing::debug!(%error, "cannot look permits up"),
+        Err(error) => tracing::debug!(%error, "cannot read permits"),
     }
 }
 
-/// What the loop remembers of a queue.
+/// State that the loop keeps for a queue.
 struct Turn {
-    /// When the store may be asked again, of which others have all that there is.
+    /// When to send the next request, after other runners were found to hold all permits there are.
     again: Instant,
-    /// When it was asked last.
+    /// When the last request was sent.
     asked: Instant,
-    /// Did this runner hold any permit then?
+    /// This runner held a permit at that time.
     had: bool,
-    /// Was one of them in use lately?
+    /// One of them was in use shortly before.
     lately: bool,
-    /// When to give up what is beyond the smaller share, should others lack some; and until when it does so.
+    /// When to settle for the rounded-down share, if other runners want permits; and until when that lasts.
     yields: Instant,
     gives_way_until: Instant,
 }
@@ -354,8 +366,9 @@ impl Turn {
         self.yields = Instant::now() + YIELD_EVERY.mul_f64(0.5 + rand::random::<f64>());
     }
 
-    /// Is it time to give way? For long enough that another runner asks meanwhile. A runner that holds nothing has nothing to
-    /// give, and would refuse what another one has just given up for it.
+    /// Return whether this runner now settles for the rounded-down share. That lasts long enough for another runner to
+    /// send a request. A runner without permits skips it: it has none to give, and would refuse those that another
+    /// runner just gave up for it.
     fn yields_now(&mut self, holds: bool) -> bool {
         let now = Instant::now();
         if now >= self.yields && !holds {
@@ -369,29 +382,30 @@ impl Turn {
     }
 }
 
-/// Bring the permits of one queue in line. True when there is room that the fetcher may have missed.
+/// Adjust the permits of one queue. Return true when there is room that the fetcher may not know of.
 async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn) -> bool {
     let limit = limit(settings, &held.name);
     let workers = u32::try_from(shared.settings.workers).unwrap_or(u32::MAX);
-    // Who takes no new work needs no more than it uses.
+    // A drained runner takes no new work, so it needs only the permits in use.
     let free = if settings.drained { 0 } else { workers.saturating_sub(shared.permits.used()) };
     let other = |(queue, runner): &(Name, String)| *queue == held.name && runner.as_str() != shared.runner.as_str();
     let others_want = settings.wanting.iter().any(other);
-    // While the heartbeat is not answered others may count this runner as gone, with whatever it is given.
+    // While heartbeats are not answered, other runners may call this one dead and take whatever it is granted.
     let Some(gaps) = shared.permits.standing() else { return false };
     let since = Instant::now();
     let asked = {
         let mut counts = held.counts();
         let Counts { granted, used, told, confirmed, hungry, turned, .. } = *counts;
-        // Between two jobs that follow each other the permit looks unused for a moment.
+        // Between two consecutive jobs a permit looks unused for a moment.
         let lately = turned.is_some_and(|turned| turned.elapsed() < KEPT_FOR);
         let wanted = match limit {
             None if granted == UNLIMITED => return false,
             None => used,
             Some(limit) => {
-                // One more than is used, so that the first of something new starts at once, and asks for more.
+                // One more than is in use: it starts the first new job at once, and a job that then waits makes this
+                // runner request more.
                 let more = match (hungry, others_want) {
-                    // It has permits that no job of the queue used lately: other runners may find one.
+                    // No job of the queue used the free permits lately. Other runners may have a job for them.
                     (_, true) if granted > used && !lately => 0,
                     (true, _) => free,
                     (false, true) => free.min(u32::from(lately)),
@@ -400,7 +414,7 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
                 used.saturating_add(more).min(limit.max(used))
             }
         };
-        // What has ended must not stay written down, or others wait for it.
+        // Permits of ended jobs must not stay recorded, or other runners wait for them.
         let idle = granted > used && !lately;
         let in_line = granted == wanted && !(others_want && (idle || turn.asked.elapsed() >= SHARE_EVERY));
         let in_vain = wanted > granted && Instant::now() < turn.again;
@@ -409,7 +423,7 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
             counts.hungry = hungry && in_vain;
             return false;
         }
-        // Nothing starts while the store is asked, or it would not know of it.
+        // No job starts during the request: MySQL would not know of it.
         (counts.granted, counts.hungry) = (used, false);
         let yielding = others_want && turn.yields_now(granted > 0);
         (turn.asked, turn.had) = (since, granted > 0);
@@ -427,34 +441,34 @@ async fn keep(shared: &Shared, held: &Held, settings: &Settings, turn: &mut Turn
         Ok(PermitGrant::Unlimited) => counts.granted = UNLIMITED,
         Ok(PermitGrant::Permits(permits)) => {
             (counts.granted, counts.told) = (permits, Some(permits.max(asked.used)));
-            // A gap since the question shows when this is looked at.
+            // If a gap came after the request was sent, `gaps` is out of date and the permits do not count as good.
             counts.confirmed = Some(Confirmed { since, gaps });
             if permits < asked.wanted {
                 turn.again = Instant::now() + LOOK_EVERY;
             } else if permits == 0 && turn.had && others_want {
-                // It was of no use here. What this runner pops and cannot run would make it ask again at once, before
-                // any other does.
+                // The permit was of no use here. This runner may keep popping an id that it cannot run, and would then
+                // request the permit again before any other runner.
                 turn.again = Instant::now() + GIVES_WAY_FOR;
             }
             if !turn.had && permits > 0 {
                 turn.begin();
                 counts.turned = Some(Instant::now());
             } else if turn.lately {
-                // No job could start meanwhile.
+                // No job could start during the request.
                 counts.turned = Some(Instant::now());
             }
         }
         Err(error) => {
-            tracing::debug!(queue = %held.name, %error, "cannot bring permits in line");
-            // Whether or not the call was carried out, as many as were used are written down. And a limit that this runner
-            // has just heard of holds from now on.
+            tracing::debug!(queue = %held.name, %error, "cannot adjust permits");
+            // Whether or not MySQL carried out the call, it records at least the permits in use. And if the queue has
+            // just been given a limit, the limit holds from now on.
             (counts.granted, counts.told) = (asked.used, None);
         }
     }
     counts.good(shared.permits.standing(), lease) > counts.used
 }
 
-/// Wake the fetcher wherever it waits: what it may take has changed.
+/// Wake the fetcher, whether it waits for MySQL or for Redis: what it may take has changed.
 async fn nudge(shared: &Shared) {
     shared.broker.wake().fetcher_may_look();
     if let Err(error) = shared.index.nudge(&shared.runner).await {

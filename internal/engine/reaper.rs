@@ -1,17 +1,23 @@
-//! The reaper: ends attempts whose runner died, so that their jobs run again or fail. After its first loss a job runs again at
-//! once, as ordinary work and before all that waits; after two in a row it is a suspect (see `suspects`).
+//! The reaper: ends attempts whose runner died, so that their jobs run again or fail. After its first lost attempt a
+//! job runs again at once, ahead of the jobs that wait in its lane. After two lost attempts in a row it is a suspect
+//! (see `suspects`).
 //!
-//! The owed rows are not searched for them, because there may be any number. A look at the short list of runners says who
-//! is silent, and the batches of claims (`store/claim_batches.rs`) say which jobs those may hold. Any runner may reap; two
-//! at once read the same rows and one of them finds the token changed. After an interruption of its own, or a step of the
-//! database's clock, a runner judges no other for a full lease, and after its start none before a living one would have beaten:
-//! see [`Rhythm`](super::rhythm::Rhythm). All of a round is judged by one reading of that clock, taken and checked at its
-//! beginning.
+//! There may be any number of unfinished jobs, so the reaper does not search all their rows. It reads the short list of
+//! runners to see which are silent, and the batches of claims (`store/claim_batches.rs`) to see which jobs those
+//! runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds the
+//! token changed.
 //!
-//! Beside that each round walks a page further through the owed rows. That finds what no batch names: attempts of older
-//! binaries, which run beside this one during a deploy. While one of those is silent the walk is fast.
+//! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
+//! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
+//! have sent a heartbeat. See [`Rhythm`](super::rhythm::Rhythm). One reading of MySQL's clock, taken and checked at the
+//! beginning, is used for the whole round.
 //!
-//! This runner's own claims that were never answered are given back as soon as MySQL answers: no handler was started for them.
+//! Each round also walks one page further through the rows of unfinished jobs (table `owed`). That finds attempts that
+//! no batch names: those of older binaries, which run beside this one during a deploy. While such a runner is silent,
+//! the walk is fast.
+//!
+//! Claims of this runner that MySQL never answered are given back as soon as MySQL answers again: no handler was
+//! started for them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
@@ -25,44 +31,47 @@ use crate::index::{Entry, Line};
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
 use crate::store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
 
-/// How often the list of runners is looked at, before jitter; and while a silent runner still has open attempts.
+/// Time between two looks at the list of runners, before jitter. The second value holds while a silent runner still has
+/// open attempts.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Most attempts ended in one transaction.
 const PAGE: usize = 200;
-/// How often the claims of runners that are not among the living are looked for. There are none, unless a runner was
-/// struck off while a claim of its own was under way.
+/// Time between two searches for batches of claims whose runner is not in the list of living runners. Such batches
+/// exist only if a runner was unregistered while a claim of its own was under way.
 const STRAYS_EVERY: Duration = Duration::from_secs(4);
-/// Rows of the walk in one round. While an older binary is silent: rows in one page, and pages in one round.
+/// Rows that the walk reads in one round. While an older binary is silent: rows in one page, and pages in one round.
 const WALK_ROWS: u32 = 500;
 const FAST_WALK_ROWS: u32 = 5_000;
 const FAST_WALK_PAGES: usize = 100;
-/// Longest part of a round that a fast walk takes.
+/// Longest time that a fast walk takes in one round.
 const FAST_WALK: Duration = Duration::from_secs(2);
-/// How long an attempt that MySQL refuses to end is left alone.
+/// Time for which an attempt that MySQL refuses to end is skipped.
 const REST: Duration = Duration::from_secs(60);
 /// Most such attempts that are remembered.
 const MOST_REFUSED: usize = 10_000;
-/// How much longer than a lease one may be that was taken before the database's clock was set back.
+/// Tolerance for times that lie ahead. A heartbeat further ahead of MySQL's clock, or a lease that ends later than a
+/// full lease and this from now, dates from before the clock was set back.
 const SLACK: TimeDelta = TimeDelta::seconds(5);
 
-/// What one reaper remembers from round to round.
+/// State that a reaper keeps from round to round.
 #[derive(Default)]
 struct Reaper {
-    /// Runners whose last beat lies ahead of the database's clock, and since when they are known to be so.
+    /// Runners whose last heartbeat lies ahead of MySQL's clock: that heartbeat, and the moment when it was first seen
+    /// here.
     ahead: HashMap<RunnerId, (Timestamp, Instant)>,
     strays_at: Option<Instant>,
     walk: Walk,
-    /// Attempts that could not be ended, and when to try again.
+    /// Attempts that could not be ended, each with the moment to try again.
     refused: HashMap<JobId, Instant>,
 }
 
-/// The walk through the owed rows.
+/// The walk through the rows of unfinished jobs.
 #[derive(Default)]
 struct Walk {
-    /// The last row of the page before.
+    /// Last row of the previous page.
     place: Option<JobId>,
-    /// The database's time when the walk began, and when the last walk that came to its end had begun.
+    /// MySQL's time at the start of this walk, and at the start of the last walk that was completed.
     began: Option<Timestamp>,
     whole: Option<Timestamp>,
 }
@@ -80,22 +89,22 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             Ok(round) => {
                 pause = if round.open > 0 { LOOK_AGAIN } else { LOOK_EVERY };
                 if round.attempts > 0 {
-                    tracing::warn!(attempts = round.attempts, "ended attempts of runners that died");
+                    tracing::warn!(attempts = round.attempts, "ended attempts of dead runners");
                     shared.broker.events().emit(Event::Reaped { attempts: round.attempts });
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot reap");
+                tracing::warn!(%error, "cannot look for attempts of dead runners");
                 shared.rhythm.interrupted();
             }
         }
     }
 }
 
-/// What one round of the reaper did.
+/// Result of one round of the reaper.
 #[derive(Default)]
 struct Round {
-    /// Attempts that it ended.
+    /// Attempts that the round ended.
     attempts: usize,
     /// Attempts of silent runners that are still open.
     open: usize,
@@ -108,11 +117,12 @@ impl Reaper {
         let may_judge = may_judge(shared, &reading);
         note_steps(shared).await;
         let beats = shared.store.runner_beats().await?;
-        // While at the list of runners: whom a job of a foreign kind waits for.
+        // Read here because the list of runners is read anyway: the kinds tell for how long a job of a kind unknown to
+        // this runner is put off.
         let kinds = shared.store.living_kinds().await?;
         *shared.living_kinds.lock().unwrap_or_else(PoisonError::into_inner) = kinds;
         if !may_judge {
-            // What was known of beats ahead of the clock was known by another clock.
+            // Heartbeats were compared with a clock that may have been set since.
             self.ahead.clear();
             return Ok(Round::default());
         }
@@ -123,7 +133,7 @@ impl Reaper {
             .map(|beat| (beat.clone(), self.silence(beat, at)))
             .filter(|(beat, silence)| *silence > delta(beat.lease) && shared.rhythm.is_steady(lease, beat.lease))
             .collect();
-        // Of an attempt that is found by itself, the lease of its runner is not known.
+        // An attempt found by the walk does not say how long its runner's lease is.
         let longest = beats.iter().map(|beat| beat.lease).max().unwrap_or(lease);
         let judges_all = shared.rhythm.is_steady(lease, longest);
         self.ahead.retain(|id, _| beats.iter().any(|beat| beat.id == *id));
@@ -134,7 +144,8 @@ impl Reaper {
             let beyond = Some(at + delta(runner.lease) + SLACK);
             let open = self.reap_batches_of(shared, &runner.id, LapseRule { at, beyond }, &mut round).await?;
             round.open += open;
-            // What it claimed after its last beat is leased for longer than it has been silent.
+            // A lease taken after the runner's last heartbeat ends later than one lease after that heartbeat. After two
+            // leases of silence it has ended as well.
             let over = delta(runner.lease * 2);
             let walked =
                 runner.writes_batches || self.walk.whole.is_some_and(|whole| whole > runner.heartbeat_at + over);
@@ -146,8 +157,8 @@ impl Reaper {
             self.strays_at = Some(Instant::now());
             let living: HashSet<&RunnerId> = beats.iter().map(|beat| &beat.id).collect();
             for runner in shared.store.runners_with_batches().await? {
-                // Of its own, those in which an attempt does not run here: a claim was carried out twice, or its handler was
-                // never started.
+                // Among its own batches the runner looks for attempts that do not run here: a claim was carried out
+                // twice, or its handler was never started.
                 if runner == shared.runner || (judges_all && !living.contains(&runner)) {
                     self.reap_batches_of(shared, &runner, LapseRule::at(at), &mut round).await?;
                 }
@@ -161,13 +172,14 @@ impl Reaper {
         Ok(round)
     }
 
-    /// For how long this runner has been silent.
+    /// Return for how long a runner has been silent.
     fn silence(&mut self, beat: &RunnerBeat, at: Timestamp) -> TimeDelta {
         if beat.heartbeat_at <= at + SLACK {
             self.ahead.remove(&beat.id);
             return at - beat.heartbeat_at;
         }
-        // The database's clock was set back since it beat last. A runner that lives beats again within a third of a lease.
+        // MySQL's clock was set back after the last heartbeat. A living runner sends another one within a third of a
+        // lease.
         let (seen, since) = self.ahead.entry(beat.id.clone()).or_insert((beat.heartbeat_at, Instant::now()));
         if *seen != beat.heartbeat_at {
             (*seen, *since) = (beat.heartbeat_at, Instant::now());
@@ -175,7 +187,7 @@ impl Reaper {
         delta(since.elapsed())
     }
 
-    /// End the lapsed attempts that the batches of this runner name; how many are open afterwards.
+    /// End the lapsed attempts named in the batches of this runner. Return how many attempts are open afterwards.
     async fn reap_batches_of(
         &mut self,
         shared: &Shared,
@@ -196,7 +208,7 @@ impl Reaper {
         }
     }
 
-    /// Walk on through the owed rows by this many pages of so many rows at the most.
+    /// Continue the walk through the rows of unfinished jobs, by at most `pages` pages of `rows` rows.
     async fn walk_on(
         &mut self,
         shared: &Shared,
@@ -222,7 +234,7 @@ impl Reaper {
         Ok(())
     }
 
-    /// End these attempts; how many have ended.
+    /// End these attempts. Return how many were ended.
     async fn reap(&mut self, shared: &Shared, lapsed: Vec<Lapsed>, round: &mut Round) -> Result<usize, StoreError> {
         self.refused.retain(|_, until| Instant::now() < *until);
         let lapsed: Vec<Lapsed> = lapsed.into_iter().filter(|lapsed| !self.refused.contains_key(&lapsed.id)).collect();
@@ -234,16 +246,16 @@ impl Reaper {
         let policies = Arc::new(policies);
         let mut ended = 0;
         for page in lapsed.chunks(PAGE) {
-            // The reading is checked again: the search may have hung in the very outage that let the leases lapse.
+            // Check again before writing: the search may have hung in the same outage that let the leases lapse.
             if !shared.rhythm.is_steady(shared.settings.lease, shared.settings.lease) {
-                tracing::debug!("the heartbeat was interrupted: judging no runner for a lease");
+                tracing::debug!("the heartbeat was interrupted: calling no runner dead for a lease");
                 return Ok(ended);
             }
             let (reaped, refused) = shared.store.reap(page.to_vec(), Arc::clone(&policies)).await?;
             ended += reaped.len();
             tell(shared, reaped).await;
             for (id, error) in refused {
-                tracing::error!(job = %id, %error, "cannot end a lost attempt, it is left alone for a minute");
+                tracing::error!(job = %id, %error, "cannot end a lost attempt, skipping it for a minute");
                 if self.refused.len() < MOST_REFUSED {
                     self.refused.insert(id, Instant::now() + REST);
                 }
@@ -257,8 +269,8 @@ impl Reaper {
     }
 }
 
-/// Tell the index of what waits again. What is due at once, because it has lost its first attempt, goes to the front of its
-/// line: it had its turn before all that waits there.
+/// Tell the index of the jobs that wait again. A job that is due at once, because it lost its first attempt, goes to
+/// the front of its lane: it was started before the jobs that wait there.
 async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
     let now = shared.store.clock().now();
     let mut first = Vec::new();
@@ -278,24 +290,27 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
     shared.broker.put_first(&shared.index, &first).await;
 }
 
-/// Write down when the clock was set. Evidence for a checker, which no attempt depends on.
+/// Record steps of MySQL's clock in MySQL. They are evidence for `tickr verify`; no attempt depends on them.
 async fn note_steps(shared: &Shared) {
     for step in shared.rhythm.take_steps() {
         if let Err(error) = shared.store.note_clock_step(&shared.runner, step).await {
-            tracing::warn!(%error, "cannot note that the clock of mysql was set: a check may call its attempts overlapping");
+            tracing::warn!(%error, "cannot record that the clock of mysql was set: tickr verify may report overlapping attempts");
         }
     }
 }
 
-/// May others be judged by this reading of the database's clock?
+/// Return whether this reading of MySQL's clock allows to call other runners dead.
 fn may_judge(shared: &Shared, reading: &Reading) -> bool {
     let lease = shared.settings.lease;
     if let Some(step) = shared.rhythm.read(reading, lease) {
-        tracing::warn!(step_ms = step.num_milliseconds(), "the clock of mysql was set, judging no runner for a lease");
+        tracing::warn!(
+            step_ms = step.num_milliseconds(),
+            "the clock of mysql was set, calling no runner dead for a lease"
+        );
     }
     let may = shared.rhythm.is_steady(lease, lease);
     if !may {
-        tracing::debug!("the heartbeat was interrupted or has just begun: judging no runner yet");
+        tracing::debug!("the heartbeat was interrupted or has just started: calling no runner dead yet");
     }
     may
 }
@@ -304,8 +319,8 @@ fn delta(duration: Duration) -> TimeDelta {
     TimeDelta::from_std(duration).unwrap_or_default()
 }
 
-/// Give back, now and then, what this runner claimed without ever hearing of it. A loop of its own, because it may have to wait
-/// for a row that another session holds.
+/// Give back, from time to time, what this runner claimed without receiving an answer. This is a loop of its own,
+/// because it may have to wait for a row that another session has locked.
 pub(super) async fn give_back_until_stopped(shared: Arc<Shared>) {
     loop {
         tokio::select! {
@@ -320,7 +335,7 @@ pub(super) async fn give_back_until_stopped(shared: Arc<Shared>) {
     }
 }
 
-/// Give back what this runner claimed without ever hearing of it.
+/// Give back the jobs that this runner claimed without receiving an answer.
 pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<(), StoreError> {
     let given = shared.store.give_back_unanswered().await?;
     if !given.is_empty() {
@@ -332,7 +347,7 @@ pub(super) async fn give_back_unanswered(shared: &Shared) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Tell the figures and the index of an attempt that was ended without its holder.
+/// Report an attempt that was ended without its runner to the metrics and to the index.
 pub(super) fn announce(shared: &Shared, ended: &Reaped, verdict: Verdict) {
     shared.broker.meters().settled(Some(&ended.queue), verdict, ended.state);
     if let Settled::Done { execute_at: Some(execute_at), line: Some((queue, priority)), .. } = &ended.settled {

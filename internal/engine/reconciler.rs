@@ -1,16 +1,16 @@
-//! The reconciler: makes the index hold what the store says it should.
+//! The reconciler: makes the index hold what MySQL says it should.
 //!
-//! Redis may forget anything: a flush, an eviction, a lost hint, an id popped by a runner that died before its claim.
-//! So the store is read line by line, in bounded pages, and compared with the index, and what is missing is hinted again.
-//! Too much is harmless (claims drop it), too little never lasts:
+//! Redis may lose anything: by a flush, an eviction, a lost hint, or an id popped by a runner that died before its
+//! claim. So the reconciler reads MySQL lane by lane, in bounded pages, compares the rows with the index, and hints
+//! again what is missing. Surplus entries are harmless, because their claims fail. Missing entries are always put back:
 //! - *rebuild*, when the epoch is gone or Redis was out: everything due within the horizon
-//! - every few seconds: what is due next, and what is overdue
-//! - *feed*: what the horizon newly reaches
+//! - *pass*, every few seconds: jobs that are due next, and overdue jobs
+//! - *feed*: jobs that the horizon newly reaches
 //! - *refill*: a full ready list left jobs out and has run low
 //!
-//! A runner reads the lines of the queues that it serves, and in a rebuild those of the other living runners as well. It
-//! never reads other queues, so no backlog of theirs delays it. No runner needs their entries: a runner that serves one
-//! of these queues begins with a rebuild when it starts.
+//! A runner reads the lanes of the queues that it serves, and in a rebuild also those of the other living runners. It
+//! never reads other queues, so their backlog does not delay it. No living runner needs their entries: a runner that
+//! serves one of these queues does a rebuild when it starts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -26,34 +26,35 @@ use crate::index::{Entry, Health, IndexError, Line, RefillPlace};
 use crate::job::{JobId, Name, Priority, Timestamp};
 use crate::store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
 
-/// Between passes, before jitter. With the grace it bounds how long a lost entry stays lost (G3).
+/// Time between passes, before jitter. With the grace period below it bounds how long a lost entry stays lost (G3).
 const PASS_EVERY: Duration = Duration::from_secs(3);
-/// Between passes, however often somebody asks for one.
+/// Shortest time between passes, however often another loop requests one.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
-/// Work younger than this may still be on its way through a channel.
+/// Grace period: the hint of a younger job may still be on its way through a channel.
 const GRACE: TimeDelta = TimeDelta::seconds(1);
-/// How far ahead of its time an entry is checked.
+/// Time before its due time from which an entry is checked.
 const LOOK_AHEAD: TimeDelta = TimeDelta::seconds(8);
 /// Rows in one page.
 const PAGE: usize = 2_000;
-/// Overdue rows that one pass compares. With more, the lines that were compared longest ago come first in the next pass.
+/// Overdue rows that one pass compares. With more, the next pass starts with the lanes that were compared longest ago.
 const ROWS_IN_A_PASS: usize = 100_000;
-/// Overdue rows of one line that one pass compares beyond a full ready list: those that execute stand in front of it, and
-/// behind it those that show that the note of what it left out is lost.
+/// Overdue rows of one lane that one pass compares beyond the length of a full ready list. Rows of executing jobs come
+/// first in a lane, and the rows behind the list show whether the note about jobs left out of it was lost.
 const ROWS_BEYOND_A_LIST: usize = 10_000;
-/// Of a line that is too long for one pass, what became due lately is compared in each, up to so many pages.
+/// In a lane that is too long for one pass, each pass compares the rows that became due within this time, up to this
+/// many pages.
 const RECENT: TimeDelta = TimeDelta::seconds(15);
 const RECENT_PAGES: usize = 10;
-/// A ready list with fewer entries is compared before the longer ones: what it lost would start soon.
+/// A ready list with fewer entries is compared before longer ones: the jobs that it lost would start soon.
 const SHORT_LIST: usize = 2_000;
 /// Pages that one refill reads.
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A job of a kind that a runner does not know rests in the sorted set, but for no longer than this.
+/// Longest time for which the sorted set hides a job of a kind that a runner does not know.
 const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
-/// How long a suspect gets to turn up.
+/// Time between the first look at a job that seems to be missing and the second look.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
 #[derive(Debug, thiserror::Error)]
@@ -64,16 +65,16 @@ enum PassError {
     Index(#[from] IndexError),
 }
 
-/// What the loop remembers between passes.
+/// State that the loop keeps between passes.
 #[derive(Default)]
 struct Memory {
-    /// When each line was compared last.
+    /// When each lane was last compared.
     compared: HashMap<DueLine, Instant>,
-    /// Where to go on in lines that are too long for one pass.
+    /// Position from which to continue in lanes that are too long for one pass.
     walks: HashMap<DueLine, DueCursor>,
-    /// Everything due before this has been fed to the index.
+    /// Everything due before this time was fed to the index.
     fed_until: Option<Timestamp>,
-    /// Lines that had left jobs out.
+    /// Lanes whose ready lists had left jobs out.
     noted: HashSet<Line>,
 }
 
@@ -93,14 +94,14 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
         };
         match worked {
             Ok(()) => pause = FIRST_PAUSE,
-            // The index has said so.
+            // The index has logged this error.
             Err(PassError::Index(error)) => tracing::debug!(%error, "cannot reconcile"),
             Err(PassError::Store(error)) => {
                 tracing::warn!(%error, "cannot reconcile");
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
-        // A rebuild that failed is tried again soon, not at once.
+        // A rebuild that failed is tried again soon, but not at once.
         let soon = Instant::now() + pause;
         let until = match shared.index.health().now() {
             Health::Rebuilding => soon,
@@ -114,13 +115,13 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
     }
 }
 
-/// Feed the index everything due within the horizon. The epoch is set first: what is committed after that is hinted by
-/// its own writer, what was committed before is read here.
+/// Feed the index everything due within the horizon. The epoch is set first: a job committed after that is hinted by
+/// its own writer, a job committed before is read here.
 async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let began = Instant::now();
     let troubles = shared.index.health().troubles();
     if shared.index.health().begins_from_nothing() {
-        // As `tickr rebuild` does; other runners notice, and feed what they think is missing as well.
+        // Other runners notice it, as after `tickr rebuild`, and also feed what they find missing.
         shared.index.forget().await?;
     }
     shared.index.begin_epoch().await?;
@@ -137,13 +138,13 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
         if shared.index.hint(&missing).await?.left_out > 0 {
             compare.read_notes().await?;
         }
-        // The rest of a long backlog is the refill's: it is not even read here.
+        // The rest of a long backlog is left to the refill, and not even read here.
         walk.retain(|range| !compare.is_left_out(range));
     }
     hinted += feed(shared, &lines, now, until).await?.jobs;
     *memory = Memory { fed_until: Some(until), ..Memory::default() };
     if !shared.index.health().rebuilt(troubles, hinted, began.elapsed()) {
-        // Redis failed somebody since this began: hints may be missing that no page has shown.
+        // A call to Redis failed since the rebuild began: hints may be missing that no page has shown.
         return Ok(());
     }
     metrics::counter!("tickr_rebuilds_total").increment(1);
@@ -153,8 +154,9 @@ async fn rebuild(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> 
     Ok(())
 }
 
-/// The queues of this runner first, then those of other living runners. These repair their own lines, but only what is
-/// due soon: what becomes due later they feed in their own rebuilds, and they may not notice that one is needed.
+/// Return the queues of this runner, then those of other living runners. Other runners repair their own lanes in their
+/// passes, but only for jobs that are due soon. Jobs that are due later they feed in a rebuild, and they may not notice
+/// that one is needed.
 async fn queues_to_rebuild(shared: &Shared) -> Result<Vec<Name>, StoreError> {
     let mut queues = shared.settings.queues.clone();
     let own: BTreeSet<Name> = queues.iter().cloned().collect();
@@ -166,13 +168,13 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     let now = shared.store.clock().now();
     let lines = shared.store.lines_of(shared.settings.queues.clone()).await?;
 
-    // What is due next. The sorted set takes an entry twice without harm.
+    // Jobs that are due next. Adding an entry to the sorted set twice does no harm.
     let mut drift = feed(shared, &lines, now, now + LOOK_AHEAD).await?.unknown;
     drift += compare_overdue(shared, memory, &lines, now - GRACE).await?;
     metrics::gauge!("tickr_index_drift").set(drift as f64);
     shared.index.health().compared(drift);
 
-    // What the horizon newly reaches.
+    // Jobs that the horizon newly reaches.
     let reach = now + horizon(shared);
     let fed_until = memory.fed_until.unwrap_or(now);
     if reach - fed_until >= (horizon(shared) / 4).min(TimeDelta::seconds(30)) {
@@ -182,23 +184,24 @@ async fn pass(shared: &Shared, memory: &mut Memory) -> Result<(), PassError> {
     Ok(())
 }
 
-/// What a feed did.
+/// Result of a feed.
 #[derive(Default)]
 struct Fed {
-    /// Jobs that were hinted.
+    /// Number of jobs hinted.
     jobs: usize,
-    /// Those of them that the index did not know, or for another time.
+    /// Number of those that the index did not know, or knew with another time.
     unknown: usize,
 }
 
-/// Hint everything of these lines that is due from `from` to `until`, which is not yet: so none of it executes.
+/// Hint all jobs of these lanes that are due from `from` until `until`. These times lie ahead, so none of the jobs
+/// executes.
 async fn feed(shared: &Shared, lines: &[DueLine], from: Timestamp, until: Timestamp) -> Result<Fed, PassError> {
     let ranges = lines.iter().map(|line| DueRange { line: line.clone(), after: DueCursor::at(from), until });
     let mut walk = shared.store.walk(ranges, PAGE, Depth::Owed);
     let (mut fed, mut pages) = (Fed::default(), walk.next().await?);
     while let Some(found) = pages {
         let found: Vec<Entry> = found.iter().flat_map(entries).collect();
-        // The next page is read while Redis takes this one.
+        // Read the next page while Redis takes this one.
         let hint = async { shared.index.hint(&found).await.map_err(PassError::from) };
         let read = async { walk.next().await.map_err(PassError::from) };
         let (hinted, next) = tokio::try_join!(hint, read)?;
@@ -209,7 +212,8 @@ async fn feed(shared: &Shared, lines: &[DueLine], from: Timestamp, until: Timest
     Ok(fed)
 }
 
-/// Compare the overdue jobs of these lines with the ready lists, and bring back what is missing: how many it were.
+/// Compare the overdue jobs of these lanes with the ready lists, and put missing ones back. Return how many were put
+/// back.
 async fn compare_overdue(
     shared: &Shared,
     memory: &mut Memory,
@@ -257,8 +261,8 @@ async fn compare_overdue(
 }
 
 impl Memory {
-    /// Forget lines that are gone. The note of what a full list left out may have been lost, and with it the way to the
-    /// jobs behind the list: then the walk through that line begins anew.
+    /// Forget lanes that are gone. If the note about jobs that a full list left out is lost, the way to the jobs behind
+    /// the list is lost with it; then the walk through that lane starts again.
     fn follow(&mut self, lines: &[DueLine], compare: &Compare<'_>) {
         let lines: HashSet<&DueLine> = lines.iter().collect();
         let lost = |line: &Line| self.noted.contains(line) && !compare.left_out.contains_key(line);
@@ -267,7 +271,7 @@ impl Memory {
         self.noted = compare.left_out.keys().cloned().collect();
     }
 
-    /// What to compare, the lines with short lists first, then those that were compared longest ago.
+    /// Return what to compare: first the lanes with short ready lists, then the lanes that were compared longest ago.
     async fn in_turn(&self, shared: &Shared, lines: &[DueLine], until: Timestamp) -> Result<Vec<DueRange>, IndexError> {
         let names: Vec<Line> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
@@ -279,8 +283,8 @@ impl Memory {
     }
 }
 
-/// Overdue jobs that wait and stand in no list, brought back a page at a time: after a long outage there may be any
-/// number.
+/// Overdue jobs that wait in MySQL and are in no ready list. They are put back a page at a time, because there may be
+/// any number of them after a long outage.
 struct Suspects<'a> {
     shared: &'a Shared,
     found: Vec<Entry>,
@@ -293,7 +297,7 @@ impl Suspects<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        // Most of them execute.
+        // Most of the missing rows are those of executing jobs.
         let waiting = self.shared.store.still_waiting(missing.iter().map(|entry| entry.id).collect()).await?;
         self.found.extend(missing.into_iter().filter(|entry| waiting.contains(&entry.id)));
         if self.found.len() >= PAGE {
@@ -303,14 +307,14 @@ impl Suspects<'_> {
         Ok(())
     }
 
-    /// Bring back the rest; how many it were in all.
+    /// Put the rest back. Return how many were put back in all.
     async fn end(self) -> Result<usize, PassError> {
         Ok(self.brought_back + bring_back(self.shared, self.found).await?)
     }
 }
 
-/// Hint again what is still missing after a moment. Most suspects are on their way: popped and about to be claimed, or
-/// claimed since they were read. Hinting those would only make workers claim in vain.
+/// Hint jobs that are still missing after a moment. Most of them are under way: popped and about to be claimed, or
+/// claimed since they were read. Hinting those would only cause claims that fail.
 async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, PassError> {
     let suspects = restless(shared, suspects).await?;
     if suspects.is_empty() {
@@ -322,7 +326,7 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
     }
     let suspects = restless(shared, suspects).await?;
     let due = shared.store.due_jobs(suspects.iter().map(|entry| entry.id).collect()).await?;
-    // As they stand now: an operator may have moved them.
+    // Use their present rows: an operator may have moved them.
     let now = suspects.iter().filter_map(|suspect| due.get(&suspect.id)).map(|job| Entry {
         id: job.id,
         line: Line::new(&job.queue, job.priority),
@@ -341,14 +345,14 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
     let missing: Vec<Entry> = unlisted.collect();
     let hinted = shared.index.hint(&missing).await?;
     if hinted.ready > 0 {
-        tracing::info!(jobs = hinted.ready, "overdue jobs were missing from the index and are back");
+        tracing::info!(jobs = hinted.ready, "put overdue jobs back that were missing from the index");
         metrics::counter!("tickr_drift_repaired_total").increment(hinted.ready as u64);
     }
     Ok(hinted.ready)
 }
 
-/// Without those that are overdue and yet scheduled for later: they were offered to a runner that has no handler for them,
-/// and rest for a moment. For longer than that only a wrong score keeps an entry.
+/// Leave out jobs that are overdue but have a later time in the sorted set: they were offered to a runner without a
+/// handler for them, and are put off for a moment. An entry with a time further ahead than that has a wrong score.
 async fn restless(shared: &Shared, suspects: Vec<Entry>) -> Result<Vec<Entry>, IndexError> {
     if suspects.is_empty() {
         return Ok(suspects);
@@ -363,7 +367,7 @@ fn horizon(shared: &Shared) -> TimeDelta {
     TimeDelta::from_std(shared.index.horizon()).unwrap_or(TimeDelta::minutes(15))
 }
 
-/// The line as Redis knows it.
+/// Return the lane as Redis knows it.
 fn name_of(line: &DueLine) -> Line {
     Line::new(&line.queue, line.priority)
 }
@@ -373,11 +377,11 @@ fn entries(page: &LinePage) -> impl Iterator<Item = Entry> + '_ {
     page.rows.iter().map(move |row| Entry { id: row.id, line: line.clone(), execute_at: row.execute_at })
 }
 
-/// Compares overdue rows with the ready lists, each of which is read once for as long as its line is read.
+/// Compares overdue rows with the ready lists. Each list is read once and kept while its lane is read.
 struct Compare<'a> {
     shared: &'a Shared,
     ready: HashMap<DueLine, HashSet<JobId>>,
-    /// Where the lines that left jobs out did so: from there on they are the refill's.
+    /// Position from which each lane left jobs out of its ready list. The refill puts back the jobs from there on.
     left_out: HashMap<Line, RefillPlace>,
 }
 
@@ -386,19 +390,19 @@ impl<'a> Compare<'a> {
         Ok(Self { shared, ready: HashMap::new(), left_out: shared.index.left_out().await? })
     }
 
-    /// A list that had no room for all has a note now.
+    /// Read the notes again: a list that had no room for all jobs has a note now.
     async fn read_notes(&mut self) -> Result<(), IndexError> {
         self.left_out = self.shared.index.left_out().await?;
         Ok(())
     }
 
-    /// Is what is left of this range behind the place from which the refill brings it?
+    /// Return whether the rest of this range lies behind the position from which the refill puts jobs back.
     fn is_left_out(&self, range: &DueRange) -> bool {
         let place = self.left_out.get(&name_of(&range.line));
         place.is_some_and(|place| range.after.moment() >= place.execute_at)
     }
 
-    /// Those of these overdue jobs that stand in no ready list, and that no refill will bring.
+    /// Return the overdue jobs of these pages that are in no ready list and that no refill will put back.
     async fn missing(&mut self, pages: &[LinePage]) -> Result<Vec<Entry>, IndexError> {
         let new = pages.iter().filter(|page| !page.rows.is_empty() && !self.ready.contains_key(&page.line));
         let new: Vec<&DueLine> = new.map(|page| &page.line).collect();
@@ -421,7 +425,7 @@ impl<'a> Compare<'a> {
     }
 }
 
-/// Fill ready lists that left jobs out, whenever the scheduler or the fetcher sees one run low.
+/// Refill ready lists that left jobs out, whenever the scheduler or the fetcher finds that one has run low.
 pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
     let of_queue = |queue: &Name| {
         let queue = queue.clone();
@@ -460,7 +464,7 @@ async fn refill(shared: &Shared, line: &DueLine, name: &Line) -> Result<(), Pass
     match list_more(shared, line, name, refill.place).await {
         Ok(rest) => Ok(shared.index.end_refill(name, refill, rest).await?),
         Err(error) => {
-            // The note was taken off at the beginning; without it nobody would look for what was left out.
+            // The note was removed at the beginning. Without it, the jobs that were left out would not be found.
             let place = refill.place;
             shared.index.end_refill(name, refill, Some(place)).await?;
             Err(error)
@@ -468,7 +472,8 @@ async fn refill(shared: &Shared, line: &DueLine, name: &Line) -> Result<(), Pass
     }
 }
 
-/// List more jobs of a line from a place on, as many as there is room for; where it stopped short.
+/// List more jobs of a lane from a position on, as many as there is room for. Return the position where it stopped
+/// short, if it did.
 async fn list_more(
     shared: &Shared,
     line: &DueLine,
@@ -490,7 +495,7 @@ async fn list_more(
             }
             found.push(entry);
         }
-        // A refill that stops here goes on in another turn, so that other lines get theirs.
+        // A refill that stops here continues in another turn, so that other lanes get theirs.
         rest = walk.rest().next().map(|range| range.after);
     }
     if found.len() < room && rest.is_some() {

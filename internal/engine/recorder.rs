@@ -1,10 +1,12 @@
-//! The recorder: writes what happened here into the history that all runners share.
+//! The recorder: writes what this runner counts into the history that all runners share and charts show.
 //!
-//! One loop ends the open slot every five seconds, by the database's clock, and never waits for anybody. Another writes
-//! what there is, when anything happened, and removes what is too old. MySQL may be out or slow: then rows wait, and when
-//! there are too many the oldest are given up. Charts have a gap; nothing else notices.
+//! One loop ends the open slot every five seconds by MySQL's clock, and never waits for a server. Another loop writes
+//! the rows of ended slots, and removes rows that are too old. A slot in which nothing happened has no rows. While
+//! MySQL is out or slow, rows wait in memory; when too many wait, the oldest are dropped. Then charts have a gap, and
+//! nothing else is affected.
 //!
-//! It stops after the last request was served, later than the loops of the engine, and then writes the slot that is open.
+//! The recorder stops after the last request was served, later than the loops of the engine. Then it writes the open
+//! slot.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,17 +23,17 @@ use crate::job::{Name, RunnerId, Series, Step, Tally, Timestamp};
 use crate::store::{MOST_SAMPLES, Sample, StoreError};
 use crate::telemetry::Slot;
 
-/// Rows that may wait for MySQL.
+/// Most rows that may wait for MySQL.
 const MOST_WAITING: usize = 5_000;
-/// Between removals of what is too old, before jitter.
+/// Time between two removals of old rows, before jitter.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
-/// The first one comes within this time.
+/// Longest time before the first removal.
 const FIRST_PURGE: Duration = Duration::from_secs(5);
-/// Pages of one removal.
+/// Most pages of one removal.
 const PAGES: usize = 50;
-/// Between pages: the disk belongs to jobs.
+/// Pause between pages, so that removals leave the disk to jobs.
 const BREATH: Duration = Duration::from_millis(20);
-/// How long a stop waits for the last rows.
+/// Longest time that a stop waits until the last rows are written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The running recorder.
@@ -39,7 +41,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Recorder {
     shared: Arc<Shared>,
     loops: TaskTracker,
-    /// Ends the loops, also when this is dropped.
+    /// Ends the loops, also when the recorder is dropped.
     _stop: DropGuard,
 }
 
@@ -49,7 +51,7 @@ struct Shared {
     /// Queues that always have a series of their own.
     queues: Vec<Name>,
     book: Mutex<Book>,
-    /// There is something to write.
+    /// Wakes the loop that writes rows.
     filled: Notify,
     stop: CancellationToken,
 }
@@ -61,12 +63,12 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Recorder {
-    /// Begin to record what this runner, which serves these queues, counts.
+    /// Start to record what this runner counts. `queues` are the queues that it serves.
     #[must_use]
     pub fn start(broker: Broker, runner: RunnerId, queues: Vec<Name>) -> Self {
         let stop = CancellationToken::new();
         let book = Book::open(Step::FiveSeconds.floor(broker.store().clock().now()));
-        // What was counted before this moment belongs to the slot as well: it happened while the process started.
+        // What was counted before this moment happened while the process started. It belongs to the first slot as well.
         broker.meters().serve(&queues);
         let (book, filled) = (Mutex::new(book), Notify::new());
         let shared = Arc::new(Shared { broker, runner, queues, book, filled, stop: stop.clone() });
@@ -76,7 +78,7 @@ impl Recorder {
         Self { shared, loops, _stop: stop.drop_guard() }
     }
 
-    /// Stop, and write what was counted until now. What MySQL does not take within two seconds is lost.
+    /// Stop, and write everything counted so far. What MySQL does not accept within two seconds is lost.
     pub async fn stop(self) {
         let Self { shared, loops, _stop } = self;
         shared.stop.cancel();
@@ -104,7 +106,7 @@ impl Shared {
         let clock = self.broker.store().clock();
         loop {
             let end = self.book().slot + Step::FiveSeconds.width();
-            // An estimate of the database's clock may be moved back a little, and the clock itself by any amount.
+            // The estimate of MySQL's clock may move back a little, and the clock itself may be set by any amount.
             let rest = (end - clock.now()).clamp(chrono::TimeDelta::milliseconds(1), Step::FiveSeconds.width());
             tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -114,7 +116,7 @@ impl Shared {
         }
     }
 
-    /// End the open slot if its time is over, or in any case if it is the last one.
+    /// End the open slot if its time is over. With `last`, end it in any case.
     fn turn(&self, now: Timestamp, last: bool) {
         let mut book = self.book();
         let next = Step::FiveSeconds.floor(now);
@@ -122,8 +124,8 @@ impl Shared {
         if !last && back >= chrono::TimeDelta::zero() && back <= Step::FiveSeconds.width() {
             return;
         }
-        // Queues keep their series for a quarter of an hour, so that none comes and goes in a chart. Then all but those that
-        // are served here have to come again.
+        // A queue keeps its series for a quarter of an hour, so that its line in a chart does not come and go. After
+        // that only the queues served here keep theirs; others get one again with their next event.
         let keep = Step::Quarter.floor(next) == Step::Quarter.floor(book.slot);
         let slot = self.broker.meters().turn(Slot::of(self.queues.iter().cloned()), keep);
         book.take(&slot);
@@ -151,19 +153,19 @@ impl Shared {
                     }
                 }
             };
-            // A write that is left behind here is repeated by the stop, which changes nothing.
+            // A stop may interrupt a write. The stop writes the same rows again, which changes nothing.
             let done = tokio::select! {
                 () = self.stop.cancelled() => return,
                 done = round => done,
             };
             if let Err(error) = done {
-                tracing::debug!(%error, "cannot record");
+                tracing::debug!(%error, "cannot write samples of the history");
                 metrics::counter!("tickr_samples_errors_total").increment(1);
             }
         }
     }
 
-    /// Write what waits. Rows leave the book when they are written, unless they have grown meanwhile.
+    /// Write the rows that wait. A written row leaves the book, unless its figures have grown meanwhile.
     async fn write(&self) -> Result<(), StoreError> {
         loop {
             let samples = self.book().next();
@@ -186,19 +188,19 @@ impl Shared {
     }
 }
 
-/// A row's place: how wide, when, whose.
+/// Identity of a row: width and start of its slot, and its series.
 type Place = (Step, Timestamp, Series);
 
-/// What was counted and is not written yet.
+/// Figures that were counted and are not written yet.
 struct Book {
-    /// When the open slot began.
+    /// Start of the open slot.
     slot: Timestamp,
-    /// The wide slots that are open, with what was counted in them so far.
+    /// The open wide slots: the start of each, and what was counted in it so far.
     growing: [(Timestamp, BTreeMap<Series, Box<Tally>>); 2],
     waiting: BTreeMap<Place, Sample>,
 }
 
-/// The widths that grow out of slots of five seconds.
+/// Widths of the slots that are summed up from slots of five seconds.
 const WIDE: [Step; 2] = [Step::Minute, Step::Quarter];
 
 impl Book {
@@ -207,7 +209,7 @@ impl Book {
         Self { slot, growing, waiting: BTreeMap::new() }
     }
 
-    /// Take in the slot that has ended.
+    /// Add the slot that has ended.
     fn take(&mut self, slot: &Slot) {
         let (began, counted_to) = (self.slot, self.slot + Step::FiveSeconds.width());
         let mut all = Tally::default();
@@ -239,7 +241,7 @@ impl Book {
         }
     }
 
-    /// Give up the oldest rows beyond those that may wait, the finest first; how many.
+    /// Drop the oldest rows beyond the limit, those of the narrowest slots first. Return how many were dropped.
     fn give_up(&mut self) -> usize {
         let lost = self.waiting.len().saturating_sub(MOST_WAITING);
         for _ in 0..lost {
@@ -248,12 +250,12 @@ impl Book {
         lost
     }
 
-    /// The next rows to write.
+    /// Return the next rows to write.
     fn next(&self) -> Vec<Sample> {
         self.waiting.values().take(MOST_SAMPLES).cloned().collect()
     }
 
-    /// These rows were written.
+    /// Remove rows that were written.
     fn written(&mut self, samples: &[Sample]) {
         for sample in samples {
             let place = (sample.step, sample.at, sample.series.clone());
@@ -273,7 +275,7 @@ mod tests {
         format!("2026-03-29T{text}Z").parse().unwrap()
     }
 
-    /// A slot in which so many jobs were accepted.
+    /// Return a slot in which this many jobs were accepted.
     fn slot(accepted: usize) -> Slot {
         let (meters, queue) = (Meters::default(), "mail".parse().unwrap());
         meters.accepted(std::iter::repeat_n(&queue, accepted));
@@ -311,7 +313,7 @@ mod tests {
                 (900, at("12:15:00"), at("12:15:10"), 5),
             ]
         );
-        // Everything together, row by row the same.
+        // The series of all queues has the same rows.
         assert_eq!(seen.iter().filter(|row| row.2.is_empty()).count(), mail.len());
     }
 
@@ -333,7 +335,8 @@ mod tests {
             book.give_up();
         }
         assert_eq!(book.waiting.len(), MOST_WAITING);
-        // The finest and oldest went: what the charts of an hour and a day show is still there.
+        // The oldest rows of the narrowest slots were dropped. The rows behind the charts of an hour and of a day
+        // remain.
         assert!(book.waiting.contains_key(&(Step::Quarter, at("13:00:00"), Series::All)));
     }
 }

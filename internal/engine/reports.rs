@@ -1,5 +1,5 @@
-//! The janitor's part about reports: it removes what is older than reports are kept, and what belonged to deleted jobs. Both
-//! from MySQL and from the folder of this runner, which no other runner looks after.
+//! The part of the janitor that removes reports: those past their retention, and those of deleted jobs. It removes them
+//! from MySQL and from the folder of this runner, which no other runner cleans up.
 
 use std::time::{Duration, Instant};
 
@@ -8,19 +8,19 @@ use super::janitor::Pages;
 use crate::handlers::report::FinishedReports;
 use crate::store::{RemovedPlace, StoreError};
 
-/// Rounds are no closer to each other than this, however often the janitor comes by.
+/// Shortest time between two rounds, however often the janitor starts one.
 const REST: Duration = Duration::from_secs(25);
 
-/// The finished reports of a runner, and how long they are kept.
+/// The finished reports of a runner and their retention.
 #[derive(Clone, Debug)]
 pub struct ReportKeeping {
-    /// The reports.
+    /// The finished reports.
     pub finished: FinishedReports,
-    /// How long they are kept.
+    /// Retention of finished reports.
     pub keep: Duration,
 }
 
-/// What is known between two rounds.
+/// State kept between two rounds.
 #[derive(Default)]
 pub(super) struct OldReports {
     removed: Option<RemovedPlace>,
@@ -28,7 +28,8 @@ pub(super) struct OldReports {
 }
 
 impl OldReports {
-    /// A few pages of everything. Also before the first pause of a runner, so that one that is restarted often does it too.
+    /// Remove a few pages of each sort. The janitor also calls this before its first pause, so that a runner that is
+    /// restarted often still removes reports.
     pub(super) async fn round(&mut self, shared: &Shared) {
         let Some(reports) = &shared.settings.reports else { return };
         if self.last.is_some_and(|last| last.elapsed() < REST) {
@@ -47,7 +48,8 @@ impl OldReports {
         }
     }
 
-    /// Reports whose jobs operators deleted since the last round: their files in this folder, and their content.
+    /// Remove the reports of jobs that operators deleted since the last round: their files in this folder, and their
+    /// content in MySQL.
     async fn of_deleted_jobs(
         &mut self,
         shared: &Shared,

@@ -1,15 +1,17 @@
-//! The rhythm of this runner's own heartbeat: may the silence of others be held against them?
+//! The history of this runner's own heartbeat. It decides whether this runner may call other runners dead because they
+//! are silent.
 //!
-//! While MySQL is out nobody can renew, and when it is back every lease has lapsed, however alive its holder is. A
-//! runner that was suspended wakes to the same sight. The heartbeat of such a runner has missed beats itself; so
-//! whoever missed some does not judge others before a full lease of steady beats, in which everybody alive can renew.
+//! While MySQL is out, no runner can renew its leases. When MySQL is back, all leases have lapsed although their
+//! holders live. A runner that was suspended sees the same when it wakes. In both cases the heartbeats of this runner
+//! have a gap as well. So after a gap it calls no runner dead until a full lease of regular heartbeats has passed; in
+//! that time every living runner can renew its leases.
 //!
-//! The database's clock may be set as well: then leases look lapsed that are not, or the other way round. So each reading
-//! of it is compared with the monotonic clock of this process, and a step counts as an interruption. A runner that has just
-//! started cannot know of a step before its first reading: it judges another one only after it has watched for so long that one
-//! that lives would have beaten.
+//! MySQL's clock may be set, too. Then leases look lapsed that are not, or the other way round. So each reading of that
+//! clock is compared with the monotonic clock of this process, and a step counts as an interruption. A runner that has
+//! just started cannot know of a step before its first reading. It calls another runner dead only after it has watched
+//! for long enough that a living runner would have sent a heartbeat.
 //!
-//! What counts as long is a matter of the lease of the runner that is judged: one with a longer lease beats more seldom.
+//! How long that is depends on the lease of the other runner: with a longer lease, heartbeats are further apart.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,73 +20,77 @@ use chrono::TimeDelta;
 
 use crate::store::{ClockStep, Reading};
 
-/// A step of the database's clock that is smaller than this, and than a quarter of a lease, does no harm.
+/// A step of MySQL's clock that is smaller than this, and smaller than a quarter of a lease, does no harm.
 const LARGEST_STEP: Duration = Duration::from_secs(2);
-/// A step that is larger than this, and than the two clocks drift apart between two readings, is noted for a checker.
+/// A step larger than this, plus the drift of the two clocks between two readings, is recorded for
+/// `tickr verify`.
 const NOTED_STEP: Duration = Duration::from_millis(100);
 const DRIFT: f64 = 0.01;
-/// Steps that wait to be noted.
+/// Most steps that wait to be recorded.
 const MOST_STEPS: usize = 16;
 
-/// When the heartbeat was answered.
+/// The history of the heartbeat of one runner.
 #[derive(Default)]
 pub(super) struct Rhythm(Mutex<Beats>);
 
 #[derive(Clone, Default)]
 struct Beats {
-    /// When the newest one that was answered was sent.
+    /// When the newest answered heartbeat was sent.
     last: Option<Instant>,
-    /// Since when this process has watched the database's clock: its first reading, or its first beat.
+    /// When this process started to watch MySQL's clock: its first reading, or its first heartbeat.
     began: Option<Instant>,
-    /// The first one after the newest interruption; absent when there was none.
+    /// End of the newest interruption. None when there was none.
     resumed: Option<Instant>,
-    /// How often it was interrupted for so long, or the clock set so far, that others may have judged this runner.
+    /// Number of interruptions so long, or steps of the clock so large, that other runners may have called this one
+    /// dead.
     gaps: u64,
-    /// The newest reading of the database's clock.
+    /// The newest reading of MySQL's clock.
     reading: Option<Reading>,
-    /// Steps of the clock that were not noted yet, the newest.
+    /// Steps of the clock that are not recorded yet.
     steps: Vec<ClockStep>,
 }
 
 impl Rhythm {
-    /// Of a runner that found MySQL out when it started: that is an interruption too.
+    /// Create the history of a runner that found MySQL out when it started. That counts as an interruption.
     pub(super) fn after_an_outage() -> Self {
         Self(Mutex::new(Beats { resumed: Some(Instant::now()), ..Beats::default() }))
     }
 
-    /// A beat that was sent at this moment was answered now.
+    /// Record that a heartbeat sent at this moment was answered now.
     pub(super) fn beaten(&self, sent: Instant, lease: Duration) {
         self.lock(|beats| beats.beaten(sent, Instant::now(), lease));
     }
 
-    /// Some other call for the sake of the leases failed.
+    /// Record that another call on which leases depend failed.
     pub(super) fn interrupted(&self) {
         self.lock(|beats| beats.resumed = Some(Instant::now()));
     }
 
-    /// Take note of a reading of the database's clock. By how much it was set since the one before, if it was.
+    /// Record a reading of MySQL's clock. Return the step if the clock was set since the reading before, by enough to
+    /// do harm.
     pub(super) fn read(&self, reading: &Reading, lease: Duration) -> Option<TimeDelta> {
         self.lock(|beats| beats.read(*reading, Instant::now(), lease))
     }
 
-    /// The steps of the database's clock since the last call.
+    /// Take the steps of MySQL's clock since the last call.
     pub(super) fn take_steps(&self) -> Vec<ClockStep> {
         self.lock(|beats| std::mem::take(&mut beats.steps))
     }
 
-    /// May the silence of a runner with a lease of `theirs` be held against it? It has had the time to beat since this process
-    /// began to watch, and a full lease since the newest interruption. `lease` is this runner's own.
+    /// Return whether a runner with a lease of `theirs` may be called dead if it is silent. It had time to send a
+    /// heartbeat since this process started to watch, and a full lease since the newest interruption. `lease` is this
+    /// runner's own.
     pub(super) fn is_steady(&self, lease: Duration, theirs: Duration) -> bool {
         self.lock(|beats| beats.is_steady(Instant::now(), lease, theirs))
     }
 
-    /// Are beats answered, as far as is known?
+    /// Return whether heartbeats are answered, as far as is known.
     pub(super) fn is_beating(&self, lease: Duration) -> bool {
         self.lock(|beats| beats.last.is_some_and(|last| !is_gap(last.elapsed(), lease)))
     }
 
-    /// Can no other runner have judged this one since its last beat? Then the number of gaps so far: what was agreed with
-    /// others under another number may have been taken away.
+    /// Return the number of gaps so far. None when other runners may have called this one dead since its last answered
+    /// heartbeat. What other runners agreed to under another number may have been taken away.
     pub(super) fn standing(&self, lease: Duration) -> Option<u64> {
         self.lock(|beats| beats.last.is_some_and(|last| last.elapsed() < lease).then_some(beats.gaps))
     }
@@ -131,12 +137,12 @@ impl Beats {
     }
 }
 
-/// By how much the clock was set between two readings, at the least. Each was taken at some moment between its request and
-/// its answer, so a reading that was held up proves little.
+/// Return by how much the clock was set between two readings, at least. Each reading was taken at some moment between
+/// its request and its answer, so a delayed reading proves little.
 fn step(before: &Reading, after: &Reading) -> Option<TimeDelta> {
     let shown = after.moment - before.moment;
     let delta = |duration| TimeDelta::from_std(duration).ok();
-    // Read at the same time by two loops, they may be in either order.
+    // Two loops may have taken the readings at the same time, in either order.
     let shortest = delta(after.sent.saturating_duration_since(before.received))?
         - delta(before.received.saturating_duration_since(after.sent))?;
     let longest = delta(after.received.saturating_duration_since(before.sent))?
@@ -150,8 +156,9 @@ fn step(before: &Reading, after: &Reading) -> Option<TimeDelta> {
     }
 }
 
-/// Beats are a third of a lease apart. An outage that lets leases lapse is longer than two thirds, because every lease
-/// has beats at its first and at its second third.
+/// Return whether a pause between heartbeats is a gap. Heartbeats are a third of a lease apart. An outage that lets
+/// leases lapse is longer than two thirds of a lease, because every lease has a heartbeat at its first and at its
+/// second third.
 fn is_gap(pause: Duration, lease: Duration) -> bool {
     pause > lease.mul_f64(0.6)
 }
@@ -188,11 +195,11 @@ mod tests {
         let (theirs, mut beats) = (4 * LEASE, Beats::default());
         for second in (0..=140).step_by(10) {
             beats.beaten(at(second), at(second), LEASE);
-            // Steady from 18 s on for a lease of its own length, from 72 s on for theirs.
+            // For a lease of its own length it is steady from 18 s on; for the longer lease from 72 s on.
             let steady = [LEASE, theirs].map(|lease| beats.is_steady(at(second), LEASE, lease));
             assert_eq!(steady, [second > 18, second > 72], "{second}");
         }
-        // After an interruption a whole lease of the one that is judged.
+        // After an interruption the wait is one lease of the other runner.
         beats.resumed = Some(at(100));
         assert_eq!([LEASE, theirs].map(|lease| beats.is_steady(at(150), LEASE, lease)), [true, false]);
     }
@@ -226,7 +233,7 @@ mod tests {
         assert_eq!(rhythm.standing(LEASE), None);
         rhythm.beaten(start, LEASE);
         assert_eq!(rhythm.standing(LEASE), Some(0));
-        // Sent long ago: others may have judged this runner since.
+        // The heartbeat was sent long ago: other runners may have called this one dead since.
         let ago = |seconds| start.checked_sub(Duration::from_secs(seconds)).unwrap();
         let rhythm = Rhythm::default();
         rhythm.beaten(ago(31), LEASE);
@@ -248,10 +255,10 @@ mod tests {
         let mut read = |reading| beats.read(reading, start + Duration::from_secs(1), LEASE);
         assert_eq!(read(reading(0, 10, 5)), None);
         assert_eq!(read(reading(2_000, 2_010, 2_004)), None);
-        // Held up for eight seconds on its way back, and the next one on its way there.
+        // One answer is delayed for eight seconds on its way back, and the next request on its way there.
         assert_eq!(read(reading(4_000, 12_000, 4_001)), None);
         assert_eq!(read(reading(13_000, 21_000, 21_000)), None);
-        // Two loops that read at the same time.
+        // Two loops read at the same time.
         assert_eq!(read(reading(20_000, 20_002, 20_001)), None);
         assert_eq!(read(reading(22_000, 22_002, 22_001 + 31_000)).map(|step| step.num_seconds()), Some(30));
         assert_eq!(read(reading(24_000, 24_002, 24_001 + 31_000)), None);

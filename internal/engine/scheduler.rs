@@ -1,5 +1,5 @@
-//! The scheduler: owns time. Sleeps until the next entry of the index is due, moves what is due to the ready lists, and
-//! sleeps again. Workers never sleep for time; they wait for work.
+//! The scheduler: sleeps until the next entry of the index is due, moves due entries to the ready lists, and sleeps
+//! again. Workers never wait for a due time; they wait for ids.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,14 +8,15 @@ use super::Shared;
 use super::alarm::Alarm;
 use crate::index::{Health, IndexError, MoveReport};
 
-/// Most entries moved by one script: bounds how long it holds Redis.
+/// Most entries moved by one script. It bounds how long the script blocks Redis.
 const MOST_AT_ONCE: usize = 500;
-/// Longest sleep: bounds how long a flushed index, a stepped clock or another runner's earlier job goes unnoticed.
+/// Longest sleep. It bounds how long a flushed index, a clock that was set, or an earlier job of another runner goes
+/// unnoticed.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// Pauses between tries while Redis does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Longest pause before the next look at an index that has lost its state.
+/// Longest pause before the next look at an index that has lost its data.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
@@ -23,12 +24,12 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
     let mut asleep_until = i64::MAX;
     loop {
         let wake = shared.broker.wake();
-        // Awake, until the look is over: a hint that lands meanwhile leaves a wake-up behind, which ends the next sleep
-        // at once.
+        // Count as awake until the look is over: a hint that arrives meanwhile leaves a wake-up, which ends the next
+        // sleep at once.
         wake.scheduler_sleeps_until(i64::MAX);
         let sleep = match look(&shared).await {
             Ok(report) => {
-                // A Redis that takes this write and fails the rebuild is not well yet: the pauses grow on.
+                // A Redis that answers this call but fails the rebuild is not healthy yet, so the pauses keep growing.
                 if shared.index.health().now() == Health::Fast {
                     pause = FIRST_PAUSE;
                 }

@@ -1,41 +1,41 @@
-//! The order of service: which lines a runner takes from next.
+//! The order of service: the order in which a runner takes from its lanes.
 //!
-//! Strict between levels: a line of a more urgent level is emptied before a less urgent one is looked at. A level is the
-//! priority of the queue, then the priority of the job. Within a level the queues take turns. And nobody starves: one
-//! turn in ten begins further down, every other one of those with the least urgent level that has work, the rest with
-//! each level in turn.
+//! Between levels it is strict: the lanes of a more urgent level are emptied first. A level is the priority of the
+//! queue, then the priority of the job. Within a level the queues take turns. One fetch in ten uses another order, so
+//! that no level starves: every second of these starts with the least urgent level, the others start with each level in
+//! turn.
 
 use crate::broker::Settings;
 use crate::index::{Line, Order};
 use crate::job::{Name, Priority};
 use crate::store::DueLine;
 
-/// One turn in so many is for those whom the strict order would never serve.
+/// One turn in this many is for levels that the strict order might never serve.
 const SHARE: u64 = 10;
 
-/// A line that this runner serves.
+/// A lane that this runner serves.
 #[derive(Clone, Debug)]
 struct Served {
     line: Line,
-    /// Place of its queue.
+    /// Position of its queue.
     queue: usize,
     priority: Priority,
 }
 
-/// The lines of one runner, and whose turn it is.
+/// The lanes of one runner, and the number of the current turn.
 #[derive(Clone, Debug)]
 pub(super) struct Service {
     queues: Vec<Name>,
     lines: Vec<Served>,
-    /// Places of lines, level by level, the most urgent first.
+    /// Positions of lanes, level by level, the most urgent level first.
     levels: Vec<Vec<usize>>,
-    /// Queues that stand still, by their place.
+    /// Paused queues, by position.
     paused: Vec<bool>,
     turn: u64,
 }
 
 impl Service {
-    /// The lines of these queues.
+    /// Create the order for all lanes of these queues.
     pub(super) fn new(queues: &[Name], settings: &Settings) -> Self {
         let line = |queue: usize, priority| Served { line: Line::new(&queues[queue], priority), queue, priority };
         let lines = (0..queues.len()).flat_map(|queue| Priority::all().map(move |priority| line(queue, priority)));
@@ -46,7 +46,7 @@ impl Service {
         service
     }
 
-    /// Follow what operators have set since.
+    /// Apply the current settings of the operators.
     pub(super) fn follow(&mut self, settings: &Settings) {
         let priority = |queue: &Name| settings.queues.get(queue).map_or(Priority::NORMAL, |set| set.priority);
         let of_queues: Vec<Priority> = self.queues.iter().map(priority).collect();
@@ -58,42 +58,42 @@ impl Service {
         self.levels = levels.into_values().collect();
     }
 
-    /// Every line, by its place.
+    /// Return every lane, by position.
     pub(super) fn lines(&self) -> Vec<Line> {
         self.lines.iter().map(|served| served.line.clone()).collect()
     }
 
-    /// The line at this place, as the store knows it.
+    /// Return the lane at this position as MySQL knows it.
     pub(super) fn due_line(&self, place: usize) -> DueLine {
         let Served { queue, priority, .. } = self.lines[place];
         DueLine { queue: self.queues[queue].clone(), priority }
     }
 
-    /// The place of a line's queue.
+    /// Return the position of a lane's queue.
     pub(super) fn queue_of(&self, line: usize) -> usize {
         self.lines[line].queue
     }
 
-    /// All lines of a queue, the most urgent first, whatever room it has.
+    /// Return all lanes of a queue, the most urgent first, whatever room it has.
     pub(super) fn whole_queue(&self, queue: usize) -> Order {
         let lines: Vec<usize> = (0..self.lines.len()).filter(|place| self.lines[*place].queue == queue).collect();
         Order { groups: vec![None; lines.len()], lines, room: Vec::new() }
     }
 
-    /// Does the queue at this place stand still?
+    /// Return whether the queue at this position is paused.
     pub(super) fn is_paused(&self, queue: usize) -> bool {
         self.paused[queue]
     }
 
-    /// The next turn. `room` tells for a queue how many of its jobs may start, if there is a limit. Also whether some
-    /// line is left alone for want of room.
+    /// Return the order of the next turn. `room` returns how many jobs of a queue may start, or None without a limit.
+    /// The flag says whether a lane was skipped because its queue has no room.
     pub(super) fn next_turn(&mut self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
         self.turn += 1;
         let share = self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE);
         self.order(share, room)
     }
 
-    /// The strict order: for who waits, and takes what comes first.
+    /// Return the strict order, used by the blocking fetch.
     pub(super) fn strict(&self, room: impl Fn(usize) -> Option<usize>) -> (Order, bool) {
         self.order(None, room)
     }
@@ -103,14 +103,14 @@ impl Service {
         let levels: Vec<usize> = match share {
             None => (0..count).collect(),
             Some(share) if share.is_multiple_of(2) => (0..count).rev().collect(),
-            // From one level down to the last, then the more urgent ones: another one at each such turn.
+            // From one level down to the last, then the more urgent ones. Each such turn starts with another level.
             Some(share) => {
                 let first = count - 1 - usize::try_from(share / 2).unwrap_or(0) % count;
                 (first..count).chain(0..first).collect()
             }
         };
         let rooms: Vec<Option<usize>> = (0..self.queues.len()).map(room).collect();
-        // Limited queues are groups: their lines share what room there is.
+        // Queues with a limit are groups: their lanes share the room of the queue.
         let limited: Vec<usize> = (0..self.queues.len()).filter(|queue| rooms[*queue].is_some()).collect();
         let mut order =
             Order { room: limited.iter().map(|queue| rooms[*queue].unwrap_or(0)).collect(), ..Order::default() };
@@ -135,7 +135,7 @@ impl Service {
     }
 }
 
-/// Does this queue stand still?
+/// Return whether this queue is paused.
 pub(super) fn is_paused(settings: &Settings, queue: &Name) -> bool {
     settings.queues.get(queue).is_some_and(|set| set.pause.is_some())
 }
@@ -166,7 +166,7 @@ mod tests {
         settings.queues.insert(name, setting);
     }
 
-    /// The lines of an order that have work, as text.
+    /// Return the lanes of an order as text.
     fn words(service: &Service, order: &Order) -> Vec<String> {
         let lines = service.lines();
         order.lines.iter().map(|place| lines[*place].as_str().to_owned()).collect()
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn no_level_starves_however_much_the_others_have() {
         let mut service = Service::new(&names(&["a"]), &Settings::default());
-        // Everybody always has work: each turn serves the first line of its order.
+        // Every lane always has work: each turn serves the first lane of its order.
         let mut served: HashMap<String, u32> = HashMap::new();
         for _ in 0..4_000 {
             let (order, _) = service.next_turn(|_| None);

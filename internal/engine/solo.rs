@@ -1,8 +1,8 @@
-//! The inside of a process that runs one suspect: a runner with one job, a heartbeat and nothing else.
+//! The inside of a process that runs one suspect: a runner with one job and a heartbeat, and nothing else.
 //!
-//! It enters itself in the list of runners, claims the job, executes it as any runner would, settles it, strikes itself
-//! off and ends. It gives the job back when it is told to stop, which also the death of its runner does: a job that runs
-//! without supervision would be missed by nothing but its lease.
+//! It registers itself as a runner, claims the job, executes and settles it like any other runner, unregisters and
+//! ends. It gives the job back when it is told to stop, or when its runner dies: a job that runs without supervision
+//! would be noticed only through its lease.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -24,26 +24,26 @@ use crate::job::{JobId, RunnerId};
 use crate::store::{Claim, StoreError};
 use crate::telemetry::log_as;
 
-/// How long settling and the goodbye may take after the handler has ended.
+/// Time for settling and unregistering after the handler has ended.
 const TO_SETTLE: Duration = Duration::from_secs(3);
 
-/// The line to the runner that started this process.
+/// The connection to the runner that started this process.
 #[derive(Debug)]
 pub struct ParentLine(Mutex<UnixStream>);
 
 impl ParentLine {
-    /// Over this socket.
+    /// Create it from this socket.
     #[must_use]
     pub const fn new(socket: UnixStream) -> Self {
         Self(Mutex::new(socket))
     }
 
-    /// Say that the job was not touched.
+    /// Report that the job was not claimed.
     pub fn say_not_claimed(&self, why: String) {
         self.say(&Said::NotClaimed { why });
     }
 
-    /// Say something. A runner that is gone hears nothing, and finds everything in the store.
+    /// Send a report. If the runner is gone, the report is lost; MySQL has everything that it needs to know.
     fn say(&self, said: &Said) {
         let Ok(mut text) = serde_json::to_vec(said) else { return };
         text.push(b'\n');
@@ -51,10 +51,10 @@ impl ParentLine {
     }
 }
 
-/// Run one suspect of the runner `parent`, until it is settled, or until `give_back`.
+/// Run one suspect of the runner `parent`, until its attempt is settled or `give_back` is cancelled.
 ///
 /// # Errors
-/// When MySQL cannot be reached, or the thread of the heartbeat cannot be started. The job was not touched.
+/// When MySQL cannot be reached, or the thread of the heartbeat cannot be started. The job is unchanged.
 pub async fn run_suspect(
     (broker, index): (Broker, Index),
     registry: Arc<Registry>,
@@ -66,9 +66,9 @@ pub async fn run_suspect(
     let store = broker.store().clone();
     let runner = settings.runner.clone();
     log_as(&runner);
-    // No slots of its own: it uses one of its parent.
+    // It has no worker slots: it uses one of its parent.
     let row = super::RunnerRow { slots: 0, parent: Some(parent), ..super::row(&registry, &settings) };
-    // Before the claim, so that its silence is noticed.
+    // Register before the claim, so that other runners notice if this process falls silent.
     store.pulse().register(&row).await?;
     let (live, rhythm) = (Arc::new(Live::default()), Arc::new(Rhythm::default()));
     let events = broker.events().clone();
@@ -79,7 +79,7 @@ pub async fn run_suspect(
     let mut happened = shared.broker.events().listen();
     let asked = Instant::now();
     let claim = claimant.claim_suspect(job).await;
-    // Its connection is not needed any more.
+    // The connection of the claimant is not needed any more.
     drop(claimant);
     let in_doubt = claim.is_err();
     let settled = match begin(&shared, claim, asked, line) {
@@ -96,12 +96,12 @@ pub async fn run_suspect(
             _ => {}
         }
     }
-    // Nor a goodbye while an attempt may be left behind.
+    // Do not unregister while an attempt may be left behind.
     heartbeat.stop(settled).await;
     Ok(())
 }
 
-/// Begin what the claim won; tell the runner what it came to.
+/// Start the attempt that was claimed, and report the result of the claim to the runner.
 fn begin(
     shared: &Arc<Shared>,
     claim: Result<Claim, StoreError>,
@@ -136,7 +136,8 @@ fn begin(
     }
 }
 
-/// Wait for the attempt; once told to stop, for as long as a stopping runner waits. Is it settled?
+/// Wait for the attempt. After `give_back`, wait only as long as a stopping runner does. Return whether the attempt is
+/// settled.
 async fn to_its_end(shared: &Shared, mut attempt: tokio::task::JoinHandle<()>, give_back: &CancellationToken) -> bool {
     tokio::select! {
         ended = &mut attempt => return ended.is_ok(),

@@ -1,12 +1,13 @@
-//! What this runner does with suspects: jobs that lost two attempts in a row, because their runners died under them.
+//! The quarantine: how this runner executes suspects, which are jobs that lost two attempts in a row because their
+//! runners died.
 //!
-//! A suspect runs in a process of its own ([`child`](super::child)), beside the other jobs. Its crash takes no
-//! other job along, and its wait status says at once what happened. It keeps the worker slot and the permit with which it
-//! was fetched for as long as it runs, so `workers` and limits hold. There is room for a few suspects at a time, so that
-//! ordinary work always has the larger part of the runner. A suspect that finds no room goes back to the index for a
-//! moment, unclaimed.
+//! A suspect runs in a process of its own ([`child`](super::child)), beside the other jobs. So its crash ends no other
+//! job, and its exit status says at once what happened. While it runs it keeps the worker slot and the permit with
+//! which it was fetched, so `workers` and concurrency limits hold. Only a few suspects run at a time, so that ordinary
+//! jobs always have the larger part of the workers. A suspect that finds no room goes back to the index for a moment,
+//! without a claim.
 //!
-//! A program that embeds the library has no process to give to a suspect, because tickr does not own its `main`. There a
+//! A program that embeds the library cannot start such a process, because tickr does not control its `main`. There a
 //! suspect runs in the runner itself, one at a time.
 
 use std::collections::{HashMap, HashSet};
@@ -22,56 +23,57 @@ use super::{Shared, child, executor};
 use crate::job::JobId;
 use crate::store::{Claim, Claimant, DueJob};
 
-/// Most processes for suspects at a time; and never more than half of the workers, rounded up.
+/// Most processes for suspects at a time. They are also limited to half of the workers, rounded up.
 const MOST_CHILDREN: usize = 8;
-/// How long a suspect is put off when there is no room for it, at the least; and up to twice that.
+/// Shortest time for which a suspect is put off when there is no room for it. The longest is twice that.
 const PUT_OFF: Duration = Duration::from_secs(2);
-/// The same when many are put off. Twice that is less than the reconciler takes for a wrong score.
+/// The same when many suspects are put off. Twice this time is less than the delay that the reconciler takes for a
+/// wrong score.
 const PUT_OFF_IN_A_CROWD: Duration = Duration::from_secs(4);
 const CROWD: usize = 256;
-/// Most suspects remembered, so that a flood of them costs no memory.
+/// Most put-off suspects that are remembered, which bounds the memory.
 const MOST_KNOWN: usize = 4_096;
-/// After so many processes in a row that ended by themselves and without a word, this program cannot be started like that: it
-/// may run under an interpreter, or in a sandbox.
+/// After this many processes in a row that ended by themselves without a report, tickr stops starting them. The program
+/// may run under an interpreter or in a sandbox.
 const MOST_MUTE: u32 = 3;
-/// Longest rest of a runner with one worker between two suspects.
+/// Longest rest of a runner with a single worker between two suspects.
 const LONGEST_REST: Duration = Duration::from_secs(5);
 
-/// The room for suspects, and those that were put off.
+/// The room for suspects, and the suspects that are put off.
 pub(super) struct Suspects {
     most: usize,
     running: Mutex<HashSet<JobId>>,
-    /// Until when each is put off.
+    /// Suspects that are put off, each with the moment when that ends.
     resting: Mutex<HashMap<JobId, Instant>>,
-    /// With a single worker: when the next one may start. Ordinary work has the worker until then.
+    /// With a single worker: when the next suspect may start. Until then the worker is for ordinary jobs.
     closed_until: Mutex<Option<Instant>>,
-    /// There are no processes for suspects: they run here.
+    /// No processes can be started for suspects: they run in this one.
     no_children: AtomicBool,
-    /// Processes in a row that ended by themselves without a word.
+    /// Number of processes in a row that ended by themselves without a report.
     mute: AtomicU32,
 }
 
-/// Room for one suspect, given back when it is dropped.
+/// Room for one suspect. Dropping it frees the room.
 struct Room<'a> {
     suspects: &'a Suspects,
     id: JobId,
     since: Instant,
 }
 
-/// Whether there is room for a suspect.
+/// Result of a request for room.
 enum Place<'a> {
-    /// There is.
+    /// There is room.
     Free(Room<'a>),
-    /// Not now.
+    /// There is no room now.
     None,
-    /// It runs here already: the index delivered it twice.
+    /// The job runs here already: the index delivered it twice.
     Taken,
 }
 
 impl Suspects {
-    /// Room for suspects beside `workers`; for one of them when they have no processes of their own.
+    /// Create the room for suspects beside `workers`. Without processes of their own only one may run at a time.
     pub(super) fn beside(workers: usize, in_children: bool) -> Self {
-        // That none runs is an answer as well.
+        // Show the metric from the start, with the value 0.
         metrics::gauge!("tickr_suspects_running").increment(0.0);
         let most = if in_children { workers.div_ceil(2).min(MOST_CHILDREN) } else { 1 };
         Self {
@@ -84,12 +86,12 @@ impl Suspects {
         }
     }
 
-    /// Does it run here, or was it put off until later than now? Then there is no point in claiming it.
+    /// Return whether the job runs here or is put off, so that there is no point in claiming it.
     pub(super) fn rests(&self, id: JobId) -> bool {
         lock(&self.running).contains(&id) || lock(&self.resting).get(&id).is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Suspects that run now.
+    /// Return the number of suspects that run now.
     pub(super) fn running(&self) -> usize {
         lock(&self.running).len()
     }
@@ -110,7 +112,7 @@ impl Suspects {
         Place::Free(Room { suspects: self, id, since: Instant::now() })
     }
 
-    /// Note that it is put off, and for how long.
+    /// Note that a suspect is put off. Return for how long.
     fn rest(&self, id: JobId) -> Duration {
         let mut resting = lock(&self.resting);
         if resting.len() >= MOST_KNOWN {
@@ -128,7 +130,7 @@ impl Suspects {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        // As long as it ran: so suspects have half of a single worker's time at the most.
+        // Rest for as long as the suspect ran, so that suspects take at most half of a single worker's time.
         let rest = self.since.elapsed().min(LONGEST_REST);
         *lock(&self.suspects.closed_until) = Some(Instant::now() + rest);
         lock(&self.suspects.running).remove(&self.id);
@@ -140,9 +142,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Run a suspect, with the slot and the permit that its worker holds, or put it off.
+/// Run a suspect with the slot and the permit that its worker holds, or put it off.
 pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, permit: &Permit) {
-    // A suspect keeps to what is set about its queue and its runner, like any other job.
+    // Drains and pauses hold for suspects as for any other job.
     let settings = shared.controls.now();
     let unwanted = settings.drained || super::service::is_paused(&settings, &job.queue);
     if shared.stop_fetching.is_cancelled() {
@@ -173,7 +175,7 @@ pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, p
             put_off(shared, job);
         }
         Ok(Ended::Mute { why }) => {
-            tracing::warn!(job = %job.id, why, "the process for a suspect ended without a word, trying again later");
+            tracing::warn!(job = %job.id, why, "the process for a suspect ended without a report, trying again later");
             if shared.suspects.mute.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_MUTE {
                 run_here_from_now_on(shared, &why);
             }
@@ -189,33 +191,33 @@ pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, p
     }
 }
 
-/// A suspect that runs beside others is better than one that never runs.
+/// Run suspects in this runner from now on. A suspect that runs beside other jobs is better than one that never runs.
 fn run_here_from_now_on(shared: &Shared, why: &str) {
     tracing::error!(why, "cannot start processes for suspects: they run in this runner from now on, one at a time");
     shared.suspects.no_children.store(true, Ordering::Relaxed);
 }
 
-/// Without a process of its own: beside ordinary work, and never beside another suspect of this runner.
+/// Run a suspect without a process of its own: beside ordinary jobs, but never beside another suspect of this runner.
 async fn run_here(shared: &Shared, claimant: &Claimant, job: DueJob) {
     let asked = Instant::now();
     match claimant.claim_suspect(job.id).await {
         Ok(Claim::Won(claimed)) => {
-            tracing::info!(job = %claimed.id, kind = %claimed.kind, number = claimed.number, "runs a suspect beside other jobs");
+            tracing::info!(job = %claimed.id, kind = %claimed.kind, number = claimed.number, "running a suspect beside other jobs");
             executor::execute(shared, *claimed, asked).await;
         }
-        // This claim takes suspects as well, so it cannot be refused for being one.
+        // This claim accepts suspects, so it does not return one.
         Ok(Claim::Suspect(job)) => put_off(shared, job),
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(job) | Claim::OtherKind(job)) => shared.broker.hint_due(&job),
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
-            tracing::warn!(job = %job.id, %error, "cannot claim");
+            tracing::warn!(job = %job.id, %error, "cannot claim a job");
             shared.store_failed();
         }
     }
 }
 
-/// Back to the index for a while. In the store it stays due, for a runner that has room for it.
+/// Put the job back into the index with a later time. In MySQL it stays due, for a runner that has room for it.
 fn put_off(shared: &Shared, mut job: DueJob) {
     let pause = shared.suspects.rest(job.id);
     job.execute_at = shared.store.clock().now() + TimeDelta::from_std(pause).unwrap_or_default();

@@ -1,8 +1,9 @@
-//! The ticker: sees to the ticks of schedules. Sleeps until the next one is due, and carries out what becomes of it.
+//! The ticker: processes the ticks of schedules. It sleeps until the next tick is due, and then enqueues its job or
+//! records why it was skipped.
 //!
-//! Every runner has one, and the store lets only one of them carry out a tick. So that they do not all run for the same
-//! row each time, whoever came too late follows: from then on it looks a little after the others. If it ever finds a tick
-//! that nobody has seen to, the one it followed is gone, and it leads itself.
+//! Every runner has a ticker, and MySQL lets only one of them process a tick. So that they do not all try to lock the
+//! same row each time, a ticker that came too late becomes a follower: it looks a little later than the others. When a
+//! follower finds a tick that is not processed, the leader is gone, and the follower leads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,30 +14,30 @@ use super::alarm::Alarm;
 use crate::job::{Actor, Name, Timestamp};
 use crate::store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
 
-/// Most schedules seen to in one transaction.
+/// Most schedules processed in one transaction.
 const MOST_AT_ONCE: u32 = 64;
-/// Longest sleep: bounds how long a change through another process goes unnoticed.
+/// Longest sleep. It bounds how long a change made through another process goes unnoticed.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-/// How much later a follower looks, before jitter.
+/// Extra delay of a follower, before jitter.
 const BEHIND: Duration = Duration::from_millis(100);
-/// Pauses between tries while the store does not answer, before jitter.
+/// Pauses between tries while MySQL does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long a schedule is left alone whose ticks MySQL refuses to write, and how many are remembered.
+/// Time for which a schedule is skipped after MySQL refused to write its ticks, and the most such schedules remembered.
 const REST: Duration = Duration::from_secs(60);
 const MOST_AT_REST: usize = 2_000;
 
-/// Schedules that are left alone, and until when.
+/// Skipped schedules, each with the moment when it is tried again.
 type AtRest = BTreeMap<String, Instant>;
 
-/// What a look found.
+/// Result of one look for due ticks.
 enum Look {
-    /// Ticks were due, and it carried them out, or others had.
+    /// Ticks were due. This ticker or another one processed them.
     Ticked {
-        /// All of them were others'.
+        /// Other runners had processed all of them.
         too_late: bool,
     },
-    /// Nothing is due for so long, as far as it can see.
+    /// No tick is due. Holds the time until the next one, if one is known.
     Nothing(Option<Duration>),
 }
 
@@ -61,7 +62,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
                 until_next.map_or(LONGEST_SLEEP, |until| until + behind).min(LONGEST_SLEEP)
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot see to the ticks of schedules");
+                tracing::warn!(%error, "cannot process the ticks of schedules");
                 let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 jittered
@@ -90,14 +91,10 @@ async fn look(
     for row in found.due {
         match row {
             Ok(row) => rows.push(row),
-            // It stays due, and is looked at again and again; it is told once.
+            // It stays due and is found at every look, but it is logged only once.
             Err(UnreadableSchedule { name, why }) => {
                 if unreadable.insert(name.clone()) {
-                    tracing::error!(
-                        schedule = name,
-                        why,
-                        "a schedule cannot be understood by this binary, it is left alone"
-                    );
+                    tracing::error!(schedule = name, why, "this binary cannot read a schedule, skipping it");
                 }
             }
         }
@@ -117,7 +114,8 @@ async fn look(
     Ok(Look::Ticked { too_late: ticked.overtaken > 0 && ticked.lines.is_empty() })
 }
 
-/// See to the ticks of each schedule in a transaction of its own: one that MySQL refuses must not stop the others.
+/// Process the ticks of each schedule in a transaction of its own. A schedule that MySQL refuses must not stop the
+/// others.
 async fn one_by_one(
     shared: &Shared,
     rows: Vec<Scheduled>,
@@ -135,7 +133,7 @@ async fn one_by_one(
             }
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
-                tracing::error!(schedule = name, %error, "cannot write the ticks of a schedule, it is left alone for a minute");
+                tracing::error!(schedule = name, %error, "cannot write the ticks of a schedule, skipping it for a minute");
                 if at_rest.len() < MOST_AT_REST {
                     at_rest.insert(name, Instant::now() + REST);
                 }

@@ -1,4 +1,4 @@
-//! The span of an attempt: a part of the trace in which its job was enqueued.
+//! The span of an attempt, in the trace in which its job was enqueued.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
@@ -7,11 +7,11 @@ use crate::job::{SpanId, TraceContext, Verdict};
 use crate::store::Claimed;
 use crate::telemetry::{Role, Span, Tracer, Value};
 
-/// Where an attempt stands in its job's trace.
+/// Span context of an attempt.
 pub(super) struct AttemptTrace {
-    /// What the handler, and the jobs that follow, carry on.
+    /// Trace context for the handler and for follow-up jobs.
     carried: Option<TraceContext>,
-    /// The span that enqueued the job and when the attempt began, if it is recorded.
+    /// Span that enqueued the job, and the start of the attempt. None when the span is not recorded.
     recorded: Option<(SpanId, SystemTime)>,
 }
 
@@ -30,12 +30,12 @@ impl AttemptTrace {
         self.carried.as_ref()
     }
 
-    /// The attempt ended. Its error is not told: it may quote what it was given.
+    /// Record the span of an attempt that ended. It has no error text, because that may quote the payload.
     pub(super) fn end(self, tracer: &Tracer, runner: &str, claimed: &Claimed, verdict: Verdict) {
         let (Some(TraceContext { place, state }), Some((parent, started))) = (self.carried, self.recorded) else {
             return;
         };
-        // Told to stop, given back, to be seen to later: nothing failed.
+        // A stopped, returned or snoozed attempt is not a failure.
         let failed =
             !matches!(verdict, Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed);
         let (id, kind, queue) = (claimed.id.to_string(), claimed.kind.to_string(), claimed.queue.to_string());

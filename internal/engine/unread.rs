@@ -1,12 +1,14 @@
-//! Jobs that this binary cannot read: given back while another living runner may be able to, and left alone afterwards.
+//! Jobs that this binary cannot read. They are given back while another living runner may be able to read them, and
+//! this runner skips them afterwards.
 //!
-//! During a deploy two versions of a payload type are at work. What the newer API accepts, an older runner may claim, and
-//! the other way round for a field that the newer type has dropped. Such an attempt ends as *snoozed*: it burns nothing. Its
-//! error names the edition of the type that could not read the job, so each edition tries a job once: when every edition
-//! that lives has tried, the job fails, and its error says so.
+//! During a deploy, two versions of a payload type are at work. A payload that the newer API accepts may be claimed by
+//! an older runner, and the other way round for a field that the newer type has dropped. Such an attempt ends as
+//! *snoozed*, which burns no attempt. Its error names the edition of the type that could not read the job, so each
+//! edition tries a job once. When every living edition has tried, the job fails, and its error says so.
 //!
-//! What was given back once, by this runner or by a process that it started for a suspect, is not claimed again by this runner, as long as another edition lives: its id goes back to the
-//! index, with a pause that grows, until another runner pops it.
+//! A job that was given back, by this runner or by a process that it started for a suspect, is not claimed by this
+//! runner again while another edition lives. Its id goes back to the index, with a pause that grows, until another
+//! runner pops it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,27 +23,28 @@ use crate::handlers::{Failure, Registered};
 use crate::job::{Edition, JobId, Name, Priority};
 use crate::store::{Reader, Settled, UNREAD};
 
-/// How long a job rests that was given back for the first time; the pause doubles with every eighth time.
+/// Pause after a job was given back for the first time. It doubles with every eighth time.
 const FIRST_PAUSE: Duration = Duration::from_millis(300);
-/// Its longest rest in the store, where no runner starts it meanwhile. A job that snoozes too often fails: with these pauses
-/// that takes three quarters of an hour at the least.
+/// Longest delay of such a job in MySQL, during which no runner starts it. A job that snoozes too often fails; with
+/// these pauses that takes at least three quarters of an hour.
 const LONGEST_REST: Duration = Duration::from_secs(60);
-/// The longest that its id stays out of the way of this runner, which is in the way of the others for as long.
+/// Longest time for which this runner hides the id in the index. It is hidden from the other runners for as long.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Most jobs that are left alone; others are claimed and given back again.
+/// Most jobs that are remembered and skipped. Further jobs are claimed and given back again.
 const MOST_KNOWN: usize = 16_384;
-/// How long it may go unnoticed which runners live, when a job is put off. Before one fails for want of a reader, it is asked.
+/// Longest age of the list of living runners when a job is put off. The list is read again before a job fails because
+/// no runner can read it.
 const STALE: Duration = Duration::from_secs(2);
-/// How often it is asked whether a job that is left alone waits at all.
+/// Time between two checks whether a skipped job still waits.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// What of a job cannot be read.
+/// The part of a job that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Part {
-    /// Its payload: another version of its kind's type may.
+    /// The payload. A runner with another version of the kind's type may read it.
     Payload,
-    /// What stands beside it: another version of tickr may.
+    /// The stored options of the job. A runner of another tickr version may read them.
     Options,
 }
 
@@ -50,26 +53,26 @@ pub(super) struct Riddle<'a> {
     pub(super) id: JobId,
     pub(super) kind: &'a Name,
     pub(super) queue: &'a Name,
-    /// The number of this execution.
+    /// Number of this attempt.
     pub(super) number: u32,
     pub(super) part: Part,
-    /// What the parser said.
+    /// Error of the parser.
     pub(super) why: &'a str,
 }
 
-/// What becomes of its attempt.
+/// Decision about its attempt.
 pub(super) struct Answer {
     pub(super) failure: Failure,
-    /// To be remembered once the attempt is settled, if it was given back.
+    /// To be remembered once the attempt is settled, if the job is given back.
     pub(super) given_back: Option<GivenBack>,
 }
 
-/// A job that was given back, as far as this runner needs to know it when it pops again.
+/// A job that was given back, with what this runner must know when it pops the job again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GivenBack {
     kind: Name,
     part: Part,
-    /// The editions that could not read it.
+    /// Editions that could not read it.
     refused: BTreeSet<Edition>,
 }
 
@@ -82,23 +85,23 @@ struct Left {
     rests_until: Instant,
 }
 
-/// One time that a job is put off.
+/// One decision to put a job off.
 struct Skip {
-    /// Is it time to ask whether it waits at all?
+    /// It is time to check whether the job still waits.
     look: bool,
     pause: Duration,
     queue: Name,
     priority: Priority,
 }
 
-/// The living runners, and a moment before that was asked.
+/// The living runners, and a moment before they were read.
 type Readers = Option<(Instant, Arc<Vec<Reader>>)>;
 
-/// The jobs that this runner leaves to others.
+/// The jobs that this runner leaves to other runners.
 #[derive(Default)]
 pub(super) struct Unread {
     left: Mutex<HashMap<JobId, Left>>,
-    /// How many they are: for the ordinary claim there is nothing to lock.
+    /// Number of these jobs. It spares the ordinary claim a lock.
     count: AtomicUsize,
     readers: tokio::sync::Mutex<Readers>,
 }
@@ -108,14 +111,14 @@ impl Unread {
         self.left.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leave a job alone from now on. It waits in this line.
+    /// Skip a job from now on, if its settlement put it back into a lane.
     pub(super) fn remember(&self, id: JobId, job: GivenBack, settled: Option<&Settled>) {
         if let Some(Settled::Done { line: Some((queue, priority)), .. }) = settled {
             self.leave(id, job, queue.clone(), *priority);
         }
     }
 
-    /// As [`remember`](Self::remember), when it is known that the job waits again.
+    /// Skip a job from now on that is known to wait again.
     pub(super) fn leave(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
         let mut left = self.lock();
         if left.len() < MOST_KNOWN || left.contains_key(&id) {
@@ -125,26 +128,27 @@ impl Unread {
         }
     }
 
-    /// What this process gave back: for the runner that started it, which pops the job again.
+    /// Take the record of a job that this process gave back, for the runner that started the process and will pop the
+    /// job again.
     pub(super) fn given_back(&self, id: JobId) -> Option<GivenBack> {
         self.lock().remove(&id).map(|left| left.job)
     }
 
-    /// Was this job put off a moment ago? Then there is no point in taking it.
+    /// Return whether this job was put off a moment ago, so that there is no point in taking it.
     pub(super) fn rests(&self, id: JobId) -> bool {
         self.count.load(Ordering::Relaxed) > 0
             && self.lock().get(&id).is_some_and(|known| Instant::now() < known.rests_until)
     }
 
-    /// Put off a job that popped here and that another runner may be able to read. False when it should be claimed: it is
-    /// not known, or only this binary is left to say that it cannot be read.
+    /// Put off a job that was popped here and that another runner may be able to read. Return false when the job should
+    /// be claimed: it is not known here, or no runner is left that might read it, and this one has to fail it.
     pub(super) async fn puts_off(&self, shared: &Shared, id: JobId) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 || !self.lock().contains_key(&id) {
             return false;
         }
         let readers = self.readers_since(shared, a_moment_ago()).await;
         let Some(skip) = self.skip(id, readers.as_ref().map(|readers| readers.as_slice())) else { return false };
-        // It may have ended long ago, and pop here only because it was put off again and again.
+        // The job may have ended long ago, and be popped only because it is put off again and again.
         if skip.look && shared.store.still_waiting(vec![id]).await.is_ok_and(|waiting| !waiting.contains(&id)) {
             self.forget(id);
         } else {
@@ -154,7 +158,7 @@ impl Unread {
         true
     }
 
-    /// How a job is put off; none when no reader may be able to read it, and then it is forgotten.
+    /// Decide how to put a job off. None when no runner may be able to read it; then it is forgotten.
     fn skip(&self, id: JobId, readers: Option<&[Reader]>) -> Option<Skip> {
         let mut left = self.lock();
         let known = left.get_mut(&id)?;
@@ -182,8 +186,8 @@ impl Unread {
         self.count.store(left.len(), Ordering::Relaxed);
     }
 
-    /// The living runners, as they were at `moment` or later. None when the store does not say. Many that ask at once are
-    /// answered by one look.
+    /// Return the living runners, as they were at `moment` or later. None when MySQL does not answer. Many callers at
+    /// once share one read.
     async fn readers_since(&self, shared: &Shared, moment: Option<Instant>) -> Option<Arc<Vec<Reader>>> {
         let mut known = self.readers.lock().await;
         if let Some((_, readers)) = known.as_ref().filter(|(asked, _)| moment.is_none_or(|moment| *asked >= moment)) {
@@ -193,7 +197,7 @@ impl Unread {
         let mut readers = match shared.store.readers().await {
             Ok(readers) => readers,
             Err(error) => {
-                tracing::warn!(%error, "cannot see which runners live");
+                tracing::warn!(%error, "cannot read the list of living runners");
                 return None;
             }
         };
@@ -204,7 +208,8 @@ impl Unread {
     }
 }
 
-/// Give the job back, or let it fail. Without the store's word it is given back: nothing is final on a guess.
+/// Decide whether to give the job back or let it fail. If MySQL does not answer, it is given back: a job never fails on
+/// a guess.
 pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
     let Riddle { id, kind, queue, number, part, why } = riddle;
     let own = match part {
@@ -215,7 +220,7 @@ pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
     if number > 1 {
         match shared.store.given_back_unread(id).await {
             Ok(said) => refused.extend(said.iter().filter_map(|error| edition_in(error))),
-            Err(error) => tracing::warn!(job = %id, %error, "cannot see who could not read a job"),
+            Err(error) => tracing::warn!(job = %id, %error, "cannot read which versions could not read a job"),
         }
     }
     let may = |readers: Option<Arc<Vec<Reader>>>| {
@@ -229,9 +234,9 @@ pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
     let may_be_read = may(shared.unread.readers_since(shared, a_moment_ago()).await)
         || may(shared.unread.readers_since(shared, now).await);
     if !may_be_read {
-        tracing::error!(job = %id, %kind, "cannot read a job, and no living runner of another version might");
+        tracing::error!(job = %id, %kind, "cannot read a job, and no living runner of another version may be able to");
         let error = format!(
-            "{what}; no living runner of another version is left that might: run one that can read it and retry the job"
+            "{what}; no living runner of another version is left that might read it: start one that can, then retry the job"
         );
         return Answer { failure: Failure::reject(error), given_back: None };
     }
@@ -251,17 +256,17 @@ fn may_read(reader: &Reader, part: Part, kind: &Name, queue: &Name, refused: &BT
     untried && reader.kinds.contains(kind) && reader.queues.contains(queue)
 }
 
-/// None when the process is younger than that, and everything it knows is newer.
+/// Return the moment `STALE` ago. None when the host has been up for less than that, so that everything known is newer.
 fn a_moment_ago() -> Option<Instant> {
     Instant::now().checked_sub(STALE)
 }
 
-/// The edition that could not read a job, as its error names it.
+/// Return the edition that could not read a job, as its error names it.
 fn edition_in(error: &str) -> Option<Edition> {
     error.rsplit_once("[edition ")?.1.strip_suffix(']')?.parse().ok()
 }
 
-/// A pause that doubles with every eighth time, give or take a half.
+/// Return a pause that doubles with every eighth time, with a jitter of 50 % in both directions.
 fn growing(times: u32) -> Duration {
     (FIRST_PAUSE * (1 << (times / 8).min(8))).mul_f64(0.5 + rand::random::<f64>())
 }
@@ -299,9 +304,9 @@ mod tests {
         assert!(may(&reader(Some("two"), "one"), Part::Payload));
         assert!(may(&reader(Some("one"), "x"), Part::Options));
         assert!(!may(&reader(Some("two"), "one"), Part::Options));
-        // Of older binaries it is not known.
+        // The editions of older binaries are not known.
         assert!(may(&Reader { editions: None, ..reader(None, "x") }, Part::Payload));
-        // What it does not run and does not serve, it does not read.
+        // A runner cannot read a job whose kind or queue it does not have.
         assert!(!may(&Reader { kinds: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
         assert!(!may(&Reader { queues: BTreeSet::new(), ..reader(Some("two"), "x") }, Part::Payload));
     }

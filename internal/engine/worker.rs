@@ -1,4 +1,5 @@
-//! A worker: one of the runner's fixed slots. Takes a due id, claims it, has it executed, takes the next.
+//! A worker: one of the runner's fixed slots. It takes a due id, claims the job, has it executed, and takes the next
+//! id.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,12 +16,13 @@ use super::{Shared, executor, suspects};
 use crate::job::{JobId, Verdict};
 use crate::store::{Claim, Claimant, Claimed, StoreError};
 
-/// How long the index forgets a job that this runner has no handler for, before it is offered again: when no runner has
-/// one, and when another has, which must then only win the race for it.
+/// Time for which the index hides a job whose kind has no handler in this runner, before it is offered again. The long
+/// one holds when no living runner has a handler. The short one holds when another runner has one; that runner then
+/// only has to take the id before this one does.
 const NOBODYS_KIND_PAUSE: TimeDelta = TimeDelta::seconds(5);
 const OTHERS_KIND_PAUSE_MS: i64 = 100;
 
-/// How long the index keeps a job that it delivered too early, at the least.
+/// Shortest time for which the index keeps a job that it delivered too early.
 const NOT_DUE_PAUSE: TimeDelta = TimeDelta::milliseconds(3);
 
 pub(super) async fn work_until_closed(
@@ -29,13 +31,15 @@ pub(super) async fn work_until_closed(
     queue: Arc<Mutex<mpsc::Receiver<Ticket>>>,
 ) {
     loop {
-        // The guard is dropped at the end of the statement: one worker waits on the channel, the others on the lock.
+        // The lock is released at the end of this statement. So one worker waits on the channel, and the others wait
+        // for the lock.
         let ticket = queue.lock().await.recv().await;
         let Some(Ticket { id, slot, permit }) = ticket else { return };
-        // Code of kinds cannot panic here; ours should not. If it does, it costs this job an attempt, and not the runner a
-        // worker: the lease of an attempt without its code ends, and is searched for.
+        // A panic of a handler does not come here, and this code should not panic. If it does, the job loses an
+        // attempt, but the runner does not lose a worker: the lease of the attempt is no longer renewed, and the reaper
+        // ends the attempt.
         if AssertUnwindSafe(work(&shared, &claimant, id, &permit)).catch_unwind().await.is_err() {
-            tracing::error!(job = %id, "a worker panicked and goes on with the next job");
+            tracing::error!(job = %id, "a worker panicked, it continues with the next job");
             metrics::counter!("tickr_loop_panics_total", "loop" => "worker").increment(1);
             shared.store_failed();
         }
@@ -43,12 +47,12 @@ pub(super) async fn work_until_closed(
     }
 }
 
-/// Claim a job that was popped, and do what the answer says.
+/// Claim a job that was popped, and act on the result of the claim.
 async fn work(shared: &Shared, claimant: &Claimant, id: JobId, permit: &Permit) {
     if shared.unread.puts_off(shared, id).await {
         return;
     }
-    // The lease runs from some moment after this one.
+    // The lease starts at some moment after this one.
     let asked = Instant::now();
     let claim = claimant.claim(id).await;
     shared.gauges.claimed(asked.elapsed());
@@ -62,18 +66,18 @@ async fn work(shared: &Shared, claimant: &Claimant, id: JobId, permit: &Permit) 
     }
 }
 
-/// This runner stood still after it had taken the permit for this job, and another may run one on it by now: give the job
-/// back. Should that fail, the lease ends and the attempt is lost.
+/// Give the job back: the heartbeat had a gap after the permit for this job was taken, so another runner may run a job
+/// on that permit by now. If this call fails, the lease ends and the attempt counts as lost.
 async fn stand_back(shared: &Shared, claimed: &Claimed) {
     tracing::warn!(job = %claimed.id, queue = %claimed.queue, "the permit may be gone, giving the job back");
-    let why = "the runner stood still before it could start the job";
+    let why = "the heartbeat of the runner had a gap before the job could start";
     match shared.store.give_back(claimed.token, vec![claimed.id], why).await {
         Ok(given) => given.iter().for_each(|given| announce(shared, given, Verdict::Interrupted)),
         Err(error) => tracing::warn!(job = %claimed.id, %error, "cannot give a job back"),
     }
 }
 
-/// Do what the answer to a claim, asked for after the moment `asked`, says.
+/// Act on the result of a claim. `asked` is a moment before the claim was sent.
 async fn take_up(
     shared: &Shared,
     claimant: &Claimant,
@@ -85,12 +89,13 @@ async fn take_up(
         Ok(Claim::Won(claimed)) => executor::execute(shared, *claimed, asked).await,
         Ok(Claim::Unreadable(unreadable)) => executor::refuse(shared, *unreadable).await,
         Ok(Claim::NotDue(mut job)) => {
-            // A little later than it is due, should our idea of the store's clock be ahead: no ping-pong.
+            // Offer it a little after it is due, in case this runner's estimate of MySQL's clock is ahead. Otherwise
+            // the index would deliver it too early again.
             job.execute_at = job.execute_at.max(shared.store.clock().now() + NOT_DUE_PAUSE);
             shared.broker.hint_due(&job);
         }
         Ok(Claim::OtherKind(mut job)) => {
-            // Only the index is told of the later time; in the store the job stays due for whoever knows its kind.
+            // Only the index gets the later time. In MySQL the job stays due, for any runner that has its kind.
             let pause = if shared.runs_elsewhere(&job.kind) {
                 TimeDelta::milliseconds(OTHERS_KIND_PAUSE_MS / 2 + rand::random_range(0..OTHERS_KIND_PAUSE_MS))
             } else {
@@ -102,10 +107,10 @@ async fn take_up(
         Ok(Claim::Suspect(job)) => Box::pin(suspects::take_in(shared, claimant, job, permit)).await,
         Ok(Claim::Gone) => metrics::counter!("tickr_claims_dropped_total").increment(1),
         Err(error) => {
-            tracing::warn!(job = %id, %error, "cannot claim");
+            tracing::warn!(job = %id, %error, "cannot claim a job");
             shared.store_failed();
-            // The id is gone from the index. Either the job still waits in the store, and the reconciler brings it
-            // back, or the claim was committed and its answer lost, and the reaper gives that attempt back.
+            // The id is gone from the index. Either the job still waits in MySQL, and the reconciler puts it back; or
+            // the claim was committed and its answer was lost, and the reaper gives the attempt back.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }

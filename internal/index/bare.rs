@@ -1,5 +1,5 @@
-//! Redis without the index, for `tickr bench`: the entries that a rebuild writes, by plain pipelined commands, and what
-//! the server counts. A connection of its own.
+//! Redis without the index's scripts, for `tickr bench`: it writes the entries of a rebuild with plain pipelined
+//! commands, and reads the server's counters. It has a connection of its own.
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, RedisResult};
@@ -10,7 +10,7 @@ use super::{Entry, Index, IndexError};
 /// Commands in one pipeline.
 const PIPELINE: usize = 1_000;
 
-/// A connection without scripts.
+/// A connection for plain commands.
 pub struct BareIndex {
     conn: MultiplexedConnection,
     keys: Keys,
@@ -23,24 +23,25 @@ impl std::fmt::Debug for BareIndex {
 }
 
 impl Index {
-    /// A connection for bare commands under this index's keys.
+    /// Open a connection for plain commands under this index's keys.
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis does not answer.
     pub async fn bare(&self) -> Result<BareIndex, IndexError> {
-        // No limit on an answer: what is measured may take as long as it takes.
+        // No limit on the response time: it is what the benchmark measures.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let conn = self.shared.client.get_multiplexed_async_connection_with_config(&config).await;
-        let conn = conn.map_err(IndexError::driver("open a connection for bare commands"))?;
+        let conn = conn.map_err(IndexError::driver("open a connection for plain commands"))?;
         Ok(BareIndex { conn, keys: self.shared.keys.clone() })
     }
 }
 
 impl BareIndex {
-    /// Add every entry to the sorted set, one ZADD each, a thousand in one pipeline; how many are in the set then.
+    /// Add every entry to the sorted set, with one ZADD each and a thousand in one pipeline. Return how many entries
+    /// the set has then.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn add_all(&mut self, entries: &[Entry]) -> Result<usize, IndexError> {
         for page in entries.chunks(PIPELINE) {
             let mut pipe = redis::pipe();
@@ -53,19 +54,20 @@ impl BareIndex {
         self.conn.zcard(&self.keys.waiting).await.map_err(IndexError::driver("count entries"))
     }
 
-    /// Commands that the server has carried out since it started, but for those that ask about the server itself.
+    /// Return the number of commands that the server has executed since it started, without those that ask about the
+    /// server itself.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not answer.
+    /// [`IndexError::Unavailable`] when Redis does not answer.
     pub async fn commands(&mut self) -> Result<u64, IndexError> {
         let text: RedisResult<String> = redis::cmd("INFO").arg("commandstats").query_async(&mut self.conn).await;
         Ok(count_commands(&text.map_err(IndexError::driver("read the server's counters"))?))
     }
 
-    /// The server's version.
+    /// Return the version of the server.
     ///
     /// # Errors
-    /// As [`commands`](Self::commands).
+    /// [`IndexError::Unavailable`] when Redis does not answer.
     pub async fn version(&mut self) -> Result<String, IndexError> {
         let text: RedisResult<String> = redis::cmd("INFO").arg("server").query_async(&mut self.conn).await;
         let text = text.map_err(IndexError::driver("read the server's version"))?;
@@ -74,7 +76,8 @@ impl BareIndex {
     }
 }
 
-/// The calls in `INFO commandstats`, such as `cmdstat_zadd:calls=7,usec=9,…`. Commands inside a script count as well.
+/// Add up the calls in `INFO commandstats`, such as `cmdstat_zadd:calls=7,usec=9,…`. Commands inside a script count as
+/// well.
 fn count_commands(text: &str) -> u64 {
     let calls = text.lines().filter_map(|line| {
         let (name, figures) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;

@@ -1,7 +1,7 @@
-//! The feed: what happens in the whole cluster, as a capped stream that runners append to while somebody listens.
+//! The stream of cluster events in Redis. It is capped, and runners append to it only while a client listens.
 //!
-//! It has a connection of its own, opened when it is first needed. Nothing depends on the feed, so what goes wrong here
-//! says nothing about the index and is not told to its health.
+//! It has a connection of its own, opened at the first use. Nothing else depends on these events, so an error here is
+//! not reported to the health of the index.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use tokio::sync::{Mutex, watch};
 use super::IndexError;
 use super::keys::Keys;
 
-/// Most entries that are kept, more or less: Redis cuts whole nodes.
+/// Approximate highest number of entries kept: Redis removes whole nodes.
 const MOST_KEPT: usize = 10_000;
-/// How long the stream is kept after the last entry.
+/// Time for which the stream is kept after the last entry.
 const KEPT_FOR: Duration = Duration::from_secs(3_600);
-/// How long a listener counts as one after it said so.
+/// Time for which the mark of a listener is valid.
 const LISTENS_FOR: Duration = Duration::from_secs(5);
-/// How long a connection may take, and an answer.
+/// Longest time for a connection, and for a response.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A line to the feed. Cheap to clone.
+/// A connection to the stream of cluster events. Cheap to clone.
 #[derive(Clone)]
 pub struct FeedLine {
     shared: Arc<Shared>,
@@ -39,18 +39,18 @@ struct Shared {
 /// One entry of the stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedEntry {
-    /// Its place in the stream: milliseconds, a hyphen and a number.
+    /// Position in the stream.
     pub id: FeedId,
-    /// What was appended.
+    /// Text of the entry.
     pub text: String,
 }
 
-/// A place in the stream.
+/// A position in the stream: milliseconds and a number. Written with a hyphen between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FeedId(u64, u64);
 
 impl FeedId {
-    /// Before everything.
+    /// The position before all entries.
     pub const START: Self = Self(0, 0);
 }
 
@@ -75,7 +75,7 @@ impl std::fmt::Debug for FeedLine {
     }
 }
 
-/// Entries as Redis gives them: the place, then names and values in turn.
+/// Entries as Redis returns them: the position, then field names and values in turn.
 type Raw = Vec<(String, Vec<String>)>;
 
 impl FeedLine {
@@ -84,26 +84,26 @@ impl FeedLine {
         Self { shared: Arc::new(Shared { client, events, listeners, listened, conn: Mutex::new(None) }) }
     }
 
-    /// Does anybody in the cluster listen? As of the scheduler's last look.
+    /// Subscribe to whether any client in the cluster listens, as the scheduler last saw it.
     #[must_use]
     pub fn listened(&self) -> watch::Receiver<bool> {
         self.shared.listened.clone()
     }
 
-    /// Say that somebody here listens, for the next seconds.
+    /// Set the mark that this process has a listener, for the next seconds.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn listen(&self) -> Result<(), IndexError> {
         let mut call = redis::cmd("SET");
         call.arg(&self.shared.listeners).arg(1).arg("PX").arg(LISTENS_FOR.as_millis() as u64);
-        self.call("listen to the feed", call).await
+        self.call("mark that a client listens to events", call).await
     }
 
     /// Append these texts, in order.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it, or nobody knows whether it did.
+    /// [`IndexError::Unavailable`] when Redis fails. The texts may be in the stream then.
     pub async fn append(&self, texts: &[String]) -> Result<(), IndexError> {
         let key = &self.shared.events;
         let mut pipe = redis::pipe();
@@ -111,37 +111,37 @@ impl FeedLine {
             pipe.cmd("XADD").arg(key).arg("MAXLEN").arg("~").arg(MOST_KEPT).arg("*").arg("e").arg(text).ignore();
         }
         pipe.cmd("EXPIRE").arg(key).arg(KEPT_FOR.as_secs()).ignore();
-        self.with("append to the feed", |mut conn| async move { pipe.query_async(&mut conn).await }).await
+        self.with("append events", |mut conn| async move { pipe.query_async(&mut conn).await }).await
     }
 
-    /// Up to `most` entries after a place, in order.
+    /// Return up to `most` entries after a position, in order.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn after(&self, place: FeedId, most: usize) -> Result<Vec<FeedEntry>, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(format!("({place}")).arg("+").arg("COUNT").arg(most);
-        self.call("read the feed", call).await.map(entries)
+        self.call("read events", call).await.map(entries)
     }
 
-    /// Is this entry still there? Then everything after it is as well.
+    /// Return whether this entry is still in the stream. If it is, all entries after it are as well.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn holds(&self, place: FeedId) -> Result<bool, IndexError> {
         let mut call = redis::cmd("XRANGE");
         call.arg(&self.shared.events).arg(place.to_string()).arg(place.to_string());
-        self.call("look into the feed", call).await.map(|found: Raw| !found.is_empty())
+        self.call("look for an event", call).await.map(|found: Raw| !found.is_empty())
     }
 
-    /// The last place; the start of an empty stream.
+    /// Return the last position, or the start for an empty stream.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn last(&self) -> Result<FeedId, IndexError> {
         let mut call = redis::cmd("XREVRANGE");
         call.arg(&self.shared.events).arg("+").arg("-").arg("COUNT").arg(1);
-        self.call("look into the feed", call)
+        self.call("look for the last event", call)
             .await
             .map(|found: Raw| entries(found).first().map_or(FeedId::START, |entry| entry.id))
     }

@@ -1,9 +1,9 @@
 //! The fetcher's own connection, the only one that blocks.
 //!
-//! The driver gives every command a response timeout, blocking ones too, and a BRPOP that the client gives up on still
-//! takes its element when one comes: the job would be late until the reconciler finds it. So this connection is used by
-//! one task, its timeout is above the block time, a call is never cancelled while the connection lives on, and after any
-//! error the connection is dropped before the next try. Dropping and reconnecting also finds the new master after a
+//! The driver gives every command a response time-out, also a blocking one. A BRPOP that the client no longer waits for
+//! still takes an id when one comes; that job would be late until the reconciler finds it. So this connection is used
+//! by one task only, its time-out is longer than the block time, no call is cancelled while the connection lives, and
+//! after any error the connection is dropped before the next try. A new connection also finds the new master after a
 //! failover.
 
 use std::sync::Arc;
@@ -16,43 +16,43 @@ use super::keys::{Keys, Line};
 use super::{IndexError, IndexHealth};
 use crate::job::{JobId, RunnerId};
 
-/// How long one BRPOP blocks, in seconds. Also how long a stopping fetcher may have to wait for it.
+/// Time that one BRPOP blocks, in seconds. A stopping fetcher may have to wait for that long.
 const BLOCK_SECONDS: f64 = 1.0;
-/// How long a connection may take, and an answer beyond the block time.
+/// Longest time for a connection, and for a response beyond the block time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Ids taken from the ready lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Due jobs, most urgent first, each with the place of its line.
+    /// Due jobs, the most urgent first, each with the position of its lane.
     pub ids: Vec<(usize, JobId)>,
-    /// A line that left jobs out has run low.
+    /// A lane that left jobs out has run low.
     pub refill: bool,
 }
 
-/// What a blocking pop came to.
+/// Result of a blocking pop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Popped {
-    /// A due job, and the place of its line.
+    /// A due job, and the position of its lane.
     Job(usize, JobId),
-    /// Somebody woke the fetcher.
+    /// The fetcher was woken.
     Nudge,
-    /// Nothing came.
+    /// No id came.
     Nothing,
 }
 
-/// Which lines to take from, in which order, and how many of them.
+/// The lanes to take from, in order, and the limits of how many ids to take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// Places of lines, the first to be served first. What is not here is left alone.
+    /// Positions of lanes, the first to be served first. Other lanes are not served.
     pub lines: Vec<usize>,
-    /// For each of them the place of its group in `room`, if it belongs to one.
+    /// For each of them the position of its group in `room`, if it belongs to one.
     pub groups: Vec<Option<usize>>,
-    /// For each group, how many ids may be taken from its lines together.
+    /// For each group, the number of ids that may be taken from all its lanes together.
     pub room: Vec<usize>,
 }
 
-/// One fetcher's line to Redis.
+/// Connection of one fetcher to Redis.
 pub struct Fetch {
     client: redis::Client,
     health: Arc<IndexHealth>,
@@ -89,7 +89,7 @@ impl Fetch {
     /// Take up to `most` ids without waiting.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`]; the connection is dropped.
+    /// [`IndexError::Unavailable`]. The connection is dropped.
     pub async fn take(&mut self, most: usize, order: &Order) -> Result<Taken, IndexError> {
         let attempted = "take ready jobs";
         let mut conn = self.connection().await?;
@@ -110,13 +110,13 @@ impl Fetch {
         Ok(taken(&words, &order.lines))
     }
 
-    /// Wait up to a second for one id. Whoever cancels it must [`abandon`](Self::abandon) the connection.
+    /// Wait up to a second for one id. A caller that cancels this call must [`abandon`](Self::abandon) the connection.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`]; the connection is dropped.
+    /// [`IndexError::Unavailable`]. The connection is dropped.
     pub async fn wait(&mut self, order: &Order) -> Result<Popped, IndexError> {
         let mut conn = self.connection().await?;
-        // A nudge goes first: what it tells may forbid what comes after it.
+        // The wake-up list comes first: the reason of the wake-up may forbid taking from the others.
         let lists = std::iter::once(&self.nudge).chain(order.lines.iter().map(|place| &self.lists[*place]));
         let lists: Vec<&String> = lists.collect();
         match conn.brpop(lists, BLOCK_SECONDS).await {
@@ -131,19 +131,19 @@ impl Fetch {
         }
     }
 
-    /// Give back an id that nobody here will run, as the next to be taken.
+    /// Put back an id that this runner will not run, as the next one to be taken.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`]; the connection is dropped, and the reconciler brings the id back.
+    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the id back.
     pub async fn put_back(&mut self, place: usize, id: JobId) -> Result<(), IndexError> {
         let mut conn = self.connection().await?;
         conn.rpush(&self.lists[place], id.to_string()).await.map(drop).map_err(|e| self.broken("put a job back", &e))
     }
 
-    /// Give back ids of one line, the first of them as the next to be taken.
+    /// Put back ids of one lane, the first of them as the next one to be taken.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`]; the connection is dropped, and the reconciler brings the ids back.
+    /// [`IndexError::Unavailable`]. The connection is dropped, and the reconciler puts the ids back.
     pub async fn put_all_back(&mut self, place: usize, ids: &[JobId]) -> Result<(), IndexError> {
         if ids.is_empty() {
             return Ok(());
@@ -153,7 +153,7 @@ impl Fetch {
         conn.rpush(&self.lists[place], last_first).await.map(drop).map_err(|e| self.broken("put jobs back", &e))
     }
 
-    /// Drop the connection, and with it whatever was asked on it: nobody would read the answer.
+    /// Drop the connection together with the call on it: its response would not be read.
     pub fn abandon(&mut self) {
         self.conn = None;
     }
@@ -179,7 +179,7 @@ impl Fetch {
     }
 }
 
-/// The answer of take.lua, for lists in this order.
+/// Parse the result of take.lua, for lists in this order.
 fn taken(words: &[String], order: &[usize]) -> Taken {
     let mut words = words.iter();
     let refill = words.next().is_some_and(|word| word == "1");
@@ -187,7 +187,7 @@ fn taken(words: &[String], order: &[usize]) -> Taken {
     while let (Some(place), Some(count)) = (words.next(), words.next()) {
         let place = place.parse::<usize>().ok().and_then(|place| order.get(place.checked_sub(1)?));
         let (Some(place), Ok(count)) = (place, count.parse::<usize>()) else { break };
-        // What is no id was put there by somebody else.
+        // An element that is no id was not put there by tickr. Skip it.
         ids.extend(words.by_ref().take(count).filter_map(|id| Some((*place, id.parse().ok()?))));
     }
     Taken { ids, refill }

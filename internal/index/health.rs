@@ -1,4 +1,4 @@
-//! How the index is doing, as one runner sees it.
+//! The condition of the index, as one runner sees it.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use tokio::sync::watch;
 use super::IndexError;
 use crate::event::Health;
 
-/// The shared cell of the condition. The index itself reports here whenever Redis fails it; everybody who depends on it
-/// looks.
+/// Shared cell with the condition of the index. The index reports every failure of Redis here, and the parts that
+/// depend on the index read it.
 #[derive(Debug)]
 pub struct IndexHealth {
     condition: watch::Sender<Condition>,
-    /// How much was missing at the last comparison with the store, and when that was.
+    /// The last comparison with MySQL.
     drift: Mutex<Option<Drift>>,
 }
 
-/// Why the index is fed from the store.
+/// Reason for which the index is rebuilt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The runner started, and did not know what there is.
+    /// The runner started, and does not know what the index holds.
     Start,
-    /// Redis had lost its state, or went back in time.
+    /// Redis lost its data, or went back in time.
     LostState,
     /// Redis was out, and hints were dropped.
     Outage,
-    /// An operator asked for it.
+    /// An operator requested it.
     Asked,
 }
 
 impl Cause {
-    /// The word on the wire.
+    /// Return the reason as it is written in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -46,33 +46,33 @@ impl Cause {
 /// A rebuild that is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebuilt {
-    /// When it was done.
+    /// Time of its end.
     pub at: Instant,
-    /// Jobs that were missing and were hinted.
+    /// Number of jobs that were missing and were hinted.
     pub jobs: usize,
-    /// How long the feeding took.
+    /// Duration of the rebuild.
     pub took: Duration,
-    /// Why there was one.
+    /// Reason of the rebuild.
     pub cause: Cause,
 }
 
-/// A comparison with the store.
+/// A comparison with MySQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drift {
-    /// When.
+    /// Time of the comparison.
     pub at: Instant,
-    /// Jobs that the index should have held and did not, or for another time. They were hinted again.
+    /// Number of jobs that the index lacked, or had with another time. They were hinted again.
     pub jobs: usize,
 }
 
-/// How the index is doing, all at one moment.
+/// The condition of the index with its history, all at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Bearing {
     /// The condition.
     pub health: Health,
-    /// Since when.
+    /// Start of this condition.
     pub since: Instant,
-    /// Why it is being fed, while it is.
+    /// Reason of the rebuild that is under way, if there is one.
     pub cause: Option<Cause>,
     /// The last rebuild.
     pub last: Option<Rebuilt>,
@@ -84,34 +84,35 @@ pub struct Bearing {
 struct Condition {
     health: Health,
     since: Instant,
-    /// Why it is being fed, or was last.
+    /// Reason of the rebuild that is under way, or of the last one.
     cause: Cause,
-    /// Is what there is to be forgotten before it is fed?
+    /// The present data must be deleted before the rebuild.
     forget: bool,
     last: Option<Rebuilt>,
-    /// How often Redis failed somebody. A rebuild that began before the last time has not seen what was missed since.
+    /// Number of failures of Redis. A rebuild that started before the last failure may have missed hints lost since
+    /// then.
     troubles: u64,
-    /// How often it did not answer, or refused.
+    /// Number of times that Redis did not answer, or refused.
     outages: u64,
 }
 
 impl IndexHealth {
     pub(super) fn new() -> Self {
-        // Nothing is known yet, so the first answer leads to a rebuild: of an index left by an earlier run it adds
-        // only what is missing.
+        // Nothing is known yet, so the first answer leads to a rebuild. To an index left by an earlier run it adds only
+        // what is missing.
         let (since, cause) = (Instant::now(), Cause::Start);
         let health = Health::Rebuilding;
         let condition = Condition { health, since, cause, forget: false, last: None, troubles: 0, outages: 0 };
         Self { condition: watch::Sender::new(condition), drift: Mutex::new(None) }
     }
 
-    /// The condition now.
+    /// Return the condition.
     #[must_use]
     pub fn now(&self) -> Health {
         self.condition.borrow().health
     }
 
-    /// All that is known.
+    /// Return everything that is known.
     #[must_use]
     pub fn bearing(&self) -> Bearing {
         let Condition { health, since, cause, last, .. } = *self.condition.borrow();
@@ -119,25 +120,25 @@ impl IndexHealth {
         Bearing { health, since, cause: (health == Health::Rebuilding).then_some(cause), last, drift }
     }
 
-    /// The index was compared with the store, and lacked so many jobs.
+    /// Record a comparison with MySQL in which the index lacked this many jobs.
     pub fn compared(&self, jobs: usize) {
         *self.drift.lock().unwrap_or_else(PoisonError::into_inner) = Some(Drift { at: Instant::now(), jobs });
     }
 
-    /// An operator asks for a rebuild from nothing. True when it begins with that; otherwise one is under way, or follows
-    /// when Redis is back.
+    /// Request a rebuild from nothing, for an operator. Return true if it starts; otherwise one is under way, or
+    /// follows when Redis is back.
     pub fn ask_for_rebuild(&self) -> bool {
         self.condition.send_if_modified(|condition| {
             let fast = condition.health == Health::Fast;
             if fast {
                 condition.forget = true;
-                change(condition, Health::Rebuilding, Cause::Asked, "an operator asked for it");
+                change(condition, Health::Rebuilding, Cause::Asked, "an operator requested it");
             }
             fast
         })
     }
 
-    /// A rebuild begins: should it begin with nothing? Asked once.
+    /// Return whether the rebuild that starts now must first delete the data. The answer is true only once per request.
     pub fn begins_from_nothing(&self) -> bool {
         let mut forget = false;
         self.condition.send_if_modified(|condition| {
@@ -147,33 +148,33 @@ impl IndexHealth {
         forget
     }
 
-    /// How often Redis failed somebody so far.
+    /// Return the number of failures of Redis so far.
     #[must_use]
     pub fn troubles(&self) -> u64 {
         self.condition.borrow().troubles
     }
 
-    /// How often Redis did not answer somebody, or refused.
+    /// Return how often Redis did not answer, or refused.
     #[must_use]
     pub fn outages(&self) -> u64 {
         self.condition.borrow().outages
     }
 
-    /// Resolves when there was an outage since their count was `seen`, also when it is over by then.
+    /// Wait for an outage that comes after their number was `seen`. Returns also if the outage is already over.
     pub async fn out_since(&self, seen: u64) {
-        // The sender lives as long as this, so there is always an answer.
+        // The sender lives as long as `self`, so there is always a value.
         let _ = self.condition.subscribe().wait_for(|condition| condition.outages > seen).await;
     }
 
-    /// The condition, once it is another than `seen`.
+    /// Wait until the condition is another one than `seen`, and return it.
     pub async fn other_than(&self, seen: Health) -> Health {
         let mut condition = self.condition.subscribe();
-        // The sender lives as long as this, so there is always an answer.
+        // The sender lives as long as `self`, so there is always a value.
         condition.wait_for(|condition| condition.health != seen).await.map_or(seen, |condition| condition.health)
     }
 
-    /// Redis failed somebody. Logged once, at the change. An index that has lost its state has answered: a Redis that
-    /// was out and comes back empty is rebuilt like one that was flushed.
+    /// Record a failure of Redis. Only a change of the condition is logged. A Redis that lost its data does answer: if
+    /// it was out and comes back empty, the index is rebuilt as after a flush.
     pub(super) fn failed(&self, error: &IndexError) {
         let to = match error {
             IndexError::Lost { .. } => Health::Rebuilding,
@@ -186,10 +187,10 @@ impl IndexHealth {
         });
     }
 
-    /// Redis took a write. After a time without it hints may be missing, so the way back leads through a rebuild.
+    /// Record that Redis took a write. During an outage hints may have been lost, so the index is rebuilt next.
     ///
-    /// That it answers is not enough: a replica and a Redis without memory answer questions too, and a runner that took
-    /// them for healthy would go back and forth.
+    /// A read is not enough: a replica and a Redis without free memory answer reads too. A runner that took them for
+    /// healthy would go back and forth between the two conditions.
     pub(super) fn wrote(&self) {
         self.condition.send_if_modified(|condition| {
             condition.health == Health::Degraded
@@ -197,8 +198,8 @@ impl IndexHealth {
         });
     }
 
-    /// A rebuild is done that began when [`troubles`](Self::troubles) was `seen`, took so long and hinted so many jobs.
-    /// False when it must be done again, because Redis failed somebody meanwhile.
+    /// Record that a rebuild is done. `seen` is the number of [`troubles`](Self::troubles) at its start. Return false
+    /// if it must be repeated, because Redis failed in the meantime.
     pub fn rebuilt(&self, seen: u64, jobs: usize, took: Duration) -> bool {
         self.condition.send_if_modified(|condition| {
             let done = condition.health == Health::Rebuilding && condition.troubles == seen;
@@ -214,7 +215,7 @@ impl IndexHealth {
     }
 }
 
-/// `cause` is why it is being fed, if that is what it changes to.
+/// Change the condition. `cause` is the reason of the rebuild, if the new condition is a rebuild.
 fn change(condition: &mut Condition, to: Health, cause: Cause, why: &str) -> bool {
     let changed = condition.health != to;
     if changed {
@@ -238,7 +239,7 @@ mod tests {
     fn a_rebuild_that_redis_failed_somebody_during_does_not_count() {
         let health = IndexHealth::new();
         let seen = health.troubles();
-        // A hint fails while the rebuild reads the store, and Redis is back before it ends.
+        // A hint fails while the rebuild reads MySQL, and Redis is back before it ends.
         health.failed(&OUT);
         health.wrote();
         assert_eq!(health.now(), Health::Rebuilding);
@@ -270,7 +271,7 @@ mod tests {
         assert!(!health.begins_from_nothing());
         assert!(health.ask_for_rebuild());
         assert!(health.begins_from_nothing() && !health.begins_from_nothing());
-        // The state is forgotten on purpose, and somebody notices.
+        // The data is deleted on purpose, and another loop notices.
         health.failed(&IndexError::Lost { attempted: "look" });
         assert_eq!(health.bearing().cause, Some(Cause::Asked));
         assert!(health.rebuilt(health.troubles(), 8, Duration::ZERO));

@@ -1,15 +1,15 @@
--- Tell the index about jobs that the store has committed. Comes after lists.lua.
+-- Add jobs to the index that MySQL has committed. lists.lua is put in front of this script.
 --
 -- KEYS  1 epoch  2 waiting  3 overflow
--- ARGV  1 the store's clock minus Redis's, microseconds
+-- ARGV  1 MySQL's clock minus Redis's, microseconds
 --       2 horizon, milliseconds
 --       3 high water of a ready list
 --       4 prefix of the ready lists
---       then for each job: line, id, due time in unix milliseconds
+--       then for each job: lane, id, due time in unix milliseconds
 -- Returns -1 when the epoch is gone (nothing was changed), otherwise
---       {ready, waiting, beyond the horizon, left out of a full list, new or changed among the waiting}
+--       {ready, waiting, beyond the horizon, left out of a full list, new or changed in the sorted set}
 --
--- Due jobs go to their ready list at once, others to the sorted set, far ones nowhere.
+-- Due jobs go to their ready list at once, other jobs to the sorted set. Jobs beyond the horizon are not stored.
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
 local now = math.floor((time[1] * 1000000 + time[2] + ARGV[1]) / 1000)
@@ -28,7 +28,7 @@ for at = 5, #ARGV, 3 do
     beyond = beyond + 1
   end
 end
--- In one call for many: a call from here costs more than its work.
+-- One call for up to 500 jobs, because each call from a script costs more than its work.
 for from = 1, #members, 1000 do
   changed = changed + redis.call('ZADD', KEYS[2], 'CH', unpack(members, from, math.min(from + 999, #members)))
 end

@@ -1,29 +1,30 @@
-//! Every Redis key that tickr uses. Nothing else may spell one.
+//! Every Redis key that tickr uses. No other file may spell one.
 //!
 //! | key | type | holds |
 //! |---|---|---|
-//! | `{prefix}:epoch` | string | present while the index is whole; its absence means "rebuild me" |
-//! | `{prefix}:beat` | counter | raised at every look of a scheduler: who sees it fall knows that Redis went back in time |
-//! | `{prefix}:waiting` | sorted set | `<line>:<job id>` scored by due time, unix milliseconds, within the horizon |
-//! | `{prefix}:ready:<line>` | list | ids of due jobs, newest at the head, taken from the tail |
-//! | `{prefix}:overflow` | hash | line → place in the store's due order from which jobs were left out of a full list |
+//! | `{prefix}:epoch` | string | present while the index is complete; without it the index must be rebuilt |
+//! | `{prefix}:beat` | counter | raised at every look of a scheduler; when it falls, Redis has gone back in time |
+//! | `{prefix}:waiting` | sorted set | `<lane>:<job id>` scored by due time, unix milliseconds, within the horizon |
+//! | `{prefix}:ready:<lane>` | list | ids of due jobs, newest at the head, taken from the tail |
+//! | `{prefix}:overflow` | hash | lane → position in MySQL's due order from which jobs were left out of a full list |
 //! | `{prefix}:nudge:<runner>` | list, expires | wakes the fetcher of this runner out of its blocking pop |
-//! | `{prefix}:refill:<line>` | string, expires | the name of whoever is refilling this line |
-//! | `{prefix}:events` | stream, capped, expires | what happened, by words, names and ids; only while somebody listens |
-//! | `{prefix}:listeners` | string, expires | present while somebody listens to the events |
+//! | `{prefix}:refill:<lane>` | string, expires | the lock of a refill; names its owner |
+//! | `{prefix}:events` | stream, capped, expires | cluster events (types, names and ids), written only while a client
+//! listens |
+//! | `{prefix}:listeners` | string, expires | present while a client listens to the events |
 //!
-//! The braces are part of the key: they make one hash tag, so that all keys live in one slot of a cluster and one script
-//! may touch them all. Ids and due times only, never payloads.
+//! The braces are part of the key. They make one hash tag, so that all keys are in one slot of a Redis cluster and one
+//! script may use them all. The keys hold ids and due times only, never payloads.
 
 use crate::job::{Name, Priority, RunnerId};
 
-/// A queue at one priority: what one ready list holds.
+/// A lane: one queue at one priority. Each lane has one ready list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Line(String);
 
 impl Line {
-    /// The line of a queue at a priority. The normal priority goes without saying, so that the list of a queue that
-    /// knows no others is simply `ready:<queue>`.
+    /// Create the lane of a queue at a priority. The normal priority is left out of the name, so that the ready list of
+    /// a queue without other priorities is simply `ready:<queue>`.
     #[must_use]
     pub fn new(queue: &Name, priority: Priority) -> Self {
         if priority == Priority::NORMAL {
@@ -33,7 +34,7 @@ impl Line {
         }
     }
 
-    /// The line as it stands in keys and members.
+    /// Return the name of the lane in keys and members.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -43,14 +44,15 @@ impl Line {
         Self(text)
     }
 
-    /// Every line of these queues, by priority, then as listed. Who is served when is for `engine/service.rs` to say.
+    /// Return every lane of these queues, by priority, then in the order of `queues`. The order of service is decided
+    /// in `engine/service.rs`.
     #[must_use]
     pub fn of_queues(queues: &[Name]) -> Vec<Self> {
         Priority::all().flat_map(|priority| queues.iter().map(move |queue| Self::new(queue, priority))).collect()
     }
 }
 
-/// The key catalogue under one prefix.
+/// All keys under one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     pub(super) epoch: String,
@@ -59,7 +61,7 @@ pub(super) struct Keys {
     pub(super) overflow: String,
     pub(super) events: String,
     pub(super) listeners: String,
-    /// Before the line of a ready list.
+    /// Start of the key of a ready list; the lane follows.
     pub(super) ready_prefix: String,
     refill_prefix: String,
     nudge_prefix: String,

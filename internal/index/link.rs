@@ -1,11 +1,10 @@
 //! The shared connection to Redis.
 //!
-//! The driver's own reconnecting manager keeps a connection for as long as it answers. A master that was demoted answers
-//! READONLY for ever, one that is loading or cut off from its replicas refuses too, and behind the same name a healthy
-//! master may stand meanwhile. So here every error ends the connection: the next call resolves the name and connects
-//! anew, after a pause that grows while errors last, whoever calls. Everything that goes wrong is told to the
-//! [`IndexHealth`], so that no reconnection passes unnoticed: what Redis holds after one may be older than what it held
-//! before.
+//! The driver's own reconnecting manager keeps a connection as long as it answers. But a demoted master answers
+//! READONLY for ever, and one that is loading or cut off from its replicas refuses as well, while a healthy master may
+//! already be reachable under the same name. So here every error ends the connection. The next call resolves the name
+//! and connects again, after a pause that is shared by all callers and grows while errors last. Every error is reported
+//! to the [`IndexHealth`], so that no reconnection goes unnoticed: after one, Redis may hold older data than before.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,10 +15,10 @@ use redis::{AsyncConnectionConfig, RedisResult};
 
 use super::{IndexError, IndexHealth};
 
-/// How long a connection may take, and an answer. A Redis that is slower than this is as good as none: the store is
-/// asked instead.
+/// Longest time for a connection, and for a response. A Redis that is slower than this counts as out, and MySQL is read
+/// instead.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between connections, before jitter.
+/// Pauses between connections, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -27,13 +26,13 @@ pub(super) struct Link {
     client: redis::Client,
     health: Arc<IndexHealth>,
     state: Mutex<State>,
-    /// Held by the one who connects; the others wait for what comes of it.
+    /// Held by the task that connects. Other tasks wait for its result.
     connecting: tokio::sync::Mutex<()>,
 }
 
 struct State {
     wire: Option<Wire>,
-    /// Connections opened so far.
+    /// Number of connections opened so far.
     opened: u64,
     pause: Duration,
     not_before: Option<Instant>,
@@ -42,7 +41,7 @@ struct State {
 #[derive(Clone)]
 struct Wire {
     conn: MultiplexedConnection,
-    /// Which connection it is: a late error of an old one must not end its successor.
+    /// Number of this connection. A late error of an old connection must not end its successor.
     number: u64,
 }
 
@@ -52,7 +51,7 @@ impl Link {
         Self { client, health, state: Mutex::new(state), connecting: tokio::sync::Mutex::new(()) }
     }
 
-    /// Run commands on the connection, opening one if there is none.
+    /// Run commands on the connection. Open one if there is none.
     pub(super) async fn call<T, F>(
         &self,
         attempted: &'static str,
@@ -102,11 +101,11 @@ impl Link {
         }
     }
 
-    /// The open connection; an error when it is too early for another.
+    /// Return the open connection. An error when it is too early for another one.
     fn open_wire(&self) -> Result<Option<Wire>, String> {
         let state = self.state();
         if state.wire.is_none() && state.not_before.is_some_and(|moment| Instant::now() < moment) {
-            return Err("waiting before the next try".to_owned());
+            return Err("waiting before the next connection".to_owned());
         }
         Ok(state.wire.clone())
     }

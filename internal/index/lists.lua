@@ -1,13 +1,14 @@
--- The ready lists, as hint.lua and move.lua fill them; this part is put in front of both.
+-- The ready lists, as hint.lua and move.lua fill them. This part is put in front of both.
 --
 -- KEYS  3 overflow
 -- ARGV  3 high water of a ready list  4 prefix of the ready lists
 --
--- A list at its high water takes no more: the earliest left-out due time is noted, and from then on everything of that
--- line is left out too, so that the refill can read the store in order without a newcomer overtaking.
+-- A list at its high water takes no more jobs: the earliest due time that is left out is noted, and from then on all
+-- further jobs of that lane are left out too. So the refill can read MySQL in order, and no newer job overtakes an
+-- older one.
 local lines = {}
 
--- Offer a due job to the list of its line. False when it is left out.
+-- Offer a due job to the list of its lane. Return false when it is left out.
 local function offer(name, id, due)
   local line = lines[name]
   if not line then
@@ -26,7 +27,7 @@ local function offer(name, id, due)
     return true
   end
   line.room = 0
-  -- At the very time of a note that names an id, this id may lie before it: then the whole time is noted.
+  -- If the note has the same due time and names an id, this id may come before that one. Then note the whole time.
   if not line.noted or due < line.noted or (due == line.noted and line.after) then
     line.noted, line.after = due, nil
     redis.call('HSET', KEYS[3], name, string.format('%d', due))
@@ -34,7 +35,7 @@ local function offer(name, id, due)
   return false
 end
 
--- Push what was offered and taken.
+-- Push the offered jobs that were not left out.
 local function push()
   for _, line in pairs(lines) do
     for from = 1, #line.ids, 1000 do

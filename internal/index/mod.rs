@@ -1,14 +1,25 @@
-//! Redis, the fast scheduling index. All commands and scripts are here.
+//! Redis, the fast scheduling index. All Redis commands and scripts are here.
 //!
-//! Everything in Redis is a hint that MySQL can give again: the whole of it may vanish at any moment, and no call here
-//! decides anything about a job. Redis may deliver an id twice, which the store's compare-and-set claim drops; it must
-//! not forget one for long, which the reconciler sees to.
+//! Everything in Redis is a hint that can be made again from MySQL. All of it may vanish at any moment, and no call
+//! here decides anything about a job. Redis may deliver an id twice: then one of the two claims in MySQL fails. Redis
+//! must not lose an id for long: the reconciler puts it back.
 //!
-//! - `keys.rs`: every key · `hint.lua`, `move.lua`, `take.lua`, `refilled.lua`, `first.lua`: each headed by its keys, arguments and answers
-//! - [`Index`]: what the broker, the scheduler and the reconciler call · `link.rs`: its connection
-//! - [`Fetch`]: the fetcher's own connection, the only one that blocks
-//! - [`FeedLine`]: what happens in the whole cluster, while somebody listens
-//! - [`BareIndex`]: for `tickr bench` and nobody else
+//! Its files:
+//! - this one: [`Index`], for the broker, the scheduler and the reconciler.
+//! - `link.rs`: the shared connection of [`Index`].
+//! - `keys.rs`: every key.
+//! - `health.rs`: the condition of the index, as one runner sees it.
+//! - `fetch.rs`: [`Fetch`], the fetcher's own connection, the only one that blocks.
+//! - `feed.rs`: [`FeedLine`], the stream of cluster events.
+//! - `bare.rs`: [`BareIndex`], used only by `tickr bench`.
+//! - `lists.lua`: the part about ready lists that `hint.lua` and `move.lua` share.
+//! - `hint.lua`: adds hinted jobs.
+//! - `move.lua`: moves due jobs from the sorted set to the ready lists.
+//! - `take.lua`: takes ids from the ready lists.
+//! - `first.lua`: puts jobs at the front of their ready lists.
+//! - `refilled.lua`: ends a refill of a ready list.
+//!
+//! Each script starts with its keys, arguments and results.
 
 mod bare;
 mod feed;
@@ -39,49 +50,49 @@ use keys::Keys;
 use link::Link;
 use tokio::sync::watch;
 
-/// Most ids in one answer about several ready lists.
+/// Most ids in one response about several ready lists.
 const MOST_LISTED: usize = 20_000;
 
-/// How to reach Redis, and how much to keep there.
+/// Connection settings of Redis, and limits of the data kept there.
 #[derive(Clone)]
 pub struct IndexSettings {
-    /// `redis://…`, `rediss://…` or `redis+unix://…`.
+    /// URL: `redis://…`, `rediss://…` or `redis+unix://…`.
     pub url: String,
-    /// Stands in every key.
+    /// Prefix of every key.
     pub prefix: String,
-    /// How far ahead jobs are kept in Redis.
+    /// How far ahead of their due times jobs are kept in Redis.
     pub horizon: Duration,
     /// Most ids in one ready list.
     pub high_water: usize,
-    /// Below this a list that left jobs out is filled again.
+    /// A list that left jobs out is refilled when it has fewer ids than this.
     pub low_water: usize,
 }
 
 impl std::fmt::Debug for IndexSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // The URL may carry a password.
+        // The URL may contain a password.
         f.debug_struct("IndexSettings").field("prefix", &self.prefix).finish_non_exhaustive()
     }
 }
 
-/// Redis did not do it. Never an error for a user: the store knows everything.
+/// Failure of Redis. It is never an error for a client of the API, because MySQL holds everything.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
-    /// The URL is unusable. The driver's own message is left out, because it may quote the URL.
+    /// The URL cannot be used. The driver's own message is left out, because it may quote the URL.
     #[error("the redis url is not redis://host:port, rediss://host:port or redis+unix:///path")]
     Url,
-    /// Redis cannot be reached, is too slow or refuses.
+    /// Redis cannot be reached, is too slow, or refuses.
     #[error("{attempted}: redis: {cause}")]
     Unavailable {
-        /// What was attempted.
+        /// Action that was attempted.
         attempted: &'static str,
-        /// The driver's reason.
+        /// Reason given by the driver.
         cause: String,
     },
-    /// The state in Redis is gone and must be rebuilt from the store. Nothing was changed.
-    #[error("{attempted}: the index has lost its state")]
+    /// The data in Redis is gone and must be rebuilt from MySQL. Nothing was changed.
+    #[error("{attempted}: the index has lost its data")]
     Lost {
-        /// What was attempted.
+        /// Action that was attempted.
         attempted: &'static str,
     },
 }
@@ -95,16 +106,16 @@ impl IndexError {
 /// One job, as the index knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The job.
+    /// Id of the job.
     pub id: JobId,
     /// Its queue and priority.
     pub line: Line,
-    /// When it is due.
+    /// Due time.
     pub execute_at: Timestamp,
 }
 
 impl Entry {
-    /// As it stands in the sorted set: the line, a colon and the 36 characters of the id.
+    /// Return the member of the sorted set: the lane, a colon and the 36 characters of the id.
     fn member(&self) -> String {
         format!("{}:{}", self.line.as_str(), self.id)
     }
@@ -116,29 +127,29 @@ impl Entry {
     }
 }
 
-/// What became of hinted jobs.
+/// Result of a hint: numbers of jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hinted {
-    /// Put into a ready list.
+    /// Jobs put into a ready list.
     pub ready: usize,
-    /// Put into the sorted set.
+    /// Jobs put into the sorted set.
     pub waiting: usize,
-    /// Beyond the horizon; the reconciler brings them in time.
+    /// Jobs beyond the horizon, which were not stored. The reconciler adds them in time.
     pub beyond: usize,
-    /// Left out of a full ready list; the refill brings them.
+    /// Jobs left out of a full ready list. The refill adds them.
     pub left_out: usize,
-    /// Those put into the sorted set that it did not have, or had for another time.
+    /// Jobs put into the sorted set that it did not have, or had with another time.
     pub changed: usize,
 }
 
-/// What one move did.
+/// Result of one move.
 #[derive(Clone, Debug, Default)]
 pub struct MoveReport {
-    /// Entries moved.
+    /// Number of entries moved.
     pub moved: usize,
     /// Due time of the next entry.
     pub next: Option<Timestamp>,
-    /// Lines that left jobs out and have run low.
+    /// Lanes that left jobs out and whose ready lists have run low.
     pub refill: Vec<Line>,
 }
 
@@ -153,14 +164,14 @@ struct Shared {
     link: Link,
     keys: Keys,
     settings: IndexSettings,
-    /// The store's clock minus Redis's, in microseconds, as last measured.
+    /// MySQL's clock minus Redis's clock, in microseconds, as last measured.
     offset_us: AtomicI64,
-    /// The highest beat seen since the index lost its state; zero before the first.
+    /// Highest value of the `beat` counter seen since the index lost its data. Zero before the first one.
     beat: AtomicU64,
-    /// Does somebody listen to the events? As of the last look.
+    /// True while a client in the cluster listens to events, as of the last move.
     listened: watch::Sender<bool>,
     health: Arc<IndexHealth>,
-    /// What is wrong with the server's settings, as last read.
+    /// Problem of the server's settings, as last read.
     weakness: Mutex<Option<String>>,
     hint: Script,
     mover: Script,
@@ -175,14 +186,15 @@ impl std::fmt::Debug for Index {
 }
 
 impl Index {
-    /// An index that connects when it is first used: a start never waits for Redis.
+    /// Create an index that connects at its first use, so that a start never waits for Redis.
     ///
     /// # Errors
-    /// [`IndexError::Url`] when the URL is unusable.
+    /// [`IndexError::Url`] when the URL cannot be used.
     pub fn new(mut settings: IndexSettings) -> Result<Self, IndexError> {
-        // Nothing is shorter than an empty list: at zero, what was left out would never be brought in.
+        // With a low water of zero no list would ever count as low, and jobs that were left out would never be added.
         settings.low_water = settings.low_water.max(1);
-        // Calls of many tasks share a connection; none of them waits for the acknowledgement of another's.
+        // Many tasks share one connection. Without Nagle's algorithm no call waits for the TCP acknowledgement of
+        // another one.
         let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
         let info = settings.url.as_str().into_connection_info().map_err(|_| IndexError::Url)?.set_tcp_settings(tcp);
         let client = redis::Client::open(info).map_err(|_| IndexError::Url)?;
@@ -205,39 +217,39 @@ impl Index {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// How the index is doing, as this runner sees it.
+    /// Return the condition of the index, as this runner sees it.
     #[must_use]
     pub fn health(&self) -> &IndexHealth {
         &self.shared.health
     }
 
-    /// How far ahead jobs are kept in Redis.
+    /// Return how far ahead of their due times jobs are kept in Redis.
     #[must_use]
     pub fn horizon(&self) -> Duration {
         self.shared.settings.horizon
     }
 
-    /// Most ids in one ready list.
+    /// Return the highest number of ids in one ready list.
     #[must_use]
     pub fn high_water(&self) -> usize {
         self.shared.settings.high_water
     }
 
-    /// The fetcher's own line to Redis.
+    /// Create the fetcher's own connection to Redis.
     #[must_use]
     pub fn fetch(&self, lines: Vec<Line>, runner: &RunnerId) -> Fetch {
         let Shared { client, keys, settings, health, .. } = &*self.shared;
         Fetch::new(client.clone(), Arc::clone(health), keys, lines, runner, settings.low_water)
     }
 
-    /// Wake the fetcher of this runner, should it wait in a blocking pop: what it may take has changed.
+    /// Wake the fetcher of this runner if it waits in a blocking pop: what it may take has changed.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it; the pop ends by itself within a second.
+    /// [`IndexError::Unavailable`] when Redis fails. The pop then ends by itself within a second.
     pub async fn nudge(&self, runner: &RunnerId) -> Result<(), IndexError> {
         let key = self.shared.keys.nudge(runner);
         self.call("wake a fetcher", |mut conn| async move {
-            // One is enough, and none outlives its runner for long.
+            // Keep only one wake-up. The key expires soon after its runner is gone.
             let mut pipe = redis::pipe();
             pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);
             pipe.query_async::<()>(&mut conn).await
@@ -245,14 +257,14 @@ impl Index {
         .await
     }
 
-    /// A line to the feed of events.
+    /// Create a connection to the stream of cluster events.
     #[must_use]
     pub fn feed(&self) -> FeedLine {
         let Shared { client, keys, listened, .. } = &*self.shared;
         FeedLine::new(client.clone(), keys, listened.subscribe())
     }
 
-    /// Run commands on the shared connection; what goes wrong is told to the health.
+    /// Run commands on the shared connection. Errors are reported to the [`IndexHealth`].
     async fn call<T, F>(
         &self,
         attempted: &'static str,
@@ -264,23 +276,23 @@ impl Index {
         self.shared.link.call(attempted, run).await
     }
 
-    /// The index has lost its state, as a script or the beat says.
+    /// Record that the index has lost its data, as a script or the `beat` counter shows.
     fn lost(&self, attempted: &'static str) -> IndexError {
-        // The counter may have begun anew.
+        // The counter may have started again at zero.
         self.shared.beat.store(0, Ordering::Relaxed);
         let error = IndexError::Lost { attempted };
         self.shared.health.failed(&error);
         error
     }
 
-    /// Tell the index about committed jobs.
+    /// Add committed jobs to the index.
     ///
     /// # Errors
-    /// [`IndexError::Lost`] when the index must be rebuilt, [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Lost`] when the index must be rebuilt, [`IndexError::Unavailable`] when Redis fails.
     pub async fn hint(&self, entries: &[Entry]) -> Result<Hinted, IndexError> {
         let attempted = "hint jobs";
         let mut total = Hinted::default();
-        // Bounded, so that one script never holds Redis for long.
+        // Pages are bounded, so that no script blocks Redis for long.
         for page in entries.chunks(1_000) {
             let shared = &self.shared;
             let mut call = shared.hint.prepare_invoke();
@@ -309,15 +321,16 @@ impl Index {
         Ok(total)
     }
 
-    /// Put due jobs where they are taken next, the first of them first, however long their ready lists are: jobs that a dead
-    /// runner had begun, which are never more than runners have workers.
+    /// Put due jobs at the front of their ready lists, in this order, however long the lists are. They are jobs that a
+    /// dead runner had started, so there are never more of them than runners have workers.
     ///
     /// # Errors
-    /// As [`hint`](Self::hint).
+    /// The errors of [`hint`](Self::hint).
     pub async fn put_first(&self, entries: &[Entry]) -> Result<(), IndexError> {
         let attempted = "put jobs first";
         let shared = &self.shared;
-        // Lists are served from their tail: what is pushed last is taken first. So are the pages.
+        // Lists are served from their tail: an id pushed last is taken first. So pages and ids are pushed in reverse
+        // order.
         for page in entries.rchunks(1_000) {
             let mut call = shared.first.prepare_invoke();
             call.key(&shared.keys.epoch).arg(&shared.keys.ready_prefix);
@@ -333,11 +346,12 @@ impl Index {
         Ok(())
     }
 
-    /// Move entries that are due to their ready lists, at most `most`. Always a write, so that it ends an outage. `store_now` tells the store's clock for a moment
-    /// of this process, by which the offset between the two servers' clocks is measured on the way.
+    /// Move at most `most` due entries to their ready lists. The script always writes, so a success ends an outage.
+    /// `store_now` returns MySQL's time for a moment of this process; the offset between the clocks of the two servers
+    /// is measured with it.
     ///
     /// # Errors
-    /// As [`hint`](Self::hint).
+    /// The errors of [`hint`](Self::hint).
     pub async fn move_due(
         &self,
         most: usize,
@@ -373,17 +387,17 @@ impl Index {
         let listened = words.next().is_some_and(|word| word == "1");
         shared.listened.send_if_modified(|known| std::mem::replace(known, listened) != listened);
         if beat <= shared.beat.fetch_max(beat, Ordering::Relaxed) {
-            return Err(self.lost("see the index go on"));
+            return Err(self.lost("check that redis did not go back in time"));
         }
         shared.health.wrote();
         Ok(MoveReport { moved, next, refill: words.map(Line::from_stored).collect() })
     }
 
-    /// Mark the index as being whole from here on: what is committed before this call must be hinted by the caller,
-    /// what is committed after it is hinted by its own writer. True when the mark was missing.
+    /// Mark the index as complete from now on. The caller must hint what was committed before this call; what is
+    /// committed after it is hinted by its own writer. Return true when the mark was missing.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn begin_epoch(&self) -> Result<bool, IndexError> {
         let epoch = JobId::new().to_string();
         let options = redis::SetOptions::default().conditional_set(redis::ExistenceCheck::NX);
@@ -392,20 +406,20 @@ impl Index {
         Ok(set.await?.is_some())
     }
 
-    /// Forget everything, the epoch first: runners then rebuild. How many keys there were.
+    /// Delete everything, the epoch first, so that runners rebuild the index. Return how many keys there were.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn forget(&self) -> Result<usize, IndexError> {
         let keys = &self.shared.keys;
-        // The counter begins anew, and whoever forgets on purpose is not surprised by it.
+        // The counter starts again at zero. Here that is intended, and must not be taken for lost data.
         self.shared.beat.store(0, Ordering::Relaxed);
         self.call("forget the index", |mut conn| async move {
             let fixed = [&keys.epoch, &keys.waiting, &keys.overflow, &keys.beat, &keys.events, &keys.listeners];
             let mut gone = conn.del(&fixed[..]).await?;
             let mut lists = Vec::new();
             {
-                // Braces have no meaning in a pattern; the prefix holds no other special characters.
+                // Braces have no meaning in a Redis pattern, and the prefix holds no other special characters.
                 let mut found = conn.scan_match::<_, String>(format!("{}*", keys.ready_prefix)).await?;
                 while let Some(key) = found.next_item().await {
                     lists.push(key?);
@@ -414,28 +428,29 @@ impl Index {
             if !lists.is_empty() {
                 gone += conn.del(lists).await?;
             }
-            // A runner may have begun to rebuild meanwhile, and lost a part of that to the lines above: once more.
+            // A runner may have started a rebuild meanwhile, and the deletions above removed part of it. Delete the
+            // epoch again, so that it starts over.
             conn.del(&keys.epoch).await?;
             Ok(gone)
         })
         .await
     }
 
-    /// The ids in the ready list of `line`.
+    /// Return the ids in the ready list of a lane.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn ready_ids(&self, line: &Line) -> Result<HashSet<JobId>, IndexError> {
         let list = self.shared.keys.ready(line);
         let ids = self.call("read a ready list", |mut conn| async move { conn.lrange(list, 0, -1).await }).await?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
     }
 
-    /// The ids in the ready lists of these lines, in this order. As few round trips as fit: each brings a bounded number
-    /// of ids, or one list.
+    /// Return the ids in the ready lists of these lanes, in this order. It uses few round trips; each returns a bounded
+    /// number of ids, or one list.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn ready_lists(&self, lines: &[Line]) -> Result<Vec<HashSet<JobId>>, IndexError> {
         let (_, lengths) = self.depth(lines).await?;
         let mut lists = vec![HashSet::new(); lines.len()];
@@ -463,10 +478,11 @@ impl Index {
         Ok(lists)
     }
 
-    /// The score of each of these entries in the sorted set, unix milliseconds, if it is there.
+    /// Return the score of each of these entries in the sorted set, in unix milliseconds; None for an entry that is not
+    /// there.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn scores(&self, entries: &[Entry]) -> Result<Vec<Option<i64>>, IndexError> {
         let mut found = Vec::with_capacity(entries.len());
         for page in entries.chunks(1_000) {
@@ -483,11 +499,11 @@ impl Index {
         Ok(found)
     }
 
-    /// Entries of the sorted set, the latest due first, from the place `from` on. Counted from this end, because moves
-    /// take entries away at the other while somebody reads.
+    /// Return entries of the sorted set, the latest due first, from position `from` on. Positions count from this end,
+    /// because moves remove entries at the other end while the caller reads.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn scheduled_page(&self, from: usize, most: usize) -> Result<Vec<Entry>, IndexError> {
         let mut ask = redis::cmd("ZREVRANGE");
         ask.arg(&self.shared.keys.waiting).arg(from).arg(from + most.max(1) - 1).arg("WITHSCORES");
@@ -497,10 +513,11 @@ impl Index {
         Ok(found.into_iter().filter_map(|(member, ms)| Entry::of_member(&member, ms as i64)).collect())
     }
 
-    /// Take entries out of the sorted set; how many there were. Ready lists are left alone: the claims see to them.
+    /// Remove entries from the sorted set. Return how many there were. Ready lists are not changed: the claims drop
+    /// their surplus ids.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn unschedule(&self, entries: &[Entry]) -> Result<usize, IndexError> {
         let mut gone = 0;
         for page in entries.chunks(1_000) {
@@ -511,28 +528,29 @@ impl Index {
         Ok(gone)
     }
 
-    /// Is the index marked as being whole?
+    /// Return whether the index is marked as complete.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn is_whole(&self) -> Result<bool, IndexError> {
         let epoch = &self.shared.keys.epoch;
         self.call("look for the epoch", |mut conn| async move { conn.exists(epoch).await }).await
     }
 
-    /// The mark of being whole, made anew by each rebuild from nothing; absent when the state is lost.
+    /// Return the epoch: the mark that the index is complete, with a new value for each rebuild from nothing. None when
+    /// the data is lost.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn epoch(&self) -> Result<Option<String>, IndexError> {
         let epoch = &self.shared.keys.epoch;
         self.call("read the epoch", |mut conn| async move { conn.get(epoch).await }).await
     }
 
-    /// Did this line leave jobs out, and is its list below the low water now?
+    /// Return whether this lane left jobs out and its list is now below the low water.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn has_run_low(&self, line: &Line) -> Result<bool, IndexError> {
         let keys = &self.shared.keys;
         let mut pipe = redis::pipe();
@@ -543,10 +561,10 @@ impl Index {
         Ok(left_out && length < self.shared.settings.low_water)
     }
 
-    /// The lines that left jobs out of a full list, and from where in the due order.
+    /// Return the lanes that left jobs out of a full list, each with the position in the due order from which it did.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn left_out(&self) -> Result<HashMap<Line, RefillPlace>, IndexError> {
         let overflow = &self.shared.keys.overflow;
         let noted = self.call("read what was left out", |mut conn| async move { conn.hgetall(overflow).await }).await?;
@@ -554,11 +572,11 @@ impl Index {
         Ok(noted.into_iter().filter_map(place).collect())
     }
 
-    /// Start refilling a line that left jobs out, or nothing when there is no need or another runner is at it. From here
-    /// on newcomers are listed again.
+    /// Start to refill a lane that left jobs out. From here on its list takes new jobs again. None when the lane left
+    /// no jobs out or another runner is refilling it.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn begin_refill(&self, line: &Line) -> Result<Option<Refill>, IndexError> {
         let keys = &self.shared.keys;
         let owner = JobId::new().to_string();
@@ -582,10 +600,10 @@ impl Index {
         Ok(place.map(|place| Refill { place, owner }))
     }
 
-    /// End a refill. With `rest`, jobs from there on were left out again.
+    /// End a refill. With `rest`, jobs from that position on were left out again.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it; the lock then ends by itself.
+    /// [`IndexError::Unavailable`] when Redis fails. The lock then expires by itself.
     pub async fn end_refill(&self, line: &Line, refill: Refill, rest: Option<RefillPlace>) -> Result<(), IndexError> {
         let keys = &self.shared.keys;
         let mut call = self.shared.refilled.prepare_invoke();
@@ -594,39 +612,39 @@ impl Index {
         self.call("end a refill", |mut conn| async move { call.invoke_async(&mut conn).await }).await
     }
 
-    /// Read whether the server may evict keys, and say so once in the log. Best effort: many servers do not tell.
+    /// Read whether the server may evict keys, and log a change of that. Best effort: many servers do not tell.
     pub async fn look_for_weakness(&self) {
-        let asked = self.call("read the server's settings", |mut conn| async move {
+        let asked = self.call("read the settings of the server", |mut conn| async move {
             let told: RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("memory").query_async(&mut conn).await;
-            // A refusal is an answer.
+            // A refusal is an answer as well, not an outage.
             Ok(told.ok())
         });
         let Ok(Some(info)) = asked.await else { return };
         let limit: u64 = info.get("maxmemory").unwrap_or(0);
         let policy: String = info.get("maxmemory_policy").unwrap_or_default();
-        // The volatile policies evict only keys that expire by themselves, which none of importance does.
+        // The `volatile-` policies evict only keys that expire by themselves, and none of those is important.
         let weakness = (limit > 0 && policy.starts_with("allkeys-")).then(|| {
-            format!("maxmemory-policy is {policy}: Redis may evict the index, and jobs are late by seconds then")
+            format!("maxmemory-policy is {policy}: Redis may evict the index, and then jobs start seconds late")
         });
         let mut known = self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != weakness {
             if let Some(weakness) = &weakness {
-                tracing::warn!(weakness, "noeviction is the policy for an index");
+                tracing::warn!(weakness, "set the maxmemory-policy of redis to noeviction");
             }
             *known = weakness;
         }
     }
 
-    /// What is wrong with the server's settings, as last read.
+    /// Return the problem of the server's settings, as last read.
     #[must_use]
     pub fn weakness(&self) -> Option<String> {
         self.shared.weakness.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many entries wait in the sorted set, and the length of each of these ready lists.
+    /// Return the number of entries in the sorted set, and the length of each of these ready lists.
     ///
     /// # Errors
-    /// [`IndexError::Unavailable`] when Redis did not do it.
+    /// [`IndexError::Unavailable`] when Redis fails.
     pub async fn depth(&self, lines: &[Line]) -> Result<(usize, Vec<usize>), IndexError> {
         let mut pipe = redis::pipe();
         pipe.zcard(&self.shared.keys.waiting);
@@ -643,18 +661,18 @@ impl Index {
 /// A refill that is under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refill {
-    /// Where to begin.
+    /// Position from which to start.
     pub place: RefillPlace,
-    /// Who holds its lock.
+    /// Owner of its lock.
     owner: String,
 }
 
-/// Where a refill begins: a due time, and within it an id.
+/// Position from which a refill starts: a due time, and an id within it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RefillPlace {
     /// Due time.
     pub execute_at: Timestamp,
-    /// The last id that was listed at that time, if any was.
+    /// Last id listed at that time, if there is one.
     pub after: Option<JobId>,
 }
 

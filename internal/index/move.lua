@@ -1,20 +1,20 @@
--- Move due entries from the sorted set to their ready lists. Comes after lists.lua.
+-- Move due entries from the sorted set to their ready lists. lists.lua is put in front of this script.
 --
 -- KEYS  1 epoch  2 waiting  3 overflow  4 beat  5 listeners
--- ARGV  1 the store's clock minus Redis's, microseconds
+-- ARGV  1 MySQL's clock minus Redis's, microseconds
 --       2 most entries to move
 --       3 high water of a ready list
 --       4 prefix of the ready lists
 --       5 low water of a ready list
 -- Returns -1 when the epoch is gone, otherwise
---       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, '1' if somebody listens to the
---       events, lines to refill, one element each}
+--       {moved, due time of the next entry or '', Redis's clock in microseconds, beat, '1' if a client listens to the
+--       events, lanes to refill, one element each}
 --
--- One clock, Redis's corrected to the store's, decides for every runner, whatever their own clocks show.
+-- One clock, Redis's corrected to MySQL's, decides for every runner, whatever their own clocks show.
 --
--- The beat is raised before anything else. So every look is a write: a replica or a Redis without memory refuses it even
--- when nothing is due. And a Redis that was restored from a snapshot, or failed over to a replica that lagged, shows a
--- beat that its runners have seen before.
+-- The beat is raised before anything else. So every call is a write: a replica, or a Redis without free memory, refuses
+-- it even when nothing is due. And a Redis that was restored from a snapshot, or failed over to a replica that lagged,
+-- shows a beat that its runners have seen before.
 local beat = redis.call('INCR', KEYS[4])
 if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end
 local time = redis.call('TIME')
@@ -22,7 +22,7 @@ local clock = time[1] * 1000000 + time[2]
 local now = math.floor((clock + ARGV[1]) / 1000)
 local due = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'WITHSCORES', 'LIMIT', 0, ARGV[2])
 for at = 1, #due, 2 do
-  -- A member is the line, a colon and the 36 characters of an id.
+  -- A member is the lane, a colon and the 36 characters of an id.
   offer(string.sub(due[at], 1, -38), string.sub(due[at], -36), tonumber(due[at + 1]))
 end
 push()

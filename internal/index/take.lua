@@ -3,10 +3,10 @@
 -- KEYS  1 overflow, then the ready lists in the order of service
 -- ARGV  1 most ids to take
 --       2 low water of a ready list
---       then for each ready list: its line, and its group, 0 for none
+--       then for each ready list: its lane, and its group, 0 for none
 --       then for each group, from 1: most ids to take from its lists together
--- Returns {'1' if a line that left jobs out has run low, otherwise '0';
---          then for each list of which something was taken: its place from 1, how many ids, the ids}
+-- Returns {'1' if a lane that left jobs out has run low, otherwise '0';
+--          then for each list from which ids were taken: its position from 1, how many ids, the ids}
 local want = tonumber(ARGV[1])
 local lists = #KEYS - 1
 local room = {}
