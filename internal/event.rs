@@ -1,14 +1,15 @@
-//! The typed bus: what happened, told to whoever listens inside this process. Also the tests' signal: they wait for an
-//! event with a deadline, never for time to pass.
+//! The typed bus: events of this process for listeners in the same process. The tests use it too: they wait for an
+//! event with a deadline, not for a fixed time.
 
 use tokio::sync::broadcast;
 
 use crate::job::{JobId, Name, SkipCause, State, Timestamp, Verdict};
 
-/// Events that a slow listener may fall behind before it misses some. Nothing depends on every event being seen.
+/// Number of events that a slow listener may fall behind before it misses some. No listener depends on seeing every
+/// event.
 const CAPACITY: usize = 4_096;
 
-/// Something that happened in this process.
+/// An event in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A job was accepted and is durable.
@@ -27,17 +28,17 @@ pub enum Event {
     Settled {
         /// The job.
         id: JobId,
-        /// What the attempt came to.
+        /// Verdict of the attempt.
         verdict: Verdict,
-        /// The job's state now.
+        /// New state of the job.
         state: State,
     },
-    /// An attempt could not be settled, because its lease had been taken away.
+    /// An attempt could not be settled, because its lease was lost.
     LeaseLost {
         /// The job.
         id: JobId,
     },
-    /// A cancel was asked for while the job executes, here or elsewhere.
+    /// A cancel of an executing job was requested. The job may run on any runner.
     CancelRequested {
         /// The job.
         id: JobId,
@@ -47,70 +48,70 @@ pub enum Event {
         /// The job.
         id: JobId,
     },
-    /// A job that waits has another due time or priority: by a retry, a run-now or a change through this process.
+    /// A waiting job has another due time or priority: by a retry, a run-now or a change through this process.
     Rescheduled {
         /// The job.
         id: JobId,
     },
     /// The reaper of this process ended attempts of a dead runner.
     Reaped {
-        /// How many.
+        /// Number of attempts.
         attempts: usize,
     },
-    /// The reconciler fed the index from the store.
+    /// The reconciler rebuilt the index from the store.
     Rebuilt {
-        /// Jobs it told the index about.
+        /// Number of jobs put into the index.
         jobs: usize,
     },
-    /// The index changed its condition, as this process sees it.
+    /// The condition of the index changed, as this process sees it.
     IndexHealth(Health),
-    /// A queue has another priority or limit, by a change through this process.
+    /// The priority or the limit of a queue was changed through this process.
     QueueChanged(Setting),
-    /// A queue was paused through this process, or has another reason to be.
+    /// A queue was paused, or got another pause reason, through this process.
     QueuePaused(Setting),
-    /// A queue goes on, as it was told through this process.
+    /// A queue was resumed through this process.
     QueueResumed(Setting),
-    /// A schedule is new or asks for something else, as it was put through this process.
+    /// A schedule was created or changed through this process.
     SchedulePut(Setting),
     /// A schedule was paused through this process.
     SchedulePaused(Setting),
-    /// A schedule goes on, as it was told through this process.
+    /// A schedule was resumed through this process.
     ScheduleResumed(Setting),
     /// A schedule was deleted through this process.
     ScheduleDeleted {
         /// The schedule.
         name: Name,
     },
-    /// This process wrote a line in the ledger of a schedule: it fired, by the clock or by hand, or passed ticks over.
+    /// This process recorded a tick of a schedule: it fired, by the clock or a trigger, or ticks were skipped.
     ScheduleTicked {
         /// The schedule.
         name: Name,
-        /// When it was due; the first of several.
+        /// Due time of the tick; of the first one if there are several.
         due_at: Timestamp,
-        /// The job, if it fired.
+        /// The job, if the tick fired.
         job: Option<JobId>,
-        /// Why it did not fire; none when it did.
+        /// The reason why it did not fire; absent if it fired.
         cause: Option<SkipCause>,
-        /// How many ticks share the line.
+        /// Number of ticks that share the record.
         ticks: u32,
     },
-    /// The process stops: nothing new is fetched from here on.
+    /// The process is stopping: it fetches nothing new from here on.
     Draining,
 }
 
-/// What operators set about a queue or a schedule, in short.
+/// The settings of a queue or a schedule, in short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The queue or the schedule.
     pub name: Name,
-    /// Another one after each change of what is set, as the API has it in its ETag, without the quotes.
+    /// Version of the settings: the API's ETag without the quotes. It differs after each change.
     pub version: String,
-    /// Does it stand still?
+    /// True if the queue or schedule is paused.
     pub paused: bool,
 }
 
 impl Event {
-    /// The job that it is about, if it is about one.
+    /// Return the job of the event, if it has one.
     #[must_use]
     pub const fn job(&self) -> Option<JobId> {
         match self {
@@ -137,19 +138,19 @@ impl Event {
     }
 }
 
-/// The index's condition. Jobs run in each of them.
+/// The condition of the index. Jobs run in each of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Redis answers and holds what it should.
+    /// Redis answers and is complete.
     Fast,
-    /// Redis answers; what it should hold is being fed from the store.
+    /// Redis answers, and is being filled from the store.
     Rebuilding,
     /// Redis does not answer: the fetcher reads due work from the store.
     Degraded,
 }
 
 impl Health {
-    /// The word for readiness, metrics and logs.
+    /// Return the word for readiness, metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -164,7 +165,7 @@ impl Health {
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: broadcast::Sender<Event>,
-    /// Jobs that were asked to stop, for the runner, which need not be woken by everything that happens.
+    /// Cancel requests, for the runner. A separate channel, so that other events do not wake it.
     cancels: broadcast::Sender<JobId>,
 }
 
@@ -175,9 +176,9 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Tell everybody who listens.
+    /// Send an event to all listeners.
     pub fn emit(&self, event: Event) {
-        // Nobody listening is fine.
+        // An error means that there is no listener, which is permitted.
         if let Event::CancelRequested { id } = event {
             let _ = self.cancels.send(id);
         }
@@ -186,13 +187,13 @@ impl Events {
         }
     }
 
-    /// Listen for cancels alone.
+    /// Subscribe to cancel requests only.
     #[must_use]
     pub fn cancels(&self) -> broadcast::Receiver<JobId> {
         self.cancels.subscribe()
     }
 
-    /// Listen from now on.
+    /// Subscribe to all events from now on.
     #[must_use]
     pub fn listen(&self) -> broadcast::Receiver<Event> {
         self.sender.subscribe()

@@ -1,7 +1,7 @@
-//! Tables in motion: what the store reads row by row and a handler writes down row by row.
+//! Rows in transit: the store reads them one by one, and a handler writes them one by one.
 //!
-//! Store and handlers do not know each other, so the words between them live here: a [`Select`] goes down through a
-//! [`RowSource`], a [`RowStream`] of typed [`Cell`]s comes back. Nothing here knows SQL or file formats.
+//! Store and handlers do not know each other, so their common types are here. A [`Select`] goes to a [`RowSource`], and
+//! a [`RowStream`] of typed [`Cell`]s comes back. This module contains no SQL and no file formats.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,35 +14,35 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::Timestamp;
 
-/// Answers a [`Select`]. Implemented by the store over MySQL, by tests over memory.
+/// A source of rows for a [`Select`]. Implemented by the store over MySQL, and by tests in memory.
 pub trait RowSource: Send + Sync + 'static {
-    /// Start reading. Returns at once; what goes wrong comes out of the stream. Dropping the stream stops the reading.
+    /// Start reading and return at once. Errors come out of the stream. Dropping the stream stops the reading.
     fn open(&self, select: Select) -> RowStream;
 }
 
-/// A statement to read with.
+/// A statement to execute.
 #[derive(Clone, Debug)]
 pub struct Select {
-    /// What people call it; the only part of it that errors may show.
+    /// Name of the statement for people. It is the only part that errors may show.
     pub name: String,
     /// One statement with a `?` for each value.
     pub sql: Arc<str>,
     /// A value for each `?`, in order.
     pub values: Vec<Cell>,
-    /// How long it may run, from its first moment on the server to its last row; the reader's own slowness counts too.
+    /// Time limit from the start on the server to the last row. A slow reader uses up this time too.
     pub time_limit: Duration,
 }
 
-/// A column of the answer.
+/// A column of the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name or alias.
+    /// Name or alias.
     pub name: String,
-    /// What its cells are, mostly: an engine without strict types may still put a text where a number was announced.
+    /// Usual type of its cells. An engine without strict types may return a text in a column of numbers.
     pub kind: ColumnKind,
 }
 
-/// What the cells of a column are.
+/// Type of the cells of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ColumnKind {
     /// [`Cell::Bool`].
@@ -70,7 +70,7 @@ pub enum ColumnKind {
 }
 
 impl ColumnKind {
-    /// Do people expect its cells at the right edge?
+    /// Return true if people expect its cells to be right-aligned.
     #[must_use]
     pub fn is_number(self) -> bool {
         match self {
@@ -103,29 +103,29 @@ pub enum Cell {
     Unsigned(u64),
     /// A binary floating point number.
     Float(f64),
-    /// An exact decimal number, in the digits the server sent.
+    /// An exact decimal number, with the digits that the server sent.
     Decimal(String),
     /// Text.
     Text(String),
-    /// Text that the server knows to be JSON.
+    /// Text that the server marks as JSON.
     Json(String),
     /// Bytes without a character set.
     Bytes(Vec<u8>),
     /// A day.
     Date(NaiveDate),
-    /// A time of day or a span, as `[-]h:mm:ss[.ffffff]`: up to 838 hours, which no clock type holds.
+    /// A time of day or a span, as `[-]h:mm:ss[.ffffff]`: up to 838 hours, which no clock type can store.
     Time(String),
-    /// Date and time in a zone that only the database's users know.
+    /// Date and time in a zone that only the users of the database know.
     DateTime(NaiveDateTime),
     /// A moment.
     Timestamp(Timestamp),
 }
 
 impl Cell {
-    /// The cell as every text format shows it; empty for NULL.
+    /// Return the cell as every text format shows it; empty for NULL.
     ///
-    /// Bytes become lower-case hexadecimal, as `HEX()` in SQL does. Times are ISO 8601 with at least milliseconds; a
-    /// moment ends in `Z`, a date and time without a known zone does not.
+    /// Bytes become lower-case hexadecimal, as with `HEX()` in SQL. Times are ISO 8601 with at least milliseconds. A
+    /// moment ends in `Z`; a date and time without a known zone does not.
     #[must_use]
     pub fn text(&self) -> Cow<'_, str> {
         match self {
@@ -148,7 +148,7 @@ impl Cell {
         }
     }
 
-    /// About how much memory the cell holds beyond itself.
+    /// Return the approximate memory that the cell uses beyond itself, in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         match self {
@@ -174,53 +174,53 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Why rows did not come, or stopped coming. Never holds the statement or its values.
+/// The reason why rows did not come, or stopped coming. Never contains the statement or its values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// The server will not run this statement, today or tomorrow.
+    /// The server permanently refuses this statement.
     #[error("the server refused it: {reason} (error {number})")]
     Refused {
         /// The server's error number.
         number: u16,
-        /// What that number means, in our words: the server's own quote the statement.
+        /// Meaning of that number in fixed words. The server's own message may quote the statement.
         reason: &'static str,
     },
     /// The server sent something that cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// Not over within its time limit.
+    /// Not finished within its time limit.
     #[error("it took longer than its time limit of {} s", .limit.as_secs_f64())]
     TimedOut {
-        /// The limit.
+        /// The time limit.
         limit: Duration,
     },
-    /// Others are using every connection meant for this.
+    /// Every connection for reports is in use.
     #[error("every connection for reports is in use")]
     Busy,
-    /// The server cannot be reached, broke off, or lacks something that it may have later.
+    /// The server cannot be reached, disconnected, or temporarily lacks a resource.
     #[error("the server could not answer: {0}")]
     Unavailable(String),
-    /// The reader wanted no more.
+    /// The reader stopped reading.
     #[error("it was stopped")]
     Stopped,
 }
 
-/// Rows on their way: columns first, then batches, then the end. The source reads ahead by a few batches and then
-/// waits, so that memory does not grow with the table.
+/// A stream of rows: columns first, then batches, then the end. The source reads ahead by a few batches and then waits,
+/// so that memory does not grow with the table.
 #[derive(Debug)]
 pub struct RowStream {
     parts: mpsc::Receiver<Result<Part, SourceError>>,
     stop: CancellationToken,
 }
 
-/// What a source sends.
+/// An item of the stream.
 #[derive(Debug)]
 pub enum Part {
-    /// First, once.
+    /// The first item, sent once.
     Columns(Arc<[Column]>),
     /// Some rows.
     Rows(Vec<Row>),
-    /// Last: tells a complete table from one whose reader died.
+    /// The last item. It distinguishes a complete table from one whose source died.
     End,
 }
 
@@ -231,10 +231,10 @@ pub struct RowSender {
     stop: CancellationToken,
 }
 
-/// Batches that wait between source and reader.
+/// Number of batches that wait between source and reader.
 const READ_AHEAD: usize = 4;
 
-/// A stream and the end that feeds it.
+/// Return a stream and its sending end.
 #[must_use]
 pub fn channel() -> (RowSender, RowStream) {
     let (sender, parts) = mpsc::channel(READ_AHEAD);
@@ -243,27 +243,28 @@ pub fn channel() -> (RowSender, RowStream) {
 }
 
 impl RowStream {
-    /// Cancel it to make the source stop at once, from anywhere, for instance while a blocking thread reads.
+    /// Return a token that stops the source at once when cancelled. It works from any thread, for instance while a
+    /// blocking thread reads.
     #[must_use]
     pub fn stop_token(&self) -> CancellationToken {
         self.stop.clone()
     }
 
-    /// The next part, `None` behind the end. Blocks the thread: for writers that block anyway.
+    /// Return the next part, or `None` after the end. Blocks the thread, for writers that block anyway.
     ///
     /// # Errors
-    /// What went wrong at the source; there is no next part behind it.
+    /// The [`SourceError`] of the source. No part follows it.
     ///
     /// # Panics
-    /// Inside an async task.
+    /// If called inside an async task.
     pub fn blocking_next(&mut self) -> Result<Option<Part>, SourceError> {
         Self::read(self.parts.blocking_recv())
     }
 
-    /// The next part, `None` behind the end.
+    /// Return the next part, or `None` after the end.
     ///
     /// # Errors
-    /// What went wrong at the source; there is no next part behind it.
+    /// The [`SourceError`] of the source. No part follows it.
     pub async fn next(&mut self) -> Result<Option<Part>, SourceError> {
         Self::read(self.parts.recv().await)
     }
@@ -272,7 +273,7 @@ impl RowStream {
         match received {
             Some(Ok(Part::End)) => Ok(None),
             Some(part) => part.map(Some),
-            None => Err(SourceError::Unavailable("the reading broke off".into())),
+            None => Err(SourceError::Unavailable("the rows stopped before the end".into())),
         }
     }
 }
@@ -284,15 +285,15 @@ impl Drop for RowStream {
 }
 
 impl RowSender {
-    /// Send a part, waiting while the reader is behind.
+    /// Send a part. Wait while the reader is behind.
     ///
     /// # Errors
-    /// [`SourceError::Stopped`] when nobody reads any more.
+    /// [`SourceError::Stopped`] if the reader has gone.
     pub async fn send(&self, part: Result<Part, SourceError>) -> Result<(), SourceError> {
         self.parts.send(part).await.map_err(|_| SourceError::Stopped)
     }
 
-    /// Resolves when the reader wants no more.
+    /// Wait until the reader stops reading.
     pub async fn stopped(&self) {
         self.stop.cancelled().await;
     }

@@ -1,4 +1,4 @@
-//! `[alerts]`: when dead letters are too many or too old, and who is told.
+//! `[alerts]`: thresholds for the number and age of dead letters, and the target of the alert.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,32 +7,32 @@ use super::error::Wrong;
 use super::setting::Setting;
 use super::{duration, parse};
 
-/// Whom to tell of dead letters, and when. Never without a URL and a threshold.
+/// Alerts about dead letters. They always have a URL, and at least one threshold or one section for a kind.
 #[derive(Debug, Clone)]
 pub struct Alerts {
-    /// Where the signed callback goes.
+    /// Target URL of the signed callback.
     pub url: String,
-    /// The queue of the callback's job.
+    /// Queue of the callback's job.
     pub queue: String,
-    /// How long nobody is told again of the same threshold.
+    /// Minimum time between alerts for one rule.
     pub cooldown: Duration,
-    /// For all kinds together.
+    /// Threshold for all kinds together.
     pub all: Threshold,
-    /// By kind.
+    /// Thresholds by kind.
     pub kinds: BTreeMap<String, Threshold>,
 }
 
-/// When it is too much.
+/// Thresholds of one rule.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Threshold {
-    /// Open dead letters.
+    /// Number of open dead letters from which the rule fires.
     pub dead_letters: Option<u64>,
-    /// Age of the oldest.
+    /// Age of the oldest open dead letter from which the rule fires.
     pub dead_letter_age: Option<Duration>,
 }
 
 impl Threshold {
-    /// Does it say anything?
+    /// Return true if any threshold is set.
     pub fn is_set(&self) -> bool {
         self.dead_letters.is_some() || self.dead_letter_age.is_some()
     }
@@ -46,24 +46,27 @@ pub(super) static ALERTS: &[Setting<Alerts>] = &[
     Setting::<Alerts>::new(
         "url",
         "URL",
-        "Where a signed callback goes when a threshold is crossed; required",
+        "Target of the signed callback when a threshold is reached; required",
         |a, t| parse::put(&mut a.url, url(t)),
     )
     .file_only(),
-    Setting::<Alerts>::new("dead_letters", "N", "So many open dead letters are too many", |a, t| {
+    Setting::<Alerts>::new("dead_letters", "N", "Alert at this many open dead letters", |a, t| {
         parse::some(&mut a.all.dead_letters, parse::number(t, 1..=100_000))
     })
     .file_only(),
-    Setting::<Alerts>::new("dead_letter_age", "DURATION", "The oldest open dead letter is too old then", |a, t| {
-        parse::some(&mut a.all.dead_letter_age, duration::between(t, SECOND, YEAR))
-    })
+    Setting::<Alerts>::new(
+        "dead_letter_age",
+        "DURATION",
+        "Alert when the oldest open dead letter reaches this age",
+        |a, t| parse::some(&mut a.all.dead_letter_age, duration::between(t, SECOND, YEAR)),
+    )
     .file_only(),
-    Setting::<Alerts>::new("cooldown", "DURATION", "How long nobody is told again of the same threshold", |a, t| {
+    Setting::<Alerts>::new("cooldown", "DURATION", "Minimum time between alerts for one rule", |a, t| {
         parse::put(&mut a.cooldown, duration::between(t, SECOND, YEAR))
     })
     .default("15m")
     .file_only(),
-    Setting::<Alerts>::new("queue", "QUEUE", "The queue of the callback's job", |a, t| {
+    Setting::<Alerts>::new("queue", "QUEUE", "Queue of the callback's job", |a, t| {
         parse::put(&mut a.queue, parse::name(t))
     })
     .default("default")
@@ -72,13 +75,16 @@ pub(super) static ALERTS: &[Setting<Alerts>] = &[
 
 /// The settings of `[alerts.kinds.<kind>]`.
 pub(super) static THRESHOLD: &[Setting<Threshold>] = &[
-    Setting::<Threshold>::new("dead_letters", "N", "So many open dead letters of this kind are too many", |a, t| {
+    Setting::<Threshold>::new("dead_letters", "N", "Alert at this many open dead letters of this kind", |a, t| {
         parse::some(&mut a.dead_letters, parse::number(t, 1..=100_000))
     })
     .file_only(),
-    Setting::<Threshold>::new("dead_letter_age", "DURATION", "The oldest of this kind is too old then", |a, t| {
-        parse::some(&mut a.dead_letter_age, duration::between(t, SECOND, YEAR))
-    })
+    Setting::<Threshold>::new(
+        "dead_letter_age",
+        "DURATION",
+        "Alert when the oldest open dead letter of this kind reaches this age",
+        |a, t| parse::some(&mut a.dead_letter_age, duration::between(t, SECOND, YEAR)),
+    )
     .file_only(),
 ];
 

@@ -1,5 +1,5 @@
-//! Callbacks: the secrets that sign them, in the form Standard Webhooks gives them, and where else than to the public
-//! internet they may go.
+//! Callbacks: the secrets that sign them, in the format of Standard Webhooks, and the private targets that they may
+//! reach.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,39 +11,39 @@ use secrecy::{ExposeSecret, SecretSlice};
 use super::error::Wrong;
 use super::parse;
 
-/// The secret of the examples in the specification of Standard Webhooks, which the whole world knows.
+/// The secret from the examples in the Standard Webhooks specification, which is public.
 const PUBLISHED: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
-/// A signing key, decoded from `whsec_…` base64.
+/// A signing secret, decoded from `whsec_…` base64.
 #[derive(Debug, Clone)]
 pub struct CallbackSecret(SecretSlice<u8>);
 
 impl CallbackSecret {
-    /// The key bytes, for the HMAC and nobody else.
+    /// Return the bytes of the secret, for the HMAC only.
     pub fn expose(&self) -> &[u8] {
         self.0.expose_secret()
     }
 
-    /// A new secret, in the form in which it is configured.
+    /// Generate a new secret in its configured form.
     #[must_use]
     pub fn generate() -> String {
         format!("whsec_{}", STANDARD.encode(rand::random::<[u8; 32]>()))
     }
 
-    /// The form in which it is configured, for the screen of a development machine.
+    /// Return the secret in its configured form, for the screen of a development machine.
     #[must_use]
     pub fn show(&self) -> String {
         format!("whsec_{}", STANDARD.encode(self.expose()))
     }
 
-    /// A secret in the form in which it is configured; none when it has another.
+    /// Parse a secret in its configured form, or return `None` if it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         secret(text).ok()
     }
 }
 
-/// One secret, or two while receivers move from the old one to the new one.
+/// Parse one secret, or two while receivers change from the old one to the new one.
 pub(super) fn secrets(text: &str) -> Result<Vec<CallbackSecret>, Wrong> {
     let secrets = parse::list(text, secret)?;
     if secrets.len() > 2 {
@@ -60,9 +60,9 @@ fn secret(text: &str) -> Result<CallbackSecret, Wrong> {
     let encoded = text.strip_prefix("whsec_").ok_or_else(|| Wrong::new("does not begin with whsec_", right))?;
     if encoded == PUBLISHED {
         let right = "make your own: echo whsec_$(openssl rand -base64 32)";
-        return Err(Wrong::new("the secret of the published examples, which anyone can look up", right));
+        return Err(Wrong::new("the secret of the published examples, which is public", right));
     }
-    // The decoder's own error names the offending byte, which is a piece of the secret.
+    // The decoder's own error names the offending byte, which is a part of the secret.
     let key = STANDARD.decode(encoded).map_err(|_| Wrong::new("not base64", right))?;
     if !(24..=64).contains(&key.len()) {
         return Err(Wrong::new("the key is too short or too long", right));
@@ -73,13 +73,13 @@ fn secret(text: &str) -> Result<CallbackSecret, Wrong> {
 /// The secrets of one host, or of all names below one.
 #[derive(Debug, Clone)]
 pub struct HostSecrets {
-    /// Whose they are: a name, the names below one, or an address. Never a network.
+    /// The host: a name, all names below one, or an address. Never a network.
     pub host: Allowed,
-    /// The new one first; one or two.
+    /// One or two secrets, the new one first.
     pub secrets: Vec<CallbackSecret>,
 }
 
-/// Pairs of a host and a secret of it, comma separated; a host that stands twice has two.
+/// Parse comma-separated pairs of a host and its secret. A host that occurs twice has two secrets.
 pub(super) fn host_secrets(text: &str) -> Result<Vec<HostSecrets>, Wrong> {
     let mut all: Vec<HostSecrets> = Vec::new();
     for (host, secret) in parse::list(text, host_secret)? {
@@ -99,12 +99,12 @@ pub(super) fn host_secrets(text: &str) -> Result<Vec<HostSecrets>, Wrong> {
 
 fn host_secret(text: &str) -> Result<(Allowed, CallbackSecret), Wrong> {
     let right = "write the host, = and its secret, like shop.example=whsec_…, or *.shop.example=whsec_… for every name below it";
-    // Base64 ends with = as well.
+    // Base64 may end with `=` too, so a secret alone can look like a pair.
     let pair = text.split_once('=').filter(|(host, _)| !host.trim().starts_with("whsec_"));
-    let (host, key) = pair.ok_or_else(|| Wrong::new("names no host", right))?;
+    let (host, key) = pair.ok_or_else(|| Wrong::new("the host is missing", right))?;
     let host = one_allowed(host.trim()).map_err(|_| Wrong::new("not the name of a host", right))?;
     if matches!(host, Allowed::Network(address, bits) if bits != most_bits(address)) {
-        return Err(Wrong::new("a network, which no callback names", right));
+        return Err(Wrong::new("a network, which cannot be the host of a callback", right));
     }
     match secret(key.trim()) {
         Ok(secret) => Ok((host, secret)),
@@ -112,32 +112,32 @@ fn host_secret(text: &str) -> Result<(Allowed, CallbackSecret), Wrong> {
     }
 }
 
-/// What is wrong, with the host that it is about. What could be a piece of a secret that stands in the wrong place is not
-/// repeated: base64 has neither dots nor colons.
+/// Describe a problem together with the host that it is about. A host without a dot or a colon is left out: it could be
+/// part of a secret in the wrong position, because base64 has neither dots nor colons.
 fn about(host: &Allowed, wrong: &str) -> String {
     let host = host.to_string();
     if host.contains(['.', ':']) { format!("{host}: {wrong}") } else { wrong.to_owned() }
 }
 
-/// A target beside the public internet that callbacks may reach.
+/// A target outside the public internet that callbacks may reach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allowed {
-    /// A name, whatever it resolves to.
+    /// A host name, independent of its addresses.
     Host(String),
     /// Every name below this one.
     Below(String),
-    /// The addresses that agree with this one in so many leading bits.
+    /// All addresses that agree with this one in the given number of leading bits.
     Network(IpAddr, u8),
 }
 
 impl Allowed {
-    /// A network, an address, a name, or `*.` and a name, as they are configured; none when it is neither.
+    /// Parse a network, an address, a name, or `*.` and a name, as configured. Return `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         one_allowed(text).ok()
     }
 
-    /// Is the address in this network?
+    /// Return true if the address is in this network.
     #[must_use]
     pub fn has_address(&self, address: IpAddr) -> bool {
         let (same, total) = match (self, address) {
@@ -152,19 +152,20 @@ impl Allowed {
         same >= total
     }
 
-    /// Is it this very address and no network around it?
+    /// Return true if the entry is exactly this address, without a network around it.
     #[must_use]
     pub fn is_address(&self, address: IpAddr) -> bool {
         matches!(self, Self::Network(net, bits) if *net == address && *bits == most_bits(address))
     }
 
-    /// How closely it names the host of a URL, in lower case: the more, the closer. None when it does not.
+    /// Return how closely the entry matches the host of a URL, in lower case: a higher number is a closer match. Return
+    /// `None` if it does not match.
     #[must_use]
     pub fn closeness(&self, host: &str) -> Option<usize> {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let covers = match bare.parse::<IpAddr>() {
             Ok(address) => self.has_address(address),
-            // The same host, seen from the root of all names.
+            // A trailing dot names the same host, from the DNS root.
             Err(_) => self.has_host(host.strip_suffix('.').unwrap_or(host)),
         };
         covers.then(|| match self {
@@ -174,7 +175,7 @@ impl Allowed {
         })
     }
 
-    /// Is it the name of this host? The name is in lower case, without a dot at its end.
+    /// Return true if the entry names this host. The name must be in lower case, without a dot at its end.
     #[must_use]
     pub fn has_host(&self, host: &str) -> bool {
         match self {
@@ -200,7 +201,7 @@ fn most_bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// Hosts and networks, comma separated.
+/// Parse comma-separated hosts and networks.
 pub(super) fn allowed(text: &str) -> Result<Vec<Allowed>, Wrong> {
     parse::list(text, one_allowed)
 }
@@ -220,7 +221,8 @@ fn one_allowed(text: &str) -> Result<Allowed, Wrong> {
             },
         };
         let network = Allowed::Network(network_of(address, bits), bits);
-        // A network by an address within it is as likely a mistake as a short cut.
+        // A network written with an address inside it is as likely to be a mistake as an abbreviation, so it is
+        // refused.
         if network != Allowed::Network(address, bits) {
             return Err(Wrong::new("the address has bits beyond its prefix", format!("write {network}")));
         }
@@ -229,18 +231,18 @@ fn one_allowed(text: &str) -> Result<Allowed, Wrong> {
     if bits.is_some() {
         return Err(Wrong::new("not a network", right));
     }
-    // Ports belong to no name, and a pattern in the middle means nothing here.
+    // A name has no port, and a pattern is supported only at the beginning.
     let name =
         parse::host_name(text.strip_prefix("*.").unwrap_or(text)).map_err(|wrong| Wrong::new(wrong.wrong, right))?;
     let name = name.trim_end_matches('.').to_owned();
-    // What looks like an address and is none would never match the name of a host.
+    // Text that looks like an invalid address would never match a host name.
     if name.is_empty() || name.starts_with('.') || name.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return Err(Wrong::new("neither a network nor the name of a host", right));
     }
     Ok(if text.starts_with("*.") { Allowed::Below(name) } else { Allowed::Host(name) })
 }
 
-/// The first address of the network.
+/// Return the first address of the network.
 fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(v4) => IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into()),
@@ -344,9 +346,9 @@ mod tests {
     fn mistakes_in_secrets_of_hosts_name_the_host_and_never_the_secret() {
         let good = encoded(24);
         for (text, said) in [
-            (good.clone(), "entry 1: names no host"),
-            ("whsec_canary==".to_owned(), "entry 1: names no host"),
-            ("shop.example".to_owned(), "entry 1: names no host"),
+            (good.clone(), "entry 1: the host is missing"),
+            ("whsec_canary==".to_owned(), "entry 1: the host is missing"),
+            ("shop.example".to_owned(), "entry 1: the host is missing"),
             (format!("shop.example={good},shop.example=canary"), "entry 2: shop.example: does not begin with whsec_"),
             ("shop.example=whsec_canary!".to_owned(), "shop.example: not base64"),
             (format!("shop.example=whsec_{PUBLISHED}"), "shop.example: the secret of the published examples"),
@@ -354,7 +356,7 @@ mod tests {
             (format!("shop.example:8080={good}"), "not the name of a host"),
             (format!("10.0.0.0/8={good}"), "a network"),
             ([good.as_str(); 3].map(|one| format!("shop.example={one}")).join(","), "shop.example: more than two"),
-            // What may be a piece of a secret is not repeated.
+            // Text that may be part of a secret is not repeated.
             ("canary=".to_owned(), "entry 1: does not begin with whsec_"),
         ] {
             let wrong = host_secrets(&text).unwrap_err();

@@ -1,4 +1,4 @@
-//! Durations as people write them: one whole number and one unit.
+//! Durations in the configuration: one whole number and one unit.
 
 use std::time::Duration;
 
@@ -6,9 +6,10 @@ use super::error::Wrong;
 
 const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
-/// A duration within the limits, both included.
+/// Parse a duration within the limits, both included.
 ///
-/// A bare number is refused: whether 30 means seconds or milliseconds is the classic way to lose a night.
+/// A number without a unit is refused: if 30 is read as milliseconds instead of seconds, the mistake can stay unnoticed
+/// for a long time.
 pub(super) fn between(text: &str, least: Duration, most: Duration) -> Result<Duration, Wrong> {
     let right = || format!("write a duration from {} to {}", show(least), show(most));
     let duration =
@@ -19,10 +20,10 @@ pub(super) fn between(text: &str, least: Duration, most: Duration) -> Result<Dur
     Ok(duration)
 }
 
-/// A duration such as `250ms`, `30s` or `7d`.
+/// Parse a duration such as `250ms`, `30s` or `7d`.
 ///
 /// # Errors
-/// In a few words, what is wrong with it.
+/// A short description of the problem.
 pub fn parse(text: &str) -> Result<Duration, &'static str> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -41,7 +42,7 @@ pub fn parse(text: &str) -> Result<Duration, &'static str> {
     Ok(Duration::from_millis(ms))
 }
 
-/// The duration in its largest exact unit, so that it reads back as the same value.
+/// Format the duration in its largest exact unit, so that parsing it returns the same value.
 pub(super) fn show(duration: Duration) -> String {
     let ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     if ms == 0 {

@@ -1,28 +1,28 @@
-//! What is wrong with a configuration, said so that it can be put right in one go.
+//! Configuration errors. All problems are reported together, each with a correction.
 
 use std::fmt;
 
 use super::origin::Origin;
 
-/// One thing that is wrong with one setting.
+/// One problem of one setting.
 ///
-/// `value` is already masked when the setting is a secret, so an error may be logged as it is.
+/// `value` is already masked if the setting is a secret, so the error may be logged as it is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}{} ({origin}): {wrong}; {right}", .value.as_ref().map(|v| format!(" = {v:?}")).unwrap_or_default())]
 pub struct ConfigError {
-    /// The setting as it is called in the file, with its section: `workers`, `smtp.host`.
+    /// Name of the setting in the file, with its section: `workers`, `smtp.host`.
     pub setting: String,
-    /// Where the value came from.
+    /// Origin of the value.
     pub origin: Origin,
-    /// The value as it was given, masked for secrets; nothing when it is missing.
+    /// The value as given, masked for secrets; absent if the setting is missing.
     pub value: Option<String>,
-    /// What is wrong with it.
+    /// The problem.
     pub wrong: String,
-    /// What would be right.
+    /// The correction.
     pub right: String,
 }
 
-/// Every problem of a configuration at once, in the order of the settings table.
+/// All problems of a configuration, in the order of the settings table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
@@ -40,12 +40,12 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Something that looks like a mistake but stops nobody from starting.
+/// A likely mistake that does not prevent the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigWarning {
-    /// The setting or environment variable it is about.
+    /// The setting or environment variable.
     pub setting: String,
-    /// What is odd about it, and what to do.
+    /// The problem and its correction.
     pub message: String,
 }
 
@@ -55,7 +55,7 @@ impl fmt::Display for ConfigWarning {
     }
 }
 
-/// A parser's verdict. It never repeats the value: whoever reports it knows whether the value is a secret.
+/// The error of a parser. It never repeats the value: only its caller knows whether the value is a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) wrong: String,

@@ -1,4 +1,4 @@
-//! The configuration file as a tree that remembers its lines and takes no side on what the values mean.
+//! The configuration file as a tree of keys with their line numbers. It does not interpret the values.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Every value with its name. A name with dots and without quotes reads as tables within tables, and is put together.
+    /// Collect every value with its name. A name with dots and without quotes is parsed as nested tables, and is joined
+    /// again here.
     fn pairs(&self, before: &str, pairs: &mut Vec<String>) -> Result<(), Wrong> {
         for (key, entry) in &self.entries {
             if key.contains([',', '=']) {
@@ -40,8 +41,8 @@ impl Table {
         Ok(())
     }
 
-    /// Take over what this one does not say. A section that holds values of its own stays as it is; of sections that hold
-    /// sections alone, those are taken over that are missing here.
+    /// Add the entries of `other` that are missing here. A section with values of its own stays unchanged; in a section
+    /// that contains only sections, the missing ones are added.
     pub(super) fn complete(&mut self, other: Table) {
         for (key, entry) in other.entries {
             match (self.entries.get_mut(&key).map(|own| &mut own.node), entry.node) {
@@ -56,7 +57,7 @@ impl Table {
         self.entries.values().all(|entry| matches!(entry.node, Node::Table(_)))
     }
 
-    /// Say of every key that it stands in no file.
+    /// Mark every key as coming from no file.
     pub(super) fn without_lines(mut self) -> Self {
         for entry in self.entries.values_mut() {
             entry.line = 0;
@@ -68,9 +69,9 @@ impl Table {
     }
 }
 
-/// A key with its value.
+/// The value of a key.
 pub(super) struct Entry {
-    /// Counted from 1; 0 when it stands in no file.
+    /// Line number from 1; 0 if the key is in no file.
     pub(super) line: usize,
     pub(super) node: Node,
 }
@@ -83,8 +84,8 @@ pub(super) enum Node {
 }
 
 impl Node {
-    /// The value as a flag would spell it; a list of scalars becomes a comma list where one is expected, and a table a
-    /// comma list of pairs.
+    /// Return the value in the form of a flag. A list of scalars becomes a comma list where one is expected, and a
+    /// table becomes a comma list of pairs.
     pub(super) fn text(&self, shape: Shape) -> Result<String, Wrong> {
         match self {
             Node::Scalar(text) => Ok(text.clone()),
@@ -97,8 +98,8 @@ impl Node {
                 table.pairs("", &mut pairs)?;
                 Ok(pairs.join(","))
             }
-            Node::List(_) => Err(Wrong::new("a list stands where one value belongs", "write one value")),
-            Node::Table(_) => Err(Wrong::new("a section stands where a value belongs", "write name = value")),
+            Node::List(_) => Err(Wrong::new("a list is given where one value is expected", "write one value")),
+            Node::Table(_) => Err(Wrong::new("a section is given where a value is expected", "write name = value")),
         }
     }
 
@@ -113,10 +114,10 @@ impl Node {
     }
 }
 
-/// Reads a file, or says every syntax error in it.
+/// Parse a file, or return all of its syntax errors.
 ///
-/// What could be read of a broken file is not used: a forgotten quote may have swallowed the lines below it, and a
-/// password would then stand where a log level belongs and be shown as one.
+/// The readable part of a broken file is not used: a missing quote may have swallowed the lines below it. A password
+/// could then become the value of another setting, such as the log level, and be printed.
 pub(super) fn parse(path: &Path, text: &str) -> Result<Table, Vec<ConfigError>> {
     let (root, errors) = DeTable::parse_recoverable(text);
     if errors.is_empty() {
@@ -129,9 +130,9 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<Table, Vec<ConfigError>> 
         setting: "config".to_owned(),
         origin: Origin::File { path: path.to_owned(), line: line_of(text, start(error)) },
         value: None,
-        // Only the message: the error's Display quotes the line, which may hold a password.
+        // Use only the message: the error's Display quotes the line, which may contain a password.
         wrong: format!("not valid TOML: {}", error.message().replace('\n', ", ")),
-        right: "mend the line; text needs quotes".to_owned(),
+        right: "correct the line; text needs quotes".to_owned(),
     };
     Err(errors.iter().map(error).collect())
 }

@@ -1,4 +1,4 @@
-//! The command line side of the settings: flags made from the table, and what they were given.
+//! The command line flags of the settings, made from the settings table, and their values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::setting::{FLAG_NAMES, Reach, Setting, Shape};
 use super::settings::SETTINGS;
 use super::{Config, FILE_NAME};
 
-/// What the command line said about settings.
+/// The values of flags on the command line.
 #[derive(Clone, Default)]
 pub struct Flags {
     pub(super) config: Option<PathBuf>,
@@ -18,25 +18,25 @@ pub struct Flags {
     pub(super) required: Vec<&'static str>,
 }
 
-/// Which settings a subcommand has flags for.
+/// The settings for which a subcommand has flags.
 #[derive(Debug, Clone, Copy)]
 pub enum Subset<'a> {
     /// All of them: `serve` and `dev`.
     All,
-    /// These, by name: `&["mysql_url"]` for `migrate`.
+    /// Only these, by name: `&["mysql_url"]` for `migrate`.
     Only(&'a [&'a str]),
 }
 
 impl Flags {
-    /// Adds `--config` and a flag for each setting of the subset.
+    /// Add `--config` and a flag for each setting of the subset.
     ///
-    /// clap's own environment support stays unused: it could not say where a value came from, and it would print
-    /// secrets in the help.
+    /// clap's own support for environment variables is not used: it could not report where a value came from, and it
+    /// would print secrets in the help.
     pub fn args(command: Command, subset: Subset<'_>) -> Command {
         let config = Arg::new("config")
             .long("config")
             .value_name("FILE")
-            .help(format!("The configuration file [env: TICKR_CONFIG] [default: {FILE_NAME} if it exists]"))
+            .help(format!("Configuration file [env: TICKR_CONFIG] [default: {FILE_NAME} if it exists]"))
             .value_parser(clap::value_parser!(PathBuf));
         let wanted = |setting: &&Setting<Config>| match subset {
             Subset::All => true,
@@ -46,9 +46,9 @@ impl Flags {
         command.arg(config).args(flags.map(arg))
     }
 
-    /// What a command with [`Flags::args`] was given.
+    /// Read the values of a command with [`Flags::args`].
     pub fn from_matches(matches: &ArgMatches) -> Flags {
-        // A subcommand has a part of the flags; asking for another one is an error that means "not given".
+        // A subcommand has only some of the flags. clap returns an error for the others, which means "not given".
         let given = |setting: &Setting<Config>| {
             let values = matches.try_get_many::<String>(setting.name).ok()??;
             Some((setting.name, values.cloned().collect::<Vec<_>>().join(",")))
@@ -57,28 +57,28 @@ impl Flags {
         Flags { config, values: SETTINGS.iter().filter_map(given).collect(), required: Vec::new() }
     }
 
-    /// Names settings that this command cannot do without; a missing one is reported with all other problems.
+    /// Require these settings. A missing one is reported together with all other problems.
     pub fn requiring(mut self, settings: &[&'static str]) -> Flags {
         self.required.extend(settings);
         self
     }
 
-    /// Sets a flag as if it stood on the command line. An unknown name is a mistake in the program and is ignored
-    /// in release builds.
+    /// Set a flag as if it were on the command line. An unknown name is a programming error and is ignored in release
+    /// builds.
     pub fn with(mut self, setting: &'static str, value: impl Into<String>) -> Flags {
         debug_assert!(SETTINGS.iter().any(|known| known.name == setting), "no setting is called {setting}");
         self.values.insert(setting, value.into());
         self
     }
 
-    /// Names the configuration file as `--config` does.
+    /// Set the configuration file, as `--config` does.
     pub fn with_config(mut self, file: impl Into<PathBuf>) -> Flags {
         self.config = Some(file.into());
         self
     }
 }
 
-/// Names only: a flag may carry a password.
+/// Shows only names, because a flag may contain a password.
 impl fmt::Debug for Flags {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let given: Vec<&str> = self.values.keys().copied().collect();

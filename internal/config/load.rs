@@ -1,4 +1,4 @@
-//! Loading: asks flag, environment, file and default in this order, and collects every problem on the way.
+//! Loading: read flag, environment, file and default in this order, and collect all problems.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,8 @@ use super::sources::Sources;
 use super::suggest::nearest;
 use super::{Config, Loaded, ServerUrl};
 
-/// Variables that belong to the tests and to `tickr dev` rather than to a setting.
+/// Variables that belong to no setting: those of `--config`, the client commands, the set-up script, the tests and
+/// `tickr dev`.
 const OTHER_VARIABLES: [&str; 7] =
     ["TICKR_CONFIG", "TICKR_MYSQLD", "TICKR_SERVERS", "TICKR_URL", "TICKR_TOKEN", "TICKR_OFFLINE", "TICKR_PYTHON"];
 const TEST_VARIABLES: &str = "TICKR_TEST_";
@@ -26,14 +27,14 @@ pub(super) fn load(
     fallback: Option<PathBuf>,
     defaults: &str,
 ) -> Result<Loaded, ConfigErrors> {
-    // An empty variable is how compose files and CI say "not set".
+    // Compose files and CI use an empty variable for "not set".
     let env: BTreeMap<String, String> = env.filter(|(name, value)| is_ours(name) && !value.is_empty()).collect();
     let path = flags.config.clone().or_else(|| env.get("TICKR_CONFIG").map(PathBuf::from)).or(fallback);
     let text = path.as_ref().map(std::fs::read_to_string);
     make(flags, &env, path, text, defaults)
 }
 
-/// The configuration that these sources made once, made again.
+/// Load the configuration from stored sources.
 pub(super) fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
     let (path, text) = sources.file.clone().unzip();
     make(&sources.flags(), &sources.env, path, text.map(Ok), &sources.defaults)
@@ -76,7 +77,7 @@ fn make(
     }
 }
 
-/// Everything at its default; what the table says and nothing else.
+/// Return the defaults of the settings table.
 pub(super) fn defaults() -> Config {
     let (mut config, flags, env) = (Config::blank(), Flags::default(), BTreeMap::new());
     let mut loading = Loading::new(&flags, &env, None);
@@ -93,9 +94,9 @@ pub(super) struct Loading<'a> {
     origins: Origins,
     pub(super) errors: Vec<ConfigError>,
     warnings: Vec<ConfigWarning>,
-    /// Settings with an error of their own; a check across settings would only repeat it.
+    /// Settings that already have an error. A check across settings would only repeat it.
     pub(super) failed: BTreeSet<String>,
-    /// The file could not be used, so that nobody knows what is missing.
+    /// True if the file could not be used, so that missing settings cannot be determined.
     broken_file: bool,
 }
 
@@ -130,7 +131,7 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// Reads one table of settings into its target.
+    /// Parse one table of settings into its target.
     pub(super) fn settings<T>(&mut self, section: &str, settings: &[Setting<T>], table: &Table, target: &mut T) {
         for setting in settings {
             let name = full_name(section, setting.name);
@@ -152,7 +153,7 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// The layer that decides a setting, and what it says.
+    /// Return the origin that decides a setting, and its value.
     fn find<T>(&self, section: &str, setting: &Setting<T>, table: &Table) -> (Origin, Result<Option<String>, Wrong>) {
         if setting.reach == Reach::Everywhere
             && let Some(text) = self.flags.values.get(setting.name)
@@ -180,7 +181,7 @@ impl<'a> Loading<'a> {
                 Some(near) => format!("did you mean {}?", full_name(section, near)),
                 None => format!("the keys here are {}", known.join(", ")),
             };
-            // Never the value: a misspelt password is still a password.
+            // Never include the value: a misspelt password is still a password.
             self.fail(&full_name(section, key), self.at(entry.line), None, Wrong::new("unknown key", right));
         }
     }
@@ -196,7 +197,7 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// What only shows when settings are seen together.
+    /// Check combinations of settings.
     fn cross_checks(&mut self, config: &Config) {
         let water = ["ready_low_water", "ready_high_water"];
         if !self.has_failed(&water) && config.ready_low_water >= config.ready_high_water {
@@ -207,9 +208,9 @@ impl<'a> Loading<'a> {
             if url.as_ref().is_some_and(ServerUrl::is_unverified) {
                 self.warn(
                     setting,
-                    "leads to another machine without a check of the server's certificate, so that an attacker on the \
-                     line could read and change what is sent; add ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for a CA of \
-                     your own, like mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
+                    "connects to another machine without a check of the server's certificate, so that an attacker on \
+                     the network could read and change the traffic; add ssl-mode=VERIFY_IDENTITY, and ssl-ca=FILE for a \
+                     CA of your own, as in mysql://user:password@host/tickr?ssl-mode=VERIFY_IDENTITY",
                 );
             }
         }
@@ -259,7 +260,7 @@ impl<'a> Loading<'a> {
         self.errors.push(ConfigError { setting: setting.to_owned(), origin, value, wrong, right });
     }
 
-    /// A problem with a setting that was fine on its own.
+    /// Report a problem of a setting that is valid on its own.
     fn fail_effective(&mut self, setting: &str, wrong: Wrong) {
         let effective = self.origins.get(setting).cloned();
         let (value, origin) =
@@ -268,7 +269,7 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// Is this a variable that anything here asks for, or misspells?
+/// Return true if the variable belongs to a setting, or is a likely misspelling of one.
 fn is_ours(variable: &str) -> bool {
     variable.starts_with("TICKR_") || SETTINGS.iter().any(|setting| setting.also == Some(variable))
 }

@@ -1,4 +1,4 @@
-//! The configuration table of the README, made from the tables that are also parsed by.
+//! The configuration table of the documentation, made from the same tables as the parsers.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::setting::{Secrecy, Setting, Shape};
 use super::settings::SETTINGS;
 use super::smtp::SMTP;
 
-/// Every setting as Markdown: one table for flags, environment and file, one for each section of the file.
+/// Return every setting as Markdown: one table for flags, environment and file, and one for each section of the file.
 pub fn markdown_table() -> String {
     let mut out = String::from("| Setting | Flag | Environment | Default | Meaning |\n|---|---|---|---|---|\n");
     for setting in SETTINGS {
@@ -66,7 +66,7 @@ mod tests {
             assert_eq!(row.matches(" |").count(), 5, "{row}");
             assert!(row.contains(&setting.env("").unwrap()) && row.contains(setting.default.unwrap_or("")), "{row}");
         }
-        assert!(table.contains("| `lease` | `--lease DURATION` | `TICKR_LEASE` | `30s` | How long"));
+        assert!(table.contains("| `lease` | `--lease DURATION` | `TICKR_LEASE` | `30s` | Time after"));
         assert!(table.contains("also `TICKR_SMTP_PASSWORD`") && table.contains("`[[reports.queries.<name>.params]]`"));
     }
 }

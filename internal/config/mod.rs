@@ -1,29 +1,42 @@
-//! What an operator can set, read once at the start and typed from then on.
+//! The settings of an operator, read once at the start and typed from then on.
 //!
-//! A setting is one row of [`SETTINGS`]. From that row come its flag, its environment variable, its key in
-//! the file, its help, its line in `tickr config` and its line in the README. The layers are asked in this order:
+//! A setting is one row of [`SETTINGS`]. That row defines its flag, its environment variable, its key in the file, its
+//! help, its line in `tickr config` and its line in the documentation. The sources are read in this order:
 //!
 //! 1. the flag, `--mysql-url`
 //! 2. the environment, `TICKR_MYSQL_URL`; an empty variable counts as not set. A few settings also have a variable that
-//!    other programs know, such as `OTEL_SERVICE_NAME`, asked after their own
+//!    other programs use, such as `OTEL_SERVICE_NAME`, which is read after their own
 //! 3. the file, `mysql_url` in `tickr.toml`
 //! 4. the default of the row
 //!
-//! Lists and tables of things (`[smtp]`, `[kinds.<kind>]`, `[reports]`) live in the file only, apart from their
-//! secrets. [`Config::load`] reads no global state and reports every problem at once, each with where it came from and
-//! what would be right. Secrets never show: not in errors, not in `Debug`, not in [`Origins`].
+//! Lists and sections (`[smtp]`, `[kinds.<kind>]`, `[reports]`) are in the file only, except their secrets.
+//! [`Config::load`] reads no global state and reports every problem at once, each with its origin and a correction.
+//! Secrets are never shown: not in errors, not in `Debug`, not in [`Origins`].
 //!
-//! | file | noun |
-//! |---|---|
-//! | `settings`, `setting` | the table, and what a row is |
-//! | `load`, `sections` | the layers and the checks across settings; the sections of the file |
-//! | `file`, `flags` | the sources that need reading; the environment is a map |
-//! | `sources` | what a configuration was made from, to make it again |
-//! | `origin`, `error` | where a value came from, what is wrong with it |
-//! | `smtp`, `kinds`, `alerts`, `schedules` | what the sections of that name hold |
-//! | `reports`, `param`, `param_draft`, `statement` | the reports, their parameters and their SQL |
-//! | `url`, `callback`, `duration`, `size`, `parse` | kinds of value |
-//! | `markdown` | the table of the README |
+//! - `alerts`: `[alerts]`, the alerts about dead letters
+//! - `callback`: values of the callback settings: secrets and permitted targets
+//! - `duration`: values that are durations
+//! - `error`: the error and warning types
+//! - `file`: the configuration file as a tree with line numbers
+//! - `flags`: the command line flags
+//! - `kinds`: `[kinds.<kind>]`, overrides for one kind
+//! - `load`: the order of the sources, and the checks across settings
+//! - `markdown`: the table of the documentation
+//! - `origin`: the origin of a value
+//! - `param`: the parameters of a report query and their values
+//! - `param_draft`: the declaration of a parameter in the file
+//! - `parse`: parsers of simple values
+//! - `reports`: `[reports]`, the named queries of reports and their limits
+//! - `schedules`: `[schedules.<name>]`, declared schedules
+//! - `sections`: the sections of the file, read by their tables
+//! - `setting`: the type of one row of a settings table
+//! - `settings`: the table of all settings outside sections
+//! - `size`: values that are byte sizes
+//! - `smtp`: `[smtp]`, the mail server
+//! - `sources`: the inputs of a configuration, to load it again in another process
+//! - `statement`: the SQL of a report with its placeholders
+//! - `tests`: tests of the whole configuration
+//! - `url`: server URLs that may contain a password
 
 mod alerts;
 mod callback;
@@ -76,141 +89,144 @@ pub use sources::Sources;
 pub use statement::{Statement, StatementError};
 pub use url::{ServerUrl, UrlError};
 
-/// The whole configuration of a runner. Every field has been checked, alone and together with the others.
+/// The whole configuration of a runner. Every field has been checked, alone and in combination with the others.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The store. Set whenever the command required it, see [`Config::mysql_url`].
+    /// URL of the store. Set if the command required it, see [`Config::mysql_url`].
     pub mysql_url: Option<ServerUrl>,
-    /// The index. Set whenever the command required it, see [`Config::redis_url`].
+    /// URL of the index. Set if the command required it, see [`Config::redis_url`].
     pub redis_url: Option<ServerUrl>,
-    /// Where the API listens; port 0 lets the system choose. Beyond loopback only with `api_tokens` or keys.
+    /// Address of the API; with port 0 the system chooses a port. An address beyond loopback requires `api_tokens` or
+    /// API keys.
     pub http_addr: SocketAddr,
-    /// The tokens the API accepts; none means that it is open.
+    /// The tokens that the API accepts. Without tokens and API keys the API is open.
     pub api_tokens: Vec<SecretString>,
-    /// Jobs at the same time, 1 to 4096.
+    /// Number of jobs executed at the same time, 1 to 4096.
     pub workers: usize,
     /// The queues to serve, at least one, each once.
     pub queues: Vec<String>,
-    /// How long a runner that stopped renewing keeps its jobs.
+    /// Time after the last renewal at which a runner loses its jobs.
     pub lease: Duration,
-    /// How long running jobs may finish after SIGTERM.
+    /// Time that running jobs get to finish after SIGTERM.
     pub shutdown_grace: Duration,
-    /// How long the API goes on after the signal, so that a balancer that reads readiness can look elsewhere first.
+    /// Time that the API keeps serving after the signal, so that a load balancer that reads readiness can redirect
+    /// clients first.
     pub shutdown_notice: Duration,
-    /// How far ahead the index looks.
+    /// Jobs due within this time are put into the index.
     pub horizon: Duration,
     /// The first part of every index key, without braces.
     pub redis_prefix: String,
-    /// Entries of a ready list above which no more are moved in.
+    /// Number of entries of a ready list above which no more are moved in.
     pub ready_high_water: usize,
-    /// Entries of a ready list below which it is filled up; less than the high water.
+    /// Number of entries of a ready list below which it is refilled; less than `ready_high_water`.
     pub ready_low_water: usize,
-    /// Connections to MySQL for everything but the writes of jobs, the heartbeat and reports, which have their own. The store
-    /// splits them, so that reads cannot starve the loops.
+    /// MySQL connections for everything except job writes, the heartbeat and reports, which have their own. The store
+    /// divides them, so that reads cannot starve the loops.
     pub mysql_connections: u32,
-    /// Refuse to start when MySQL does not fsync commits.
+    /// Refuse to start if MySQL does not fsync commits.
     pub strict_durability: bool,
-    /// How long completed and cancelled jobs are kept.
+    /// Retention of completed jobs.
     pub retention_completed: Duration,
-    /// How long failed jobs are kept.
+    /// Retention of failed jobs.
     pub retention_failed: Duration,
-    /// How long cancelled jobs are kept; as completed ones when absent.
+    /// Retention of cancelled jobs; that of completed jobs if absent.
     pub retention_cancelled: Option<Duration>,
-    /// When ended jobs may be removed, in UTC; at any time when absent.
+    /// Hours when ended jobs may be removed, in UTC; at any time if absent.
     pub purge_hours: Option<Hours>,
-    /// How long discarded dead letters are kept, since they were discarded.
+    /// Retention of discarded dead letters, counted from the discard.
     pub retention_discarded: Duration,
-    /// How long answers are kept for their idempotency keys.
+    /// Retention of the responses stored for idempotency keys.
     pub retention_idempotency: Duration,
-    /// How long it is known what operators did.
+    /// Retention of audit records.
     pub retention_audit: Duration,
-    /// How long it is known what became of the ticks of schedules.
+    /// Retention of the recorded ticks of schedules.
     pub retention_ticks: Duration,
-    /// The largest request body in bytes.
+    /// Maximum size of a request body in bytes.
     pub body_limit_bytes: usize,
-    /// Names of this host beside `localhost`, in lower case.
+    /// Names of this host in addition to `localhost`, in lower case.
     pub http_hosts: Vec<String>,
-    /// Open connections of clients, at least one.
+    /// Maximum number of open client connections, at least one.
     pub http_connections: usize,
-    /// Open streams of events, which count as connections as well.
+    /// Maximum number of open event streams, which count as connections too.
     pub http_streams: usize,
-    /// How long the head of a request may take from its first byte.
+    /// Time limit for the head of a request, from its first byte.
     pub http_header_timeout: Duration,
-    /// How long the body of a request may take; of an import, each part of it.
+    /// Time limit for the body of a request; for an import, for each part of it.
     pub http_body_timeout: Duration,
-    /// How long a client may leave its answer unread.
+    /// Time limit for a client that does not read its response.
     pub http_write_timeout: Duration,
-    /// How long a connection may rest between two requests.
+    /// Maximum idle time of a connection between two requests.
     pub http_idle_timeout: Duration,
-    /// The log filter, known to parse.
+    /// The log filter, checked to be parseable.
     pub log: String,
-    /// How log lines look.
+    /// Format of the log lines.
     pub log_format: LogFormat,
-    /// The collector of traces, if there is one: where its `/v1/traces` is.
+    /// Base URL of the trace collector, if there is one: the part before `/v1/traces`.
     pub otlp_endpoint: Option<String>,
     /// Headers for the collector: name and value.
     pub otlp_headers: Vec<(String, SecretString)>,
-    /// Share of the traces that begin here and are recorded, 0 to 1.
+    /// Share of the traces started here that are recorded, 0 to 1.
     pub otlp_sample: f64,
-    /// What the collector knows this service by.
+    /// Service name for the collector.
     pub otlp_service: String,
-    /// Domains and addresses that mails may come from; any when empty.
+    /// Permitted senders of mails: domains and addresses; any if empty.
     pub email_senders: Vec<String>,
-    /// Domains and addresses that mails may go to; any when empty.
+    /// Permitted recipients of mails: domains and addresses; any if empty.
     pub email_recipients: Vec<String>,
-    /// Where mails go instead of to a server.
+    /// Folder for mails that are written instead of sent.
     pub outbox_dir: Option<PathBuf>,
-    /// Where report files are written.
+    /// Folder for report files.
     pub reports_dir: PathBuf,
     /// The secrets that sign callbacks, the new one first; none, one or two.
     pub callback_secret: Vec<CallbackSecret>,
-    /// The secrets of single hosts, each host once. The usual ones sign nothing that goes there.
+    /// Secrets for single hosts, each host once. Callbacks to these hosts are not signed with `callback_secret`.
     pub callback_host_secrets: Vec<HostSecrets>,
     /// Let callbacks reach loopback and private addresses.
     pub callback_allow_private: bool,
-    /// Hosts and networks beside the public internet that callbacks may reach.
+    /// Hosts and networks outside the public internet that callbacks may reach.
     pub callback_allow: Vec<Allowed>,
-    /// Register the kinds for tests and benches.
+    /// Register the kinds for tests and benchmarks.
     pub test_kinds: bool,
     /// The mail server, if there is one.
     pub smtp: Option<Smtp>,
-    /// Overrides by kind. Whether the kind exists is not known here; the registry checks it.
+    /// Overrides by kind. The registry checks that the kinds exist; that is not known here.
     pub kinds: BTreeMap<String, KindConfig>,
-    /// Whom to tell of dead letters, if anybody.
+    /// Alerts about dead letters, if configured.
     pub alerts: Option<Alerts>,
     /// The reports.
     pub reports: Reports,
-    /// The schedules that are declared here, by name. Whether their kinds exist and take the payloads is not known here.
+    /// The declared schedules, by name. Their kinds and payloads are checked later, because the kinds are not known
+    /// here.
     pub schedules: BTreeMap<Name, ScheduleConfig>,
 }
 
-/// How log lines look.
+/// Format of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// For collectors.
+    /// JSON for log collectors.
     Json,
 }
 
-/// A configuration with what is worth telling about it.
+/// A configuration with the information to report about it.
 #[derive(Debug, Clone)]
 pub struct Loaded {
     /// The configuration.
     pub config: Config,
-    /// Every setting in force and where it came from, safe to print.
+    /// Every effective setting with its origin, safe to print.
     pub origins: Origins,
-    /// Things that look like mistakes, to be logged as warnings.
+    /// Likely mistakes, to be logged as warnings.
     pub warnings: Vec<ConfigWarning>,
-    /// What it was made from, for another process of the same binary.
+    /// The inputs of the configuration, for another process of the same binary.
     pub sources: Sources,
 }
 
 impl Config {
-    /// Loads the configuration from its layers.
+    /// Load the configuration from its sources.
     ///
-    /// The file is the one of `--config`, else of `TICKR_CONFIG`, else `file`: pass [`Config::usual_file`] there, and
-    /// [`Config::process_env`] for `env`.
+    /// The file is the one of `--config`, else of `TICKR_CONFIG`, else `file`: pass [`Config::usual_file`] for `file`,
+    /// and [`Config::process_env`] for `env`.
     pub fn load(
         flags: &Flags,
         env: impl Iterator<Item = (String, String)>,
@@ -219,8 +235,9 @@ impl Config {
         load::load(flags, env, file, "")
     }
 
-    /// As [`Config::load`], for a program with defaults of its own. They are written like the file and stand below it: a
-    /// setting that flag, environment and file leave out has its value from there.
+    /// Load the configuration like [`Config::load`], with defaults of the calling program. They have the syntax of the
+    /// file and the lowest precedence above the built-in defaults: they apply to settings without a flag, variable or
+    /// line in the file.
     pub fn load_with_defaults(
         flags: &Flags,
         env: impl Iterator<Item = (String, String)>,
@@ -230,18 +247,18 @@ impl Config {
         load::load(flags, env, file, defaults)
     }
 
-    /// The configuration that these sources made once, made again. Reads no file.
+    /// Load the configuration from stored sources. Reads no file.
     pub fn load_again(sources: &Sources) -> Result<Loaded, ConfigErrors> {
         load::load_again(sources)
     }
 
-    /// `tickr.toml` in the working directory, if it exists.
+    /// Return `tickr.toml` in the working directory, if it exists.
     pub fn usual_file() -> Option<PathBuf> {
         Some(PathBuf::from(FILE_NAME)).filter(|path| Path::exists(path))
     }
 
-    /// The `TICKR_*` and `OTEL_*` variables of the process. One that is not valid Unicode arrives damaged and is then refused by its
-    /// parser, where `std::env::vars` would panic.
+    /// Return the `TICKR_*` and `OTEL_*` variables of the process. A variable that is not valid Unicode is converted
+    /// with replacement characters, and its parser refuses it; `std::env::vars` would panic.
     pub fn process_env() -> impl Iterator<Item = (String, String)> {
         let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
         std::env::vars_os()
@@ -249,15 +266,15 @@ impl Config {
             .filter(|(name, _)| name.starts_with("TICKR_") || name.starts_with("OTEL_"))
     }
 
-    /// Every setting at its default, without servers.
+    /// Return the default of every setting, without servers.
     pub fn defaults() -> Config {
         load::defaults()
     }
 
-    /// Small and quick values for tests: a free port, few workers, a short lease, the test kinds.
+    /// Return small and fast values for tests: a free port, few workers, a short lease, the test kinds.
     ///
     /// # Panics
-    /// When a URL does not parse.
+    /// If a URL does not parse.
     pub fn for_tests(mysql_url: &str, redis_url: &str) -> Config {
         Config {
             mysql_url: Some(ServerUrl::mysql(mysql_url).expect("a MySQL URL")),
@@ -275,17 +292,18 @@ impl Config {
         }
     }
 
-    /// The store's URL, or the error of a command that forgot to require it.
+    /// Return the store's URL, or the error for a command that did not require it.
     pub fn mysql_url(&self) -> Result<&ServerUrl, ConfigErrors> {
         self.mysql_url.as_ref().ok_or_else(|| missing("mysql_url"))
     }
 
-    /// The index's URL, or the error of a command that forgot to require it.
+    /// Return the index's URL, or the error for a command that did not require it.
     pub fn redis_url(&self) -> Result<&ServerUrl, ConfigErrors> {
         self.redis_url.as_ref().ok_or_else(|| missing("redis_url"))
     }
 
-    /// What the table writes into. The zeros never get out: a row has a default or its field is optional.
+    /// Return the initial values that the table overwrites. The zeros are never visible: a row has a default or its
+    /// field is optional.
     fn blank() -> Config {
         Config {
             mysql_url: None,
@@ -353,7 +371,7 @@ fn missing(setting: &str) -> ConfigErrors {
     }])
 }
 
-/// The file that is read when nobody names one.
+/// The file that is read if none is named.
 const FILE_NAME: &str = "tickr.toml";
 
 #[cfg(test)]

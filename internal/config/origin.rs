@@ -1,9 +1,9 @@
-//! Where a value came from, for error messages and for `tickr config`.
+//! The origin of a value, for error messages and for `tickr config`.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The layer that decided a setting. An earlier variant wins over a later one.
+/// The source that decided a setting. An earlier variant overrides a later one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// A command line flag, with its dashes.
@@ -12,12 +12,12 @@ pub enum Origin {
     Environment(String),
     /// A line of the configuration file, counted from 1.
     File {
-        /// The file as it was named.
+        /// Path of the file as given.
         path: PathBuf,
-        /// The line of the key.
+        /// Line of the key.
         line: usize,
     },
-    /// Nobody said anything.
+    /// The built-in default: no source has a value.
     Default,
 }
 
@@ -32,28 +32,28 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A setting as it is in force, safe to print.
+/// An effective setting, safe to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effective {
     /// The setting with its section: `workers`, `smtp.host`.
     pub setting: String,
-    /// The value as it was given, masked for secrets; nothing when it is not set.
+    /// The value as given, masked for secrets; absent if not set.
     pub value: Option<String>,
-    /// The layer that decided it.
+    /// The source that decided it.
     pub origin: Origin,
 }
 
-/// Every setting in force with its origin, in the order of the settings table: the answer of `tickr config`.
+/// Every effective setting with its origin, in the order of the settings table: the output of `tickr config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Origins(pub(super) Vec<Effective>);
 
 impl Origins {
-    /// The settings in the order of the table, sections after them.
+    /// Iterate over the settings in the order of the table, sections last.
     pub fn iter(&self) -> impl Iterator<Item = &Effective> {
         self.0.iter()
     }
 
-    /// One setting by its full name, `workers` or `smtp.host`.
+    /// Return one setting by its full name, `workers` or `smtp.host`.
     pub fn get(&self, setting: &str) -> Option<&Effective> {
         self.0.iter().find(|effective| effective.setting == setting)
     }

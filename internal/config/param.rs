@@ -1,9 +1,9 @@
-//! The declared parameters of a report query, and what counts as a value of one.
+//! The declared parameters of a report query, and the check of their values.
 
 use chrono::{DateTime, NaiveDate, SecondsFormat, Utc};
 use serde_json::Value;
 
-/// The greatest length of a string parameter that declares none, in characters.
+/// Default maximum length of a string parameter, in characters.
 const LONGEST_STRING: i64 = 1_000;
 
 /// A declared parameter.
@@ -11,15 +11,15 @@ const LONGEST_STRING: i64 = 1_000;
 pub struct ReportParam {
     /// Its name, without the colon.
     pub name: String,
-    /// What a value of it is.
+    /// Type of its values.
     pub kind: ParamType,
-    /// Whether a job must give a value; never together with a default.
+    /// True if a job must give a value. Never together with a default.
     pub required: bool,
-    /// The value of a job that gives none; without one it is NULL.
+    /// Value if the job gives none. Without a default it is NULL.
     pub default: Option<ParamValue>,
-    /// The least value; for strings the least number of characters.
+    /// Minimum value; for strings, minimum number of characters.
     pub min: Option<ParamValue>,
-    /// The greatest value; for strings the greatest number of characters, 1,000 when nothing is said.
+    /// Maximum value; for strings, maximum number of characters, 1,000 by default.
     pub max: Option<ParamValue>,
 }
 
@@ -64,13 +64,13 @@ pub enum ParamValue {
     Timestamp(DateTime<Utc>),
 }
 
-/// Why a value does not fit a parameter, without the parameter's name.
+/// The reason why a value does not fit a parameter, without the parameter's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParamError {
     /// No value and no default.
     #[error("is required")]
     Missing,
-    /// A value of another type.
+    /// The value has another type.
     #[error("must be {0}")]
     Type(String),
     /// Below `min`.
@@ -82,7 +82,7 @@ pub enum ParamError {
 }
 
 impl ReportParam {
-    /// The value to bind for what a job gave: nothing (or JSON null) stands for the default.
+    /// Return the value to bind for the value of a job. A missing value or JSON null stands for the default.
     pub fn value(&self, given: Option<&Value>) -> Result<ParamValue, ParamError> {
         match given {
             None | Some(Value::Null) if self.required => Err(ParamError::Missing),
@@ -132,7 +132,7 @@ impl ParamType {
         }
     }
 
-    /// A value as a file spells it.
+    /// Parse a value in the syntax of the file.
     pub(super) fn of_text(&self, text: &str) -> Option<ParamValue> {
         match self {
             ParamType::String => Some(ParamValue::String(text.to_owned())),
@@ -150,7 +150,7 @@ impl ParamType {
         }
     }
 
-    /// The type of `min` and `max`, for types that have an order worth limiting.
+    /// Return the type of `min` and `max`, or `None` if this type has no limits.
     pub(super) fn limit_type(&self) -> Option<ParamType> {
         match self {
             ParamType::String | ParamType::Integer => Some(ParamType::Integer),
@@ -159,7 +159,7 @@ impl ParamType {
         }
     }
 
-    /// What a value is, for people: "a date like 2026-01-31".
+    /// Describe a valid value in words: "a date like 2026-01-31".
     pub fn describe(&self) -> String {
         match self {
             ParamType::String => "a string".to_owned(),
@@ -174,7 +174,7 @@ impl ParamType {
 }
 
 impl ParamValue {
-    /// The order of two values of one type.
+    /// Compare two values of one type.
     pub(super) fn partial_cmp_same(&self, other: &ParamValue) -> Option<std::cmp::Ordering> {
         match (self, other) {
             (ParamValue::Integer(a), ParamValue::Integer(b)) => Some(a.cmp(b)),

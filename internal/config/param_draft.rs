@@ -1,11 +1,11 @@
-//! `[[reports.queries.<name>.params]]`: how a parameter is declared in the file.
+//! `[[reports.queries.<name>.params]]`: the declaration of a parameter in the file.
 
 use super::error::Wrong;
 use super::param::{ParamType, ReportParam};
 use super::parse;
 use super::setting::Setting;
 
-/// A parameter as the file spells it, before its parts are seen together.
+/// A declared parameter before its fields are checked together.
 #[derive(Default)]
 pub(super) struct ParamDraft {
     pub(super) name: String,
@@ -21,28 +21,31 @@ type Row = Setting<ParamDraft>;
 
 /// The settings of a parameter.
 pub(super) static PARAM: &[Setting<ParamDraft>] = &[
-    Row::new("name", "NAME", "The name behind the colon; required", |p, t| parse::put(&mut p.name, param_name(t)))
+    Row::new("name", "NAME", "Name after the colon; required", |p, t| parse::put(&mut p.name, param_name(t)))
         .file_only(),
     Row::new("type", "TYPE", "string, integer, number, boolean, date, timestamp or enum; required", |p, t| {
         parse::some(&mut p.kind, parse::one_of(t, &param_types()))
     })
     .file_only(),
-    Row::new("values", "LIST", "The words of an enum", |p, t| parse::put(&mut p.values, parse::list(t, parse::line)))
-        .list()
+    Row::new("values", "LIST", "Permitted words of an enum", |p, t| {
+        parse::put(&mut p.values, parse::list(t, parse::line))
+    })
+    .list()
+    .file_only(),
+    Row::new(
+        "required",
+        "BOOL",
+        "True if a job must give a value; default: true, unless there is a default value",
+        |p, t| parse::some(&mut p.required, parse::switch(t)),
+    )
+    .file_only(),
+    Row::new("default", "VALUE", "Value if a job gives none", |p, t| parse::some(&mut p.default, Ok(t.to_owned())))
         .file_only(),
-    Row::new("required", "BOOL", "Whether a job must give it; true unless there is a default", |p, t| {
-        parse::some(&mut p.required, parse::switch(t))
-    })
-    .file_only(),
-    Row::new("default", "VALUE", "The value of a job that gives none", |p, t| {
-        parse::some(&mut p.default, Ok(t.to_owned()))
-    })
-    .file_only(),
-    Row::new("min", "VALUE", "The least value; for a string its least length", |p, t| {
+    Row::new("min", "VALUE", "Minimum value; for a string, its minimum length", |p, t| {
         parse::some(&mut p.min, Ok(t.to_owned()))
     })
     .file_only(),
-    Row::new("max", "VALUE", "The greatest value; for a string its greatest length", |p, t| {
+    Row::new("max", "VALUE", "Maximum value; for a string, its maximum length", |p, t| {
         parse::some(&mut p.max, Ok(t.to_owned()))
     })
     .file_only(),
@@ -69,7 +72,7 @@ fn param_name(text: &str) -> Result<String, Wrong> {
 }
 
 impl ParamDraft {
-    /// Sees the parts together. Each problem comes with the key it is about.
+    /// Check the fields together. Each problem comes with its key.
     pub(super) fn finish(self) -> Result<ReportParam, Vec<(&'static str, Wrong)>> {
         let mut wrongs = Vec::new();
         let kind = match self.kind {
@@ -94,7 +97,7 @@ impl ParamDraft {
             }
         };
         if self.name.is_empty() {
-            wrongs.push(("name", Wrong::new("required but not set", "write the name behind the colon")));
+            wrongs.push(("name", Wrong::new("required but not set", "write the name after the colon")));
         }
         if self.required == Some(true) && self.default.is_some() {
             wrongs.push(("required", Wrong::new("a required parameter has a default", "leave one of the two out")));

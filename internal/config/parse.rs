@@ -1,4 +1,4 @@
-//! Parsers of the plain kinds of value. None of them repeats the value in what it says.
+//! Parsers of simple values. None of them repeats the value in its errors.
 
 use std::fmt::Display;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -10,13 +10,13 @@ use secrecy::SecretString;
 use super::error::Wrong;
 use crate::job::Hours;
 
-/// Stores a parsed value in its field; what makes a row of the settings table one line.
+/// Store a parsed value in its field, so that a row of the settings table fits on one line.
 pub(super) fn put<V>(field: &mut V, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
     *field = parsed?;
     Ok(())
 }
 
-/// Stores a parsed value in an optional field.
+/// Store a parsed value in an optional field.
 pub(super) fn some<V>(field: &mut Option<V>, parsed: Result<V, Wrong>) -> Result<(), Wrong> {
     *field = Some(parsed?);
     Ok(())
@@ -24,7 +24,7 @@ pub(super) fn some<V>(field: &mut Option<V>, parsed: Result<V, Wrong>) -> Result
 
 pub(super) fn number<N: FromStr + PartialOrd + Display>(text: &str, limits: RangeInclusive<N>) -> Result<N, Wrong> {
     let right = || format!("write a number from {} to {}", limits.start(), limits.end());
-    let number: N = text.trim().parse().map_err(|_| Wrong::new("not such a number", right()))?;
+    let number: N = text.trim().parse().map_err(|_| Wrong::new("not a valid number", right()))?;
     if limits.contains(&number) { Ok(number) } else { Err(Wrong::new("out of range", right())) }
 }
 
@@ -36,15 +36,15 @@ pub(super) fn switch(text: &str) -> Result<bool, Wrong> {
     }
 }
 
-/// One word out of a few, each with its meaning.
+/// Parse one of a few words, each with its value.
 pub(super) fn one_of<V: Clone>(text: &str, words: &[(&str, V)]) -> Result<V, Wrong> {
     words.iter().find(|(word, _)| *word == text.trim()).map(|(_, value)| value.clone()).ok_or_else(|| {
         let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        Wrong::new("not one of the words it can be", format!("write one of {}", words.join(", ")))
+        Wrong::new("not a permitted value", format!("write one of {}", words.join(", ")))
     })
 }
 
-/// Text that is not blank and has no control characters.
+/// Parse text that is not blank and has no control characters.
 pub(super) fn line(text: &str) -> Result<String, Wrong> {
     if text.trim().is_empty() {
         return Err(Wrong::new("empty", "write some text or leave the setting out"));
@@ -55,7 +55,7 @@ pub(super) fn line(text: &str) -> Result<String, Wrong> {
     Ok(text.trim().to_owned())
 }
 
-/// The name of a queue, a kind or a report: `[a-z0-9][a-z0-9_.-]{0,63}`.
+/// Parse the name of a queue, a kind or a report: `[a-z0-9][a-z0-9_.-]{0,63}`.
 pub(super) fn name(text: &str) -> Result<String, Wrong> {
     let fits = text.len() <= 64
         && text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
@@ -67,7 +67,7 @@ pub(super) fn name(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new("not a usable name", right))
 }
 
-/// A comma list, each entry trimmed and parsed; an empty text is an empty list.
+/// Parse a comma list. Each entry is trimmed and parsed; an empty text is an empty list.
 pub(super) fn list<V>(text: &str, entry: impl Fn(&str) -> Result<V, Wrong>) -> Result<Vec<V>, Wrong> {
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -78,7 +78,7 @@ pub(super) fn list<V>(text: &str, entry: impl Fn(&str) -> Result<V, Wrong>) -> R
     text.split(',').enumerate().map(parse).collect()
 }
 
-/// The queues to serve: at least one, each once.
+/// Parse the queues to serve: at least one, each once.
 pub(super) fn queues(text: &str) -> Result<Vec<String>, Wrong> {
     let queues = list(text, name)?;
     if queues.is_empty() {
@@ -90,7 +90,7 @@ pub(super) fn queues(text: &str) -> Result<Vec<String>, Wrong> {
     }
 }
 
-/// The name of a host, without a port, in lower case.
+/// Parse a host name without a port, and convert it to lower case.
 pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
     let legal = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
     if (1..=253).contains(&text.len()) && text.bytes().all(legal) {
@@ -99,10 +99,10 @@ pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
     Err(Wrong::new("not the name of a host", "write names like jobs.internal, without a port"))
 }
 
-/// Least characters of a token: as many as 120 random bits take in base64. A shorter one can be guessed.
+/// Minimum length of a token in characters: the length of 120 random bits in base64. A shorter one can be guessed.
 const TOKEN_LEAST: usize = 20;
 
-/// A token as it travels in an Authorization header.
+/// Parse a token for an Authorization header.
 pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
     let right =
         "write 20 to 256 visible ASCII characters without spaces and commas, such as what openssl rand -hex 32 prints";
@@ -110,14 +110,14 @@ pub(super) fn token(text: &str) -> Result<SecretString, Wrong> {
         return Err(Wrong::new("not usable as a token", right));
     }
     if text.len() < TOKEN_LEAST {
-        return Err(Wrong::new("too short for a token, which is good for everything", right));
+        return Err(Wrong::new("too short: a token permits every request, so it must be hard to guess", right));
     }
     Ok(SecretString::from(text))
 }
 
-/// A domain of mail, or a whole address, in lower case.
+/// Parse a mail domain, or a whole address, and convert it to lower case.
 pub(super) fn domain_or_address(text: &str) -> Result<String, Wrong> {
-    let wrong = || Wrong::new("no domain and no address", "write entries like example.com or jobs@example.com");
+    let wrong = || Wrong::new("neither a domain nor an address", "write entries like example.com or jobs@example.com");
     let (user, domain) = text.rsplit_once('@').unwrap_or(("jobs", text));
     let label = |label: &str| {
         (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
@@ -128,7 +128,7 @@ pub(super) fn domain_or_address(text: &str) -> Result<String, Wrong> {
     Ok(text.to_ascii_lowercase())
 }
 
-/// Where a service answers over HTTP. Credentials belong into headers, which are kept secret.
+/// Parse the URL of an HTTP service. Credentials belong in headers, which are kept secret.
 pub(super) fn web_address(text: &str) -> Result<String, Wrong> {
     let text = text.trim();
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
@@ -137,10 +137,10 @@ pub(super) fn web_address(text: &str) -> Result<String, Wrong> {
     if fits && text.bytes().all(|b| b.is_ascii_graphic()) && !text.contains(['?', '#']) {
         return Ok(text.to_owned());
     }
-    Err(Wrong::new("not such an address", "write http://HOST:PORT or https://HOST:PORT, without a user and a query"))
+    Err(Wrong::new("not a valid address", "write http://HOST:PORT or https://HOST:PORT, without a user and a query"))
 }
 
-/// `name=value`, the value perhaps with percent signs, as in `OTEL_EXPORTER_OTLP_HEADERS`.
+/// Parse `name=value`, with optional percent escapes in the value, as in `OTEL_EXPORTER_OTLP_HEADERS`.
 pub(super) fn header(text: &str) -> Result<(String, SecretString), Wrong> {
     let wrong = || Wrong::new("not a header", "write name=value, with %20 for a space and %2C for a comma");
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
@@ -165,12 +165,12 @@ fn unescaped(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// Hours of the day.
+/// Parse hours of the day.
 pub(super) fn hours(text: &str) -> Result<Hours, Wrong> {
     text.parse().map_err(|()| Wrong::new("not a part of a day", "write two times in UTC, like 01:00-05:30"))
 }
 
-/// An address to listen on. `localhost` is understood, other names are not: resolving is no business of a parser.
+/// Parse an address to listen on. Of names only `localhost` is accepted: a parser must not resolve names.
 pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Wrong> {
     let wrong =
         || Wrong::new("not an address", "write ADDRESS:PORT, like 127.0.0.1:7070, [::1]:7070 or localhost:7070");
@@ -180,7 +180,8 @@ pub(super) fn listen_addr(text: &str) -> Result<SocketAddr, Wrong> {
     }
 }
 
-/// The prefix of the index keys; narrow, because it ends up inside a hash tag and in other people's key patterns.
+/// Parse the prefix of the index keys. Few characters are permitted, because the prefix becomes part of a hash tag and
+/// of key patterns in other tools.
 pub(super) fn key_prefix(text: &str) -> Result<String, Wrong> {
     let fits = (1..=32).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b));
     if fits {
@@ -190,7 +191,7 @@ pub(super) fn key_prefix(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// A log filter, checked here so that a slip stops the start instead of silencing the log.
+/// Parse a log filter. It is checked here so that a typing error stops the start instead of silencing the log.
 pub(super) fn log_filter(text: &str) -> Result<String, Wrong> {
     match tracing_subscriber::EnvFilter::try_new(text) {
         Ok(_) if !text.trim().is_empty() => Ok(text.trim().to_owned()),
@@ -200,7 +201,7 @@ pub(super) fn log_filter(text: &str) -> Result<String, Wrong> {
     }
 }
 
-/// Checked before the text goes on to a mail header, where a stray line break would be an injection.
+/// Parse a mailbox. It is checked before the text goes into a mail header, where a line break would be an injection.
 pub(super) fn mailbox(text: &str) -> Result<String, Wrong> {
     let text = line(text)?;
     match text.parse::<lettre::message::Mailbox>() {

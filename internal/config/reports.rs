@@ -1,4 +1,4 @@
-//! `[reports]`: the named queries that the report kind may run, and its limits.
+//! `[reports]`: the named queries that the report kind may run, and their limits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,44 +10,44 @@ use super::statement::Statement;
 use super::url::ServerUrl;
 use super::{duration, parse, size};
 
-/// What reports may do. There are no reports but the named ones: a job names a query and never brings SQL.
+/// Limits and queries of reports. A job names one of these queries and never brings its own SQL.
 #[derive(Debug, Clone)]
 pub struct Reports {
-    /// An account of their own, best one that can only read; without it the store's is used.
+    /// A separate MySQL account, preferably read-only; the store's account if absent.
     pub mysql_url: Option<ServerUrl>,
-    /// Connections, apart from those of jobs and the API.
+    /// Number of MySQL connections, separate from those of jobs and the API.
     pub connections: u32,
-    /// How long one statement may run.
+    /// Time limit of one statement.
     pub time_limit: Duration,
-    /// Rows of one report.
+    /// Maximum rows of one report.
     pub max_rows: u64,
-    /// Bytes of one report file.
+    /// Maximum size of one report file, in bytes.
     pub max_bytes: u64,
-    /// Bytes of a report file up to which MySQL gets a copy, for the other runners.
+    /// Maximum size of a report file that is also stored in MySQL for the other runners, in bytes.
     pub share_up_to: u64,
-    /// How long finished reports are kept; as long as completed jobs of the kind when not set.
+    /// Retention of finished reports; that of completed jobs of the kind if absent.
     pub keep: Option<Duration>,
     /// The queries by name.
     pub queries: BTreeMap<String, ReportQuery>,
 }
 
-/// A named query. Every placeholder of it is a declared parameter and the other way round.
+/// A named query. Its placeholders and its declared parameters match exactly.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReportQuery {
-    /// The headline of the report.
+    /// Title of the report.
     pub title: String,
-    /// What it shows, for people who choose one.
+    /// Description, for people who choose a report.
     pub description: Option<String>,
-    /// The statement as it was written, with `:name` placeholders.
+    /// The statement as written, with `:name` placeholders.
     pub sql: String,
-    /// The statement as it is run, with the order of its parameters.
+    /// The statement as executed, with the order of its parameters.
     pub statement: Statement,
     /// The declared parameters in the order of the file.
     pub params: Vec<ReportParam>,
 }
 
 impl ReportQuery {
-    /// A declared parameter by name.
+    /// Return a declared parameter by name.
     pub fn param(&self, name: &str) -> Option<&ReportParam> {
         self.params.iter().find(|param| param.name == name)
     }
@@ -55,30 +55,27 @@ impl ReportQuery {
 
 /// The settings of `[reports]`.
 pub(super) static REPORTS: &[Setting<Reports>] = &[
-    Setting::<Reports>::new(
-        "mysql_url",
-        "URL",
-        "The account of reports, best read-only; otherwise the store's",
-        |r, t| parse::some(&mut r.mysql_url, ServerUrl::mysql(t).map_err(Into::into)),
-    )
+    Setting::<Reports>::new("mysql_url", "URL", "Account for reports, best read-only; default: the store's", |r, t| {
+        parse::some(&mut r.mysql_url, ServerUrl::mysql(t).map_err(Into::into))
+    })
     .secrecy(Secrecy::Url)
     .file_and_environment(),
-    Setting::<Reports>::new("connections", "N", "Connections for reports", |r, t| {
+    Setting::<Reports>::new("connections", "N", "Number of MySQL connections for reports", |r, t| {
         parse::put(&mut r.connections, parse::number(t, 1..=64))
     })
     .default("2")
     .file_only(),
-    Setting::<Reports>::new("time_limit", "DURATION", "How long one statement may run", |r, t| {
+    Setting::<Reports>::new("time_limit", "DURATION", "Time limit of one statement", |r, t| {
         parse::put(&mut r.time_limit, duration::between(t, Duration::from_secs(1), Duration::from_secs(3_600)))
     })
     .default("60s")
     .file_only(),
-    Setting::<Reports>::new("max_rows", "N", "Rows of one report", |r, t| {
+    Setting::<Reports>::new("max_rows", "N", "Maximum rows of one report", |r, t| {
         parse::put(&mut r.max_rows, parse::number(t, 1..=100_000_000))
     })
     .default("1000000")
     .file_only(),
-    Setting::<Reports>::new("max_bytes", "SIZE", "Size of one report file", |r, t| {
+    Setting::<Reports>::new("max_bytes", "SIZE", "Maximum size of one report file", |r, t| {
         parse::put(&mut r.max_bytes, size::between(t, 1 << 10, 16 << 30))
     })
     .default("256MiB")
@@ -86,7 +83,7 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
     Setting::<Reports>::new(
         "share_up_to",
         "SIZE",
-        "Reports up to this size are kept in MySQL too, for all runners; 0 keeps them on their runner alone",
+        "Reports up to this size are also stored in MySQL, for all runners; 0 stores them only on their runner",
         |r, t| parse::put(&mut r.share_up_to, size::between(t, 0, 1 << 30)),
     )
     .default("32MiB")
@@ -94,7 +91,7 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
     Setting::<Reports>::new(
         "keep",
         "DURATION",
-        "How long finished reports are kept, on disk and in MySQL; as completed jobs of the kind when not set",
+        "Retention of finished reports, on disk and in MySQL; default: that of completed jobs of the kind",
         |r, t| parse::some(&mut r.keep, duration::between(t, Duration::from_secs(3_600), MOST_KEPT)),
     )
     .file_only(),
@@ -117,7 +114,7 @@ impl Reports {
     }
 }
 
-/// A query as the file spells it, before its parts are seen together.
+/// A query before its fields are checked together.
 #[derive(Default)]
 pub(super) struct QueryDraft {
     title: String,
@@ -127,11 +124,11 @@ pub(super) struct QueryDraft {
 
 /// The settings of `[reports.queries.<name>]`.
 pub(super) static QUERY: &[Setting<QueryDraft>] = &[
-    Setting::<QueryDraft>::new("title", "TEXT", "The headline; required", |q, t| {
+    Setting::<QueryDraft>::new("title", "TEXT", "Title of the report; required", |q, t| {
         parse::put(&mut q.title, parse::line(t))
     })
     .file_only(),
-    Setting::<QueryDraft>::new("description", "TEXT", "What the report shows", |q, t| {
+    Setting::<QueryDraft>::new("description", "TEXT", "Description of the report", |q, t| {
         parse::some(&mut q.description, Ok(t.trim().to_owned()))
     })
     .file_only(),
@@ -142,7 +139,7 @@ pub(super) static QUERY: &[Setting<QueryDraft>] = &[
 ];
 
 impl QueryDraft {
-    /// Sees statement and parameters together. Each problem comes with the key it is about.
+    /// Check the statement and the parameters together. Each problem comes with its key.
     pub(super) fn finish(
         self,
         params: Vec<ReportParam>,
@@ -168,7 +165,7 @@ impl QueryDraft {
                 return Err(wrongs);
             }
         };
-        // With a broken declaration among them it is not known which parameters there are.
+        // If a declaration is broken, the set of parameters is not known.
         if complete {
             wrongs.extend(mismatches(&statement, &params));
         }

@@ -1,4 +1,4 @@
-//! `[schedules.<name>]`: schedules that are declared with the configuration, and owned by it.
+//! `[schedules.<name>]`: schedules that are declared in the configuration file and owned by it.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use super::setting::{Secrecy, Setting};
 use super::{duration, parse};
 use crate::job::{Dst, Misfire, Overlap, RetryPolicy, Schedule, ScheduleDraft, Timestamp};
 
-/// A schedule as the file declares it.
+/// A declared schedule.
 #[derive(Debug, Clone)]
 pub struct ScheduleConfig {
-    /// What it asks for, checked but for what only the kind knows.
+    /// The schedule. Checked except for what only its kind knows.
     pub schedule: Schedule,
-    /// Where it is declared, for what is found wrong with it later.
+    /// Position of the declaration, for problems found later.
     pub origin: Origin,
 }
 
-/// A schedule as the file spells it, before its parts are seen together.
+/// A declared schedule before its keys are checked together.
 #[derive(Default)]
 pub(super) struct ScheduleKeys {
     cron: Option<String>,
@@ -49,67 +49,65 @@ type Row = Setting<ScheduleKeys>;
 
 /// The settings of `[schedules.<name>]`.
 pub(super) static SCHEDULES: &[Setting<ScheduleKeys>] = &[
-    Row::new("cron", "CRON", "Five fields, or six with seconds first; or else every", |s, t| {
-        parse::some(&mut s.cron, parse::line(t))
-    })
+    Row::new(
+        "cron",
+        "CRON",
+        "Cron expression of five fields, or six with seconds first; alternative to every",
+        |s, t| parse::some(&mut s.cron, parse::line(t)),
+    )
     .file_only(),
-    Row::new("every", "DURATION", "An interval; or else cron", |s, t| {
+    Row::new("every", "DURATION", "Interval; alternative to cron", |s, t| {
         parse::some(&mut s.every, duration::between(t, SECOND, 366 * DAY))
     })
     .file_only(),
-    Row::new(
-        "anchor",
-        "MOMENT",
-        "Where the interval begins; when it is first declared unless said otherwise",
-        |s, t| parse::some(&mut s.anchor, moment(t)),
-    )
-    .file_only(),
-    Row::new("zone", "ZONE", "Whose wall clock; UTC unless said otherwise", |s, t| {
-        parse::some(&mut s.zone, parse::line(t))
+    Row::new("anchor", "MOMENT", "First tick of the interval; default: when the schedule is first declared", |s, t| {
+        parse::some(&mut s.anchor, moment(t))
     })
     .file_only(),
-    Row::new("dst", "POLICY", "When clocks are turned: once, skip or both", |s, t| {
+    Row::new("zone", "ZONE", "Time zone; default: UTC", |s, t| parse::some(&mut s.zone, parse::line(t))).file_only(),
+    Row::new("dst", "POLICY", "Policy for clock changes: once, skip or both", |s, t| {
         parse::some(&mut s.dst, word(t, Dst::ALL, Dst::as_str))
     })
     .file_only(),
-    Row::new("misfire", "POLICY", "Ticks that nobody was there for: skip, one or all", |s, t| {
+    Row::new("misfire", "POLICY", "Policy for missed ticks: skip, one or all", |s, t| {
         parse::some(&mut s.misfire, word(t, Misfire::ALL, Misfire::as_str))
     })
     .file_only(),
-    Row::new("misfire_grace", "DURATION", "How late a tick may be without counting as missed", |s, t| {
+    Row::new("misfire_grace", "DURATION", "Maximum lateness of a tick before it counts as missed", |s, t| {
         parse::some(&mut s.misfire_grace, duration::between(t, Duration::ZERO, DAY))
     })
     .file_only(),
-    Row::new("overlap", "POLICY", "While the previous job has not ended: allow, skip or replace", |s, t| {
+    Row::new("overlap", "POLICY", "Policy while the previous job has not ended: allow, skip or replace", |s, t| {
         parse::some(&mut s.overlap, word(t, Overlap::ALL, Overlap::as_str))
     })
     .file_only(),
-    Row::new("kind", "KIND", "The kind of its jobs; required", |s, t| parse::put(&mut s.kind, parse::name(t)))
-        .file_only(),
-    // Payloads are nobody's business but the handler's.
+    Row::new("kind", "KIND", "Kind of its jobs; required", |s, t| parse::put(&mut s.kind, parse::name(t))).file_only(),
+    // Payloads are secret, because only the handler may see them.
     Row::new("payload", "JSON", "The handler's input", |s, t| parse::some(&mut s.payload, json(t)))
         .secrecy(Secrecy::Secret)
         .file_only(),
-    Row::new("queue", "QUEUE", "The queue of its jobs", |s, t| parse::some(&mut s.queue, parse::name(t))).file_only(),
-    Row::new("priority", "N", "0 runs first, 9 last", |s, t| parse::some(&mut s.priority, parse::number(t, 0..=9)))
-        .file_only(),
-    Row::new("max_attempts", "N", "Attempts a job gets", |s, t| {
+    Row::new("queue", "QUEUE", "Queue of its jobs", |s, t| parse::some(&mut s.queue, parse::name(t))).file_only(),
+    Row::new("priority", "N", "Priority of its jobs: 0 runs first, 9 last", |s, t| {
+        parse::some(&mut s.priority, parse::number(t, 0..=9))
+    })
+    .file_only(),
+    Row::new("max_attempts", "N", "Maximum attempts of a job", |s, t| {
         parse::some(&mut s.max_attempts, parse::number(t, 1..=100))
     })
     .file_only(),
-    Row::new("timeout", "DURATION", "How long one attempt may take", |s, t| {
+    Row::new("timeout", "DURATION", "Time limit of one attempt", |s, t| {
         parse::some(&mut s.timeout, duration::between(t, MS, DAY))
     })
     .file_only(),
-    Row::new("retry_base", "DURATION", "The delay before the first retry", |s, t| {
+    Row::new("retry_base", "DURATION", "Delay before the first retry", |s, t| {
         parse::some(&mut s.retry_base, duration::between(t, MS, DAY))
     })
     .file_only(),
-    Row::new("retry_cap", "DURATION", "The longest delay between retries", |s, t| {
+    Row::new("retry_cap", "DURATION", "Longest delay between retries", |s, t| {
         parse::some(&mut s.retry_cap, duration::between(t, MS, 7 * DAY))
     })
     .file_only(),
-    Row::new("retry_factor", "NUMBER", "How much each delay is longer than the one before", |s, t| {
+    Row::new("retry_factor", "NUMBER", "Factor from one delay to the next", |s, t| {
         parse::some(&mut s.retry_factor, parse::number(t, 1.0..=100.0))
     })
     .file_only(),
@@ -131,7 +129,7 @@ fn json(text: &str) -> Result<Box<RawValue>, Wrong> {
 }
 
 impl ScheduleKeys {
-    /// Sees the keys together. Each problem comes with the key it is about.
+    /// Check the keys together. Each problem comes with its key.
     pub(super) fn finish(self, now: Timestamp) -> Result<Schedule, Vec<(&'static str, Wrong)>> {
         if self.kind.is_empty() {
             return Err(vec![("kind", Wrong::new("required but not set", "write kind = \"…\""))]);
@@ -166,7 +164,10 @@ impl ScheduleKeys {
             let of_key = |wrong: crate::job::WrongField| {
                 (
                     key_of(&wrong.field),
-                    Wrong::new(wrong.detail.replace("every_ms", "every"), "see [schedules] in the README"),
+                    Wrong::new(
+                        wrong.detail.replace("every_ms", "every"),
+                        "see [schedules.<name>] in tickr config --reference",
+                    ),
                 )
             };
             wrong.into_iter().map(of_key).collect()
@@ -174,7 +175,7 @@ impl ScheduleKeys {
     }
 }
 
-/// What a field of the API is called in the file.
+/// Return the key in the file for a field of the API.
 fn key_of(field: &str) -> &'static str {
     match field {
         "every_ms" => "every",

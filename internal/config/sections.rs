@@ -1,4 +1,4 @@
-//! The sections of the file, each read by its own table and then seen as a whole.
+//! The sections of the file, each parsed by its own table and then checked as a whole.
 
 use std::collections::BTreeMap;
 
@@ -114,7 +114,8 @@ impl Loading<'_> {
     pub(super) fn schedules(&mut self, root: &Table) -> BTreeMap<Name, ScheduleConfig> {
         let mut schedules = BTreeMap::new();
         let Some((_, table)) = self.section("schedules", root.entries.get("schedules")) else { return schedules };
-        // This host's clock only tells whether a cron expression ever comes; the store's decides when.
+        // This host's clock decides only whether a cron expression has a future tick. The store's clock decides when it
+        // ticks.
         let now = chrono::Utc::now();
         for (name, line, table) in self.named_sections("schedules", table) {
             let section = full_name("schedules", name);
@@ -122,7 +123,7 @@ impl Loading<'_> {
             self.settings(&section, SCHEDULES, table, &mut keys);
             self.unknown_keys(&section, table, SCHEDULES, &[]);
             if name == "preview" {
-                let wrong = Wrong::new("no name for a schedule: the API uses it", "write another name");
+                let wrong = Wrong::new("not usable as the name of a schedule: the API uses it", "write another name");
                 self.fail(&section, self.at(line), None, wrong);
             }
             if self.errors.len() > errors_before {
@@ -133,14 +134,14 @@ impl Loading<'_> {
                     schedules.insert(name, ScheduleConfig { schedule, origin: self.at(line) });
                 }
                 (Err(wrongs), _) => self.fail_keys(&section, line, table, wrongs),
-                // The name has been read before.
+                // `named_sections` has already checked the name.
                 (Ok(_), Err(_)) => {}
             }
         }
         schedules
     }
 
-    /// The parameters of a query, and whether all of them could be read.
+    /// Parse the parameters of a query. The second value is true if all of them are valid.
     fn params(&mut self, section: &str, table: &Table) -> (Vec<ReportParam>, bool) {
         let name = full_name(section, "params");
         let Some(entry) = table.entries.get("params") else { return (Vec::new(), true) };
@@ -169,21 +170,23 @@ impl Loading<'_> {
         (params, self.errors.len() == errors_before)
     }
 
-    /// A key that should hold a section.
+    /// Return the section under a key.
     fn section<'t>(&mut self, name: &str, entry: Option<&'t Entry>) -> Option<(usize, &'t Table)> {
         let entry = entry?;
         match &entry.node {
             Node::Table(table) => Some((entry.line, table)),
             Node::Scalar(_) | Node::List(_) => {
-                let wrong =
-                    Wrong::new("a value stands where a section belongs", format!("write [{name}] with keys under it"));
+                let wrong = Wrong::new(
+                    "a value is given where a section is expected",
+                    format!("write [{name}] with keys under it"),
+                );
                 self.fail(name, self.at(entry.line), None, wrong);
                 None
             }
         }
     }
 
-    /// The sections below a section whose keys are names, such as the kinds.
+    /// Return the sections below a section whose keys are names, such as the kinds.
     fn named_sections<'t>(&mut self, parent: &str, table: &'t Table) -> Vec<(&'t str, usize, &'t Table)> {
         let mut sections = Vec::new();
         for (name, entry) in &table.entries {
@@ -197,8 +200,8 @@ impl Loading<'_> {
         sections
     }
 
-    /// Problems with keys of a section, each at the line of its key, or of the section when the key is missing.
-    /// A key that has failed before is not reported again.
+    /// Report problems with keys of a section, each at the line of its key, or of the section if the key is missing. A
+    /// key that has already failed is not reported again.
     fn fail_keys(&mut self, section: &str, line: usize, table: &Table, wrongs: Vec<(&'static str, Wrong)>) {
         let failed_before = self.failed.clone();
         for (key, wrong) in wrongs {

@@ -1,4 +1,4 @@
-//! A setting: one row of a table from which flags, parsing, help and documentation are all made.
+//! A setting: one row of a table that defines flags, parsing, help and documentation.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -9,38 +9,38 @@ use super::url;
 
 /// One setting of `T`, which is the whole configuration or one of its sections.
 pub struct Setting<T: 'static> {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: &'static str,
-    /// What a value looks like, for the help.
+    /// Placeholder for a value in the help.
     pub value: &'static str,
-    /// The value when nobody says anything, spelt as a flag would spell it.
+    /// Default value, in the syntax of a flag.
     pub default: Option<&'static str>,
-    /// One line about it.
+    /// Description in one line.
     pub doc: &'static str,
-    /// Who may see its value.
+    /// Rule for showing the value.
     pub secrecy: Secrecy,
     /// One value, a list or a switch.
     pub shape: Shape,
-    /// Where it may be set.
+    /// Sources in which it may be set.
     pub reach: Reach,
-    /// A variable of the environment that other programs know it by, asked after its own.
+    /// Environment variable of other programs for the same setting, read after the own variable.
     pub also: Option<&'static str>,
-    /// Parses a value and stores it.
+    /// Function that parses a value and stores it.
     pub(super) set: fn(&mut T, &str) -> Result<(), Wrong>,
 }
 
-/// Who may see the value of a setting.
+/// Rule for showing the value of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Secrecy {
-    /// Anybody.
+    /// The value is shown.
     Public,
-    /// Anybody, with the password masked.
+    /// The value is shown with the password masked.
     Url,
-    /// Nobody.
+    /// The value is never shown.
     Secret,
 }
 
-/// How many values a setting takes.
+/// Number of values of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// One value.
@@ -49,11 +49,11 @@ pub enum Shape {
     List,
     /// A comma list of `name=value`; in the file also a table of names, each with its value or an array of values.
     Pairs,
-    /// Yes or no; the bare flag means yes.
+    /// True or false; the flag without a value means true.
     Switch,
 }
 
-/// Where a setting may be set.
+/// Sources in which a setting may be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
     /// Flag, environment and file.
@@ -107,18 +107,18 @@ impl<T> Setting<T> {
         Setting { reach: Reach::EnvironmentAndFile, ..self }
     }
 
-    /// The command line flag with its dashes, when the setting has one: `--mysql-url`.
+    /// Return the command line flag with its dashes, if the setting has one: `--mysql-url`.
     pub fn flag(&self) -> Option<String> {
         (self.reach == Reach::Everywhere).then(|| format!("--{}", self.name.replace('_', "-")))
     }
 
-    /// The environment variable, when the setting has one: `TICKR_WORKERS`, `TICKR_SMTP_PASSWORD`.
+    /// Return the environment variable, if the setting has one: `TICKR_WORKERS`, `TICKR_SMTP_PASSWORD`.
     pub fn env(&self, section: &str) -> Option<String> {
         let name = if section.is_empty() { self.name.to_owned() } else { format!("{section}_{}", self.name) };
         (self.reach != Reach::File).then(|| format!("TICKR_{}", name.to_ascii_uppercase()))
     }
 
-    /// A given value as it may be shown.
+    /// Return a given value in the form that may be shown.
     pub(super) fn shown(&self, text: &str) -> String {
         match self.secrecy {
             Secrecy::Public => brief(text),
@@ -128,13 +128,13 @@ impl<T> Setting<T> {
     }
 }
 
-/// The flags without their dashes. clap wants names that live as long as the program.
+/// The flags without their dashes. clap requires names that live as long as the program.
 pub(super) static FLAG_NAMES: LazyLock<BTreeMap<&'static str, String>> =
     LazyLock::new(|| SETTINGS.iter().map(|setting| (setting.name, setting.name.replace('_', "-"))).collect());
 
-/// One line of at most 60 characters; a report's SQL would drown the rest.
+/// Cut to one line of at most 60 characters, so that the SQL of a report does not hide the other settings.
 fn brief(text: &str) -> String {
-    // A secret that was put in the wrong place is still one.
+    // A secret in the wrong setting must be masked too.
     if text.contains("://") || text.contains("whsec_") {
         return url::masked(text);
     }

@@ -1,5 +1,5 @@
-//! The table of settings. To add one, add a field to [`Config`] and a row here; flag, environment variable, file key,
-//! help, `tickr config` and the README follow.
+//! The table of settings. To add a setting, add a field to [`Config`] and a row here. Flag, environment variable, file
+//! key, help, `tickr config` and the documentation follow from the row.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 type Row = Setting<Config>;
 
-/// Every setting outside a section, in the order in which people meet them.
+/// All settings outside sections, the most common ones first.
 pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "mysql_url",
@@ -29,96 +29,102 @@ pub static SETTINGS: &[Setting<Config>] = &[
         |c, t| parse::some(&mut c.redis_url, ServerUrl::redis(t).map_err(Into::into)),
     )
     .secrecy(Secrecy::Url),
-    Row::new("http_addr", "HOST:PORT", "Where the API listens", |c, t| {
+    Row::new("http_addr", "HOST:PORT", "Address and port of the API", |c, t| {
         parse::put(&mut c.http_addr, parse::listen_addr(t))
     })
     .default("127.0.0.1:7070"),
     Row::new(
         "api_tokens",
         "TOKENS",
-        "Bearer tokens good for everything, 20 characters or more; without them and keys the API is open, on loopback",
+        "Bearer tokens with all rights, 20 characters or more; without tokens and API keys the API is open, on loopback only",
         |c, t| parse::put(&mut c.api_tokens, parse::list(t, parse::token)),
     )
     .secrecy(Secrecy::Secret)
     .list(),
-    Row::new("workers", "N", "Jobs that run at the same time in this runner", |c, t| {
+    Row::new("workers", "N", "Number of jobs that this runner executes at the same time", |c, t| {
         parse::put(&mut c.workers, parse::number(t, 1..=4096))
     })
     .default("64"),
-    Row::new("queues", "NAMES", "Queues this runner serves, comma separated", |c, t| {
+    Row::new("queues", "NAMES", "Queues that this runner serves, comma separated", |c, t| {
         parse::put(&mut c.queues, parse::queues(t))
     })
     .default("default")
     .list(),
-    Row::new("lease", "DURATION", "How long a silent runner keeps its jobs", |c, t| {
+    Row::new("lease", "DURATION", "Time after which a silent runner loses its jobs", |c, t| {
         parse::put(&mut c.lease, duration::between(t, 2 * SECOND, HOUR))
     })
     .default("30s"),
-    Row::new("shutdown_grace", "DURATION", "How long running jobs may finish after SIGTERM", |c, t| {
+    Row::new("shutdown_grace", "DURATION", "Time that running jobs get to finish after SIGTERM", |c, t| {
         parse::put(&mut c.shutdown_grace, duration::between(t, Duration::ZERO, HOUR))
     })
     .default("25s"),
-    Row::new("shutdown_notice", "DURATION", "How long the API goes on after SIGTERM, with readiness red", |c, t| {
-        parse::put(&mut c.shutdown_notice, duration::between(t, Duration::ZERO, HOUR))
-    })
+    Row::new(
+        "shutdown_notice",
+        "DURATION",
+        "Time that the API keeps serving after SIGTERM, while readiness fails",
+        |c, t| parse::put(&mut c.shutdown_notice, duration::between(t, Duration::ZERO, HOUR)),
+    )
     .default("1s"),
-    Row::new("horizon", "DURATION", "How far ahead the index looks; later jobs wait in MySQL alone", |c, t| {
-        parse::put(&mut c.horizon, duration::between(t, 10 * SECOND, DAY))
-    })
+    Row::new(
+        "horizon",
+        "DURATION",
+        "Jobs due within this time are put into the index; later jobs wait in MySQL only",
+        |c, t| parse::put(&mut c.horizon, duration::between(t, 10 * SECOND, DAY)),
+    )
     .default("15m"),
     Row::new("redis_prefix", "PREFIX", "First part of every index key, as in {tickr}:waiting", |c, t| {
         parse::put(&mut c.redis_prefix, parse::key_prefix(t))
     })
     .default("tickr"),
-    Row::new("ready_high_water", "N", "Entries of a ready list above which no more are moved in", |c, t| {
+    Row::new("ready_high_water", "N", "Number of entries of a ready list above which no more are moved in", |c, t| {
         parse::put(&mut c.ready_high_water, parse::number(t, 1..=1_000_000))
     })
     .default("10000"),
-    Row::new("ready_low_water", "N", "Entries of a ready list below which it is filled up", |c, t| {
+    Row::new("ready_low_water", "N", "Number of entries of a ready list below which it is refilled", |c, t| {
         parse::put(&mut c.ready_low_water, parse::number(t, 0..=1_000_000))
     })
     .default("2000"),
     Row::new(
         "mysql_connections",
         "N",
-        "Connections to MySQL, 5 or more: of 16 are 2 for controls, 5 for loops, 4 for changes, 5 for reads; writes of jobs and reports have others",
+        "Connections to MySQL, 5 or more; of 16, 2 are for controls, 5 for loops, 4 for changes, 5 for reads; job writes, heartbeat and reports have their own",
         |c, t| parse::put(&mut c.mysql_connections, parse::number(t, 5..=1024)),
     )
     .default("16"),
-    Row::new("strict_durability", "BOOL", "Refuse to start when MySQL does not fsync commits", |c, t| {
+    Row::new("strict_durability", "BOOL", "Refuse to start if MySQL does not fsync commits", |c, t| {
         parse::put(&mut c.strict_durability, parse::switch(t))
     })
     .switch(),
-    Row::new("retention_completed", "DURATION", "How long completed jobs are kept", |c, t| {
+    Row::new("retention_completed", "DURATION", "Retention of completed jobs", |c, t| {
         parse::put(&mut c.retention_completed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("7d"),
-    Row::new("retention_failed", "DURATION", "How long failed jobs are kept", |c, t| {
+    Row::new("retention_failed", "DURATION", "Retention of failed jobs", |c, t| {
         parse::put(&mut c.retention_failed, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("90d"),
     Row::new(
         "retention_cancelled",
         "DURATION",
-        "How long cancelled jobs are kept; as completed ones when not set",
+        "Retention of cancelled jobs; default: that of completed jobs",
         |c, t| parse::some(&mut c.retention_cancelled, duration::between(t, SECOND, 3650 * DAY)),
     ),
-    Row::new("purge_hours", "HH:MM-HH:MM", "When ended jobs are removed, in UTC; at any time when not set", |c, t| {
+    Row::new("purge_hours", "HH:MM-HH:MM", "Hours when ended jobs are removed, in UTC; default: at any time", |c, t| {
         parse::some(&mut c.purge_hours, parse::hours(t))
     }),
-    Row::new("retention_discarded", "DURATION", "How long discarded dead letters are kept for the audit", |c, t| {
+    Row::new("retention_discarded", "DURATION", "Retention of discarded dead letters, for the audit", |c, t| {
         parse::put(&mut c.retention_discarded, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("30d"),
-    Row::new("retention_idempotency", "DURATION", "How long answers are kept for their Idempotency-Key", |c, t| {
+    Row::new("retention_idempotency", "DURATION", "Retention of the responses stored for an Idempotency-Key", |c, t| {
         parse::put(&mut c.retention_idempotency, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("7d"),
-    Row::new("retention_audit", "DURATION", "How long it is known what operators did", |c, t| {
+    Row::new("retention_audit", "DURATION", "Retention of audit records", |c, t| {
         parse::put(&mut c.retention_audit, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("365d"),
-    Row::new("retention_ticks", "DURATION", "How long it is known what became of the ticks of schedules", |c, t| {
+    Row::new("retention_ticks", "DURATION", "Retention of the recorded ticks of schedules", |c, t| {
         parse::put(&mut c.retention_ticks, duration::between(t, SECOND, 3650 * DAY))
     })
     .default("30d"),
@@ -129,49 +135,52 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "http_hosts",
         "NAMES",
-        "Names of this host, beside localhost, under which an open API may be reached",
+        "Names of this host, in addition to localhost, that requests to an open API may use",
         |c, t| parse::put(&mut c.http_hosts, parse::list(t, parse::host_name)),
     )
     .list(),
-    Row::new("http_connections", "N", "Open connections to the API; beyond them clients are turned away", |c, t| {
-        parse::put(&mut c.http_connections, parse::number(t, 1..=1_000_000))
-    })
+    Row::new(
+        "http_connections",
+        "N",
+        "Maximum number of open connections to the API; further clients are refused",
+        |c, t| parse::put(&mut c.http_connections, parse::number(t, 1..=1_000_000)),
+    )
     .default("2048"),
-    Row::new("http_streams", "N", "Streams of events that may be open at the same time", |c, t| {
+    Row::new("http_streams", "N", "Maximum number of open event streams", |c, t| {
         parse::put(&mut c.http_streams, parse::number(t, 0..=100_000))
     })
     .default("256"),
-    Row::new("http_header_timeout", "DURATION", "How long a client may take for the head of a request", |c, t| {
+    Row::new("http_header_timeout", "DURATION", "Time limit for the head of a request", |c, t| {
         parse::put(&mut c.http_header_timeout, duration::between(t, SECOND / 10, HOUR))
     })
     .default("10s"),
     Row::new(
         "http_body_timeout",
         "DURATION",
-        "How long a client may take for a body, or a part of an import",
+        "Time limit for the body of a request, or for each part of an import",
         |c, t| parse::put(&mut c.http_body_timeout, duration::between(t, SECOND / 10, HOUR)),
     )
     .default("30s"),
-    Row::new("http_write_timeout", "DURATION", "How long a client may leave its answer unread", |c, t| {
+    Row::new("http_write_timeout", "DURATION", "Time limit for a client that does not read its response", |c, t| {
         parse::put(&mut c.http_write_timeout, duration::between(t, SECOND / 10, HOUR))
     })
     .default("20s"),
-    Row::new("http_idle_timeout", "DURATION", "How long a connection may rest between two requests", |c, t| {
+    Row::new("http_idle_timeout", "DURATION", "Maximum idle time of a connection between two requests", |c, t| {
         parse::put(&mut c.http_idle_timeout, duration::between(t, SECOND / 10, HOUR))
     })
     .default("75s"),
-    Row::new("log", "FILTER", "What is logged: a level, or targets with levels", |c, t| {
+    Row::new("log", "FILTER", "Log filter: a level, or targets with levels", |c, t| {
         parse::put(&mut c.log, parse::log_filter(t))
     })
     .default("info"),
-    Row::new("log_format", "FORMAT", "How it is logged: text or json", |c, t| {
+    Row::new("log_format", "FORMAT", "Log format: text or json", |c, t| {
         parse::put(&mut c.log_format, parse::one_of(t, &[("text", LogFormat::Text), ("json", LogFormat::Json)]))
     })
     .default("text"),
     Row::new(
         "otlp_endpoint",
         "URL",
-        "Collector of traces that takes OTLP over HTTP, like http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
+        "Trace collector that accepts OTLP over HTTP, like http://localhost:4318; or OTEL_EXPORTER_OTLP_ENDPOINT",
         |c, t| parse::some(&mut c.otlp_endpoint, parse::web_address(t)),
     )
     .secrecy(Secrecy::Url)
@@ -185,11 +194,11 @@ pub static SETTINGS: &[Setting<Config>] = &[
     .secrecy(Secrecy::Secret)
     .list()
     .also("OTEL_EXPORTER_OTLP_HEADERS"),
-    Row::new("otlp_sample", "SHARE", "Share of the traces that begin here and are recorded, 0 to 1", |c, t| {
+    Row::new("otlp_sample", "SHARE", "Share of the traces started here that are recorded, 0 to 1", |c, t| {
         parse::put(&mut c.otlp_sample, parse::number(t, 0.0..=1.0))
     })
     .default("1"),
-    Row::new("otlp_service", "NAME", "What the collector knows this service by; or OTEL_SERVICE_NAME", |c, t| {
+    Row::new("otlp_service", "NAME", "Service name for the collector; or OTEL_SERVICE_NAME", |c, t| {
         parse::put(&mut c.otlp_service, parse::line(t))
     })
     .default("tickr")
@@ -197,28 +206,28 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "email_senders",
         "ADDRESSES",
-        "Domains and addresses that mails may come from, comma separated; any when not set",
+        "Permitted senders of mails: domains and addresses, comma separated; default: any",
         |c, t| parse::put(&mut c.email_senders, parse::list(t, parse::domain_or_address)),
     )
     .list(),
     Row::new(
         "email_recipients",
         "ADDRESSES",
-        "Domains and addresses that mails may go to, comma separated; any when not set",
+        "Permitted recipients of mails: domains and addresses, comma separated; default: any",
         |c, t| parse::put(&mut c.email_recipients, parse::list(t, parse::domain_or_address)),
     )
     .list(),
-    Row::new("outbox_dir", "DIR", "Write mails here as .eml files instead of sending them", |c, t| {
+    Row::new("outbox_dir", "DIR", "Write mails to this folder as .eml files instead of sending them", |c, t| {
         parse::some(&mut c.outbox_dir, parse::line(t).map(Into::into))
     }),
-    Row::new("reports_dir", "DIR", "Where report files are written", |c, t| {
+    Row::new("reports_dir", "DIR", "Folder for report files", |c, t| {
         parse::put(&mut c.reports_dir, parse::line(t).map(Into::into))
     })
     .default("reports"),
     Row::new(
         "callback_secret",
         "SECRETS",
-        "Signs callbacks: whsec_ and base64; two, comma separated, while changing over",
+        "Secret that signs callbacks: whsec_ and base64; two, comma separated, while receivers change to the new one",
         |c, t| parse::put(&mut c.callback_secret, callback::secrets(t)),
     )
     .secrecy(Secrecy::Secret)
@@ -226,7 +235,7 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "callback_host_secrets",
         "PAIRS",
-        "Secrets of single hosts, which sign for no other: shop.example=whsec_…, or *.shop.example for all names below; in the file also a table",
+        "Secrets for single hosts, used for no other host: shop.example=whsec_…, or *.shop.example for all names below; in the file also a table",
         |c, t| parse::put(&mut c.callback_host_secrets, callback::host_secrets(t)),
     )
     .secrecy(Secrecy::Secret)
@@ -234,21 +243,21 @@ pub static SETTINGS: &[Setting<Config>] = &[
     Row::new(
         "callback_allow",
         "HOSTS",
-        "Hosts and networks of your own that callbacks may reach, like 10.20.0.0/16,shop.internal",
+        "Private hosts and networks that callbacks may reach, like 10.20.0.0/16,shop.internal",
         |c, t| parse::put(&mut c.callback_allow, callback::allowed(t)),
     )
     .list(),
     Row::new(
         "callback_allow_private",
         "BOOL",
-        "Let callbacks reach every loopback and private address but cloud metadata",
+        "Let callbacks reach all loopback and private addresses except cloud metadata",
         |c, t| parse::put(&mut c.callback_allow_private, parse::switch(t)),
     )
     .switch(),
     Row::new(
         "test_kinds",
         "BOOL",
-        "Register the kinds for tests and benches: noop, sleep, fail, panic, spin, abort, hoard",
+        "Register the kinds for tests and benchmarks: noop, sleep, fail, panic, spin, abort, hoard",
         |c, t| parse::put(&mut c.test_kinds, parse::switch(t)),
     )
     .switch(),

@@ -4,7 +4,7 @@ use super::error::Wrong;
 
 const UNITS: [(&str, u64); 5] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// A size in bytes within the limits, both included.
+/// Parse a size in bytes within the limits, both included.
 pub(super) fn between(text: &str, least: u64, most: u64) -> Result<u64, Wrong> {
     let right = || format!("write a size from {} to {}", show(least), show(most));
     let size = parse(text).map_err(|wrong| Wrong::new(wrong, format!("{}, like 65536, 256KiB or 1MiB", right())))?;
@@ -21,14 +21,14 @@ fn parse(text: &str) -> Result<u64, &'static str> {
     if number.is_empty() {
         return Err("not a size, which is a whole number with or without a unit");
     }
-    // KB and MB are refused: half the world means 1000 by them and the other half 1024.
+    // KB and MB are refused, because they are used for both 1000 and 1024.
     let Some((_, bytes)) = UNITS.iter().find(|(name, _)| *name == unit.trim_start()) else {
         return Err("the unit is unknown, which is one of B, KiB, MiB, GiB");
     };
     number.parse::<u64>().ok().and_then(|n| n.checked_mul(*bytes)).ok_or("too large to count")
 }
 
-/// The size in its largest exact unit.
+/// Format the size in its largest exact unit.
 pub(super) fn show(bytes: u64) -> String {
     let exact = |(_, unit): &(&str, u64)| bytes > 0 && bytes.is_multiple_of(*unit);
     let (unit, unit_bytes) = UNITS.into_iter().rev().find(exact).unwrap_or(UNITS[0]);

@@ -1,4 +1,4 @@
-//! `[smtp]`: the server that takes our mail.
+//! `[smtp]`: the server that accepts outgoing mail.
 
 use std::time::Duration;
 
@@ -11,37 +11,37 @@ use super::{duration, parse};
 /// The mail server. Without it mails can only go to the outbox folder.
 #[derive(Debug, Clone)]
 pub struct Smtp {
-    /// Name or address of the server; the certificate is checked against it.
+    /// Name or address of the server. Its certificate is checked against it.
     pub host: String,
-    /// Its port. Unless it is set: 465 for [`SmtpTls::Tls`], 587 for [`SmtpTls::Starttls`], 25 for [`SmtpTls::None`].
+    /// Port. Default: 465 for [`SmtpTls::Tls`], 587 for [`SmtpTls::Starttls`], 25 for [`SmtpTls::None`].
     pub port: u16,
-    /// How the connection is protected.
+    /// Protection of the connection.
     pub tls: SmtpTls,
-    /// The account, when the server wants one; never without a password.
+    /// User name, if the server requires one; never without a password.
     pub username: Option<String>,
-    /// Its password; never without an account.
+    /// Password; never without a user name.
     pub password: Option<SecretString>,
-    /// The sender of mails that name none: a mailbox, checked.
+    /// Default sender of mails: a mailbox, checked.
     pub from: Option<String>,
-    /// How many connections may be open at a time.
+    /// Maximum number of open connections.
     pub connections: u32,
-    /// How long one delivery may take from the first byte to the last answer.
+    /// Time limit of one delivery, from the first byte to the last response.
     pub timeout: Duration,
 }
 
-/// How a connection to the mail server is protected.
+/// Protection of a connection to the mail server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SmtpTls {
-    /// Plain at first, then upgraded; refused when the server cannot.
+    /// Plain at first, then upgraded; refused if the server does not support the upgrade.
     Starttls,
     /// TLS from the first byte.
     Tls,
-    /// Never: for a server on this host or in a trusted network.
+    /// No TLS: for a server on this host or in a trusted network.
     None,
 }
 
 impl SmtpTls {
-    /// The port that goes with it.
+    /// Return the usual port of this mode.
     pub fn usual_port(self) -> u16 {
         match self {
             SmtpTls::Starttls => 587,
@@ -55,34 +55,32 @@ type Row = Setting<Smtp>;
 
 /// The settings of `[smtp]`.
 pub(super) static SMTP: &[Setting<Smtp>] = &[
-    Row::new("host", "HOST", "The mail server; required", |s, t| parse::put(&mut s.host, host(t))).file_only(),
-    Row::new("port", "PORT", "Its port; 587, 465 with tls, 25 with none", |s, t| {
+    Row::new("host", "HOST", "Mail server; required", |s, t| parse::put(&mut s.host, host(t))).file_only(),
+    Row::new("port", "PORT", "Port; default: 587, 465 with tls, 25 with none", |s, t| {
         parse::put(&mut s.port, parse::number(t, 1..=u16::MAX))
     })
     .file_only(),
-    Row::new("tls", "MODE", "How the connection is protected: starttls, tls or none", |s, t| {
+    Row::new("tls", "MODE", "Protection of the connection: starttls, tls or none", |s, t| {
         let modes = [("starttls", SmtpTls::Starttls), ("tls", SmtpTls::Tls), ("none", SmtpTls::None)];
         parse::put(&mut s.tls, parse::one_of(t, &modes))
     })
     .default("starttls")
     .file_only(),
-    Row::new("username", "NAME", "The account, if the server wants one", |s, t| {
+    Row::new("username", "NAME", "User name, if the server requires one", |s, t| {
         parse::some(&mut s.username, parse::line(t))
     })
     .file_only(),
-    Row::new("password", "PASSWORD", "The password of the account", |s, t| parse::some(&mut s.password, password(t)))
+    Row::new("password", "PASSWORD", "Password of that user", |s, t| parse::some(&mut s.password, password(t)))
         .secrecy(Secrecy::Secret)
         .file_and_environment(),
-    Row::new("from", "MAILBOX", "The sender of mails that name none", |s, t| {
-        parse::some(&mut s.from, parse::mailbox(t))
-    })
-    .file_only(),
-    Row::new("connections", "N", "Connections open at a time", |s, t| {
+    Row::new("from", "MAILBOX", "Default sender of mails", |s, t| parse::some(&mut s.from, parse::mailbox(t)))
+        .file_only(),
+    Row::new("connections", "N", "Maximum number of open connections", |s, t| {
         parse::put(&mut s.connections, parse::number(t, 1..=64))
     })
     .default("4")
     .file_only(),
-    Row::new("timeout", "DURATION", "How long one delivery may take", |s, t| {
+    Row::new("timeout", "DURATION", "Time limit of one delivery", |s, t| {
         parse::put(&mut s.timeout, duration::between(t, Duration::from_secs(1), Duration::from_secs(600)))
     })
     .default("30s")

@@ -1,8 +1,9 @@
-//! What a configuration was made from: the flags, the environment, the text of the file and the program's own defaults, as
-//! they were read.
+//! The inputs of a configuration as they were read: flags, environment, text of the file, and the program's own
+//! defaults.
 //!
-//! A runner hands them to the processes of its own binary that run suspects. They make the same configuration of them,
-//! also when the file has changed since. The texts may hold passwords, so `Debug` shows names only.
+//! A runner passes them to its child processes, which run suspects with the same binary. The child processes load the
+//! same configuration from them, even if the file has changed in the meantime. The texts may contain passwords, so
+//! `Debug` shows only names.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,15 +14,15 @@ use serde::{Deserialize, Serialize};
 use super::flags::Flags;
 use super::settings::SETTINGS;
 
-/// The layers of one configuration.
+/// The inputs of one configuration.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sources {
     pub(super) flags: BTreeMap<String, String>,
     pub(super) env: BTreeMap<String, String>,
-    /// The path of the file and what it said.
+    /// Path and text of the file.
     pub(super) file: Option<(PathBuf, String)>,
-    /// What the program put in place of the defaults.
+    /// The program's own defaults, in the syntax of the file.
     pub(super) defaults: String,
 }
 
@@ -36,7 +37,7 @@ impl Sources {
         Self { flags, env: env.clone(), file, defaults: defaults.to_owned() }
     }
 
-    /// The flags again. A name that this binary does not know comes from another one, and is left out.
+    /// Return the flags. A name that this binary does not know is left out, because it comes from another binary.
     pub(super) fn flags(&self) -> Flags {
         let known = |setting: &super::Setting<super::Config>| {
             self.flags.get(setting.name).map(|value| (setting.name, value.clone()))

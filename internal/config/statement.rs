@@ -1,37 +1,37 @@
-//! The SQL of a report: one SELECT with `:name` placeholders, turned into one with `?`.
+//! The SQL of a report: one SELECT with `:name` placeholders, translated to `?` placeholders.
 //!
-//! This reads tokens, not grammar. It is there to bind parameters in the right places and to catch a mistake at the
-//! start instead of at midnight; what keeps a report from writing is its account and its read-only transaction.
+//! The parser reads tokens, not grammar. It binds parameters in the right positions and finds mistakes at the start
+//! instead of at the first report. It does not prevent writes: the MySQL account and the read-only transaction do.
 
-/// A statement as the driver takes it.
+/// A statement in the form that the driver accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// The SQL with a `?` for each placeholder, without a trailing semicolon.
     pub sql: String,
-    /// The parameter of each `?` in order; one that is used twice is named twice.
+    /// The parameter of each `?` in order. A parameter that is used twice is listed twice.
     pub params: Vec<String>,
 }
 
-/// Why a text is not the statement of a report.
+/// The reason why a text is not a valid report statement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StatementError {
-    /// Nothing but space and comments.
+    /// Only whitespace and comments.
     #[error("the statement is empty")]
     Empty,
     /// A string, a quoted name or a comment is not closed.
     #[error("a {0} is not closed")]
     Unclosed(&'static str),
-    /// A semicolon with something behind it.
+    /// There is text after a semicolon.
     #[error("there is more than one statement")]
     Several,
-    /// It begins with another word, or a WITH leads to one.
+    /// The statement, or the part after its WITH, begins with another word.
     #[error("it is not a SELECT")]
     NotSelect,
     /// A clause that writes or locks.
     #[error("it contains {0}, which writes or locks")]
     Forbidden(&'static str),
-    /// A positional placeholder of its own.
-    #[error("it contains ?, whose place among the parameters nobody knows")]
+    /// A positional placeholder.
+    #[error("it contains ?, which belongs to no named parameter")]
     QuestionMark,
     /// A comment that the server executes.
     #[error("it contains an executable comment")]
@@ -39,10 +39,10 @@ pub enum StatementError {
 }
 
 impl Statement {
-    /// Translates `:name` placeholders to `?`.
+    /// Translate `:name` placeholders to `?`.
     ///
-    /// Strings, quoted names and comments are left as they are, and so are `::` and `:=`. Read as the store's
-    /// sessions do: backslash escapes in strings, `"` quotes a string, `--` needs a space behind it.
+    /// Strings, quoted names, comments, `::` and `:=` stay unchanged. The syntax is that of the store's sessions:
+    /// backslash escapes in strings, `"` quotes a string, `--` needs a space after it.
     pub fn parse(text: &str) -> Result<Statement, StatementError> {
         let mut statement = Statement { sql: String::with_capacity(text.len()), params: Vec::new() };
         let mut verbs = Verbs::default();
@@ -78,7 +78,7 @@ impl Statement {
 }
 
 enum Token<'a> {
-    /// Space or a comment.
+    /// Whitespace or a comment.
     Blank,
     Quoted,
     Word,
@@ -89,7 +89,7 @@ enum Token<'a> {
 }
 
 impl<'a> Token<'a> {
-    /// The first token of a text that begins with `first`, and its length in bytes.
+    /// Return the first token of a text that begins with `first`, and its length in bytes.
     fn first(text: &'a str, first: char) -> Result<(Token<'a>, usize), StatementError> {
         let word = |text: &str| text.find(|c: char| !is_word(c)).unwrap_or(text.len());
         Ok(match first {
@@ -121,7 +121,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_' || c == '$'
 }
 
-/// MySQL takes `--` for a comment only before a space, a control character or the end: `5--3` is 8.
+/// MySQL treats `--` as a comment only before a space, a control character or the end: `5--3` is 8.
 fn is_dash_comment(text: &str) -> bool {
     let Some(after) = text.strip_prefix("--") else { return false };
     after.chars().next().is_none_or(|c| c.is_whitespace() || c.is_control())
@@ -131,7 +131,7 @@ fn line(text: &str) -> usize {
     text.find('\n').map_or(text.len(), |newline| newline + 1)
 }
 
-/// The length of a quoted text. A doubled quote reads as two texts side by side, which comes to the same.
+/// Return the length of a quoted text. A doubled quote is read as two adjacent texts, with the same result.
 fn quoted(text: &str, quote: char, escapes: bool, what: &'static str) -> Result<usize, StatementError> {
     let mut escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -145,7 +145,7 @@ fn quoted(text: &str, quote: char, escapes: bool, what: &'static str) -> Result<
     Err(StatementError::Unclosed(what))
 }
 
-/// Watches the words go by, to see that the statement reads and does nothing else.
+/// Checks the words of the statement one by one, to make sure that it only reads.
 #[derive(Default)]
 struct Verbs {
     first: Option<String>,
@@ -164,7 +164,7 @@ impl Verbs {
             ")" => self.depth = self.depth.saturating_sub(1),
             _ => {}
         }
-        // Behind a dot even a reserved word is a column, and behind an @ a variable.
+        // After a dot even a reserved word is a column, and after an @ a variable.
         let named = self.previous == "." || self.previous == "@";
         let previous = std::mem::replace(&mut self.previous, source.to_ascii_uppercase());
         if !matches!(token, Token::Word) || named {
@@ -185,8 +185,8 @@ impl Verbs {
         if self.first.is_none() {
             self.first = Some(word.to_owned());
         }
-        // The bodies of a WITH stand in parentheses, so the first verb outside them is what the statement does.
-        // INSERT and REPLACE are functions too, but no function comes before the verb.
+        // The bodies of a WITH are in parentheses, so the first verb outside parentheses decides what the statement
+        // does. INSERT and REPLACE are functions too, but no function comes before the verb.
         if self.depth == 0
             && self.main.is_none()
             && matches!(word, "SELECT" | "INSERT" | "REPLACE" | "VALUES" | "TABLE")

@@ -1,4 +1,4 @@
-//! Promises of the whole: precedence, all problems at once, and no secret in anything that can be printed.
+//! Tests of the whole configuration: precedence, all problems at once, and no secret in printable output.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect::<Vec<_>>().into_iter()
 }
 
-/// A file that lives as long as the test.
+/// Write a file that exists until the test ends.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tickr.toml");
@@ -25,7 +25,7 @@ pub(super) fn load_flags(flags: &Flags) -> Loaded {
     Config::load(flags, env(&[]), None).unwrap()
 }
 
-/// The settings at fault, in order.
+/// Return the settings with errors, in order.
 fn at_fault(result: Result<Loaded, ConfigErrors>) -> Vec<String> {
     result.unwrap_err().0.into_iter().map(|error| error.setting).collect()
 }
@@ -34,7 +34,7 @@ const KEY_A: &str = "whsec_QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFB";
 const KEY_B: &str = "whsec_QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJC";
 const KEY_C: &str = "whsec_Q0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0NDQ0ND";
 
-/// Three good values for each setting, told apart in the typed configuration.
+/// Return three valid values for each setting that differ in the typed configuration.
 fn samples(name: &str) -> [&'static str; 3] {
     match name {
         "mysql_url" => ["mysql://a@localhost/d", "mysql://b@localhost/d", "mysql://c@localhost/d"],
@@ -86,7 +86,7 @@ fn samples(name: &str) -> [&'static str; 3] {
     }
 }
 
-/// What a setting became, seen past the masks.
+/// Return the typed value of a setting, without masks.
 fn typed(config: &Config, name: &str) -> String {
     use secrecy::ExposeSecret;
     match name {
@@ -217,7 +217,7 @@ fn a_file_with_six_mistakes_yields_six_messages() {
         "  workers = \"0\" (tickr.toml line 1): out of range; write a number from 1 to 4096",
         "  queues = \"mail,Mail!\" (tickr.toml line 3): entry 2: not a usable name; write 1 to 64 of a-z, 0-9, _, . and -, beginning with a letter or digit",
         "  lease = \"30\" (tickr.toml line 2): the unit is missing, which is one of ms, s, m, h, d; write a duration from 2s to 1h, like 250ms, 30s, 15m, 24h or 7d",
-        "  log_format = \"xml\" (tickr.toml line 5): not one of the words it can be; write one of text, json",
+        "  log_format = \"xml\" (tickr.toml line 5): not a permitted value; write one of text, json",
         "  worker (tickr.toml line 4): unknown key; did you mean workers?",
     ];
     assert_eq!(text, expected.join("\n"));
@@ -330,7 +330,7 @@ fn secrets_never_show_in_errors() {
     let errors = load_file(&broken).unwrap_err();
     assert_eq!(errors.0.len(), 7, "{errors}");
     assert_no_canary(&format!("{errors} {errors:?}"));
-    // A misspelt name must not cost the value its mask, nor a value in the wrong place.
+    // Neither a misspelt name nor a value in the wrong position may print the value.
     let errors =
         load_file("mysql_ulr = \"mysql://u:canary@h/d\"\nsmtp = \"canary\"\nlog = [\"canary\", \"b\"]").unwrap_err();
     assert_eq!(errors.0.len(), 3, "{errors}");
@@ -458,7 +458,7 @@ fn defaults_of_a_program_stand_below_everything_else_and_are_handed_on() {
     let origin = |name: &str| loaded.origins.get(name).unwrap().origin.clone();
     assert_eq!(origin("outbox_dir"), Origin::Default);
     assert_eq!(origin("horizon"), Origin::File { path, line: 1 });
-    // A process that is handed the sources makes the same of them, and they show none of it.
+    // A process that receives the sources loads the same configuration, and their Debug form shows no values.
     let handed: Sources = serde_json::from_str(&serde_json::to_string(&loaded.sources).unwrap()).unwrap();
     check(&Config::load_again(&handed).unwrap().config);
     assert_no_canary(&format!("{:?}", loaded.sources));
@@ -528,24 +528,24 @@ fn effective_settings_are_listed_once_each_with_origin() {
 }
 
 proptest::proptest! {
-    // No file of past failures: what was found becomes an example above, where its reason can be written down.
+    // Without a file of past failures: each failure found becomes an example above, with its reason.
     #![proptest_config(proptest::test_runner::Config { failure_persistence: None, ..Default::default() })]
 
-    /// Whatever stands in the file, loading answers; it never panics.
+    /// Loading any file returns a result and never panics.
     #[test]
     fn any_file_is_answered(text in "([a-z_]{1,8}( = |=)?[\\[\\]\"'{}0-9a-z,.:\n -]{0,20}){0,8}") {
         let _ = file::parse(Path::new("tickr.toml"), &text);
     }
 
-    /// Whatever stands in a statement, translating answers; it never panics.
+    /// Translating any statement returns a result and never panics.
     #[test]
     fn any_statement_is_answered(text in "(SELECT|WITH)?[ ()'\"`:;?a-z\\\\#*/\n-]{0,40}\\PC{0,10}") {
         let _ = Statement::parse(&text);
         let _ = ServerUrl::mysql(&text).or_else(|_| ServerUrl::redis(&text));
     }
 
-    /// A password is not in anything printed, wherever it breaks the URL. There is always a host behind it: without one
-    /// a password that begins with @ reads as a host, and nobody could tell.
+    /// No printed text contains a password, wherever it breaks the URL. A host always follows it: without one, a
+    /// password that begins with @ would be read as a host.
     #[test]
     fn any_password_stays_hidden(before in "[!-~]{0,6}", after in "[!-~]{0,6}", tail in "@h(:33)?(/d)?(\\?a=b)?") {
         let text = format!("mysql://u:{before}canary{after}{tail}");

@@ -1,4 +1,4 @@
-//! The address of a server, which may carry a password and must never show it.
+//! The URL of a server. It may contain a password, which must never be shown.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::error::Wrong;
 
-/// Where MySQL or Redis is. `Debug` and `Display` mask the password; only [`ServerUrl::expose`] gives it away.
+/// The URL of MySQL or Redis. `Debug` and `Display` mask the password; only [`ServerUrl::expose`] returns it.
 #[derive(Clone)]
 pub struct ServerUrl {
     url: SecretString,
@@ -14,7 +14,8 @@ pub struct ServerUrl {
 }
 
 impl ServerUrl {
-    /// A MySQL URL: `mysql://user:password@host:port/database`. `mariadb://` is rewritten, since the driver knows one scheme.
+    /// Parse a MySQL URL: `mysql://user:password@host:port/database`. `mariadb://` is rewritten, because the driver
+    /// knows one scheme.
     pub fn mysql(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::of(text.trim(), &["mysql", "mariadb"])?;
         parts.check_host(parts.query.split('&').any(|pair| pair.starts_with("socket=")))?;
@@ -24,7 +25,7 @@ impl ServerUrl {
         }
     }
 
-    /// A Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
+    /// Parse a Redis URL: `redis://` and `rediss://` with a host, `redis+unix://` and `unix://` with a socket path.
     pub fn redis(text: &str) -> Result<ServerUrl, UrlError> {
         let parts = Parts::of(text.trim(), &["redis", "rediss", "redis+unix", "unix"])?;
         if parts.scheme.ends_with("unix") {
@@ -41,13 +42,13 @@ impl ServerUrl {
         Ok(parts.rebuilt(parts.scheme))
     }
 
-    /// The whole URL with its password, for the driver and nobody else.
+    /// Return the whole URL with its password, for the driver only.
     pub fn expose(&self) -> &str {
         self.url.expose_secret()
     }
 
-    /// Does the connection leave this machine without a check of the server's certificate? An attacker on the line could
-    /// then pose as the server, and read and change what is sent.
+    /// Return true if the connection goes to another machine without a check of the server's certificate. An attacker
+    /// on the network could then impersonate the server, and read and change the traffic.
     pub fn is_unverified(&self) -> bool {
         let Ok(parts) = Parts::of(self.expose(), &["mysql"]) else { return false };
         let parameter = |names: &[&str]| {
@@ -60,7 +61,7 @@ impl ServerUrl {
         !is_here && parameter(&["socket"]).is_none() && !["verify_ca", "verify_identity"].contains(&mode.as_str())
     }
 
-    /// The URL with its password, and every query value that could be one, replaced by `***`.
+    /// Return the URL with its password, and every query value that could be one, replaced by `***`.
     pub fn masked(&self) -> &str {
         &self.masked
     }
@@ -78,14 +79,14 @@ impl fmt::Display for ServerUrl {
     }
 }
 
-/// Why a URL was refused. It never quotes the URL, as a broken one may have its password anywhere.
+/// The reason why a URL was refused. It never quotes the URL, because a broken URL may contain its password anywhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// There is no `://`, or something else in front of it.
+    /// There is no `://`, or the text before it is another scheme.
     #[error("the scheme is not one of {0}")]
     Scheme(String),
-    /// A reserved character stands where none can be, most likely in a password.
-    #[error("a reserved or invalid character stands outside its place")]
+    /// A reserved character in a position where none is allowed, most likely in a password.
+    #[error("a reserved or invalid character is in the wrong position")]
     Reserved,
     /// No host and no socket.
     #[error("the host is missing")]
@@ -117,7 +118,7 @@ impl From<UrlError> for Wrong {
     }
 }
 
-/// What may be shown of a text that was given as a URL: all but its secrets when it is one, else at most its scheme.
+/// Return the text of a URL setting without its secrets. Of an invalid URL, return at most the scheme.
 pub(super) fn masked(text: &str) -> String {
     match ServerUrl::mysql(text).or_else(|_| ServerUrl::redis(text)) {
         Ok(url) => url.masked,
@@ -136,7 +137,7 @@ fn is_scheme(text: &str) -> bool {
     (1..=12).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'+')
 }
 
-/// Query parameters whose values are worth seeing and cannot be secrets.
+/// Query parameters whose values are useful to see and cannot be secrets.
 const SHOWN_PARAMETERS: [&str; 7] = ["socket", "ssl-mode", "charset", "collation", "timezone", "db", "protocol"];
 
 struct Parts<'a> {
@@ -161,8 +162,8 @@ impl<'a> Parts<'a> {
         }
         let (before_query, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = before_query.split_at(before_query.find('/').unwrap_or(before_query.len()));
-        // An @ after the authority means that a raw / or ? in the password cut it short, and that what looks like
-        // a path is the rest of a password.
+        // An @ after the authority means that a raw / or ? in the password cut it short, and that the apparent path is
+        // the rest of a password.
         if path.contains('@') || query.contains('@') || authority.matches('@').count() > 1 {
             return Err(UrlError::Reserved);
         }
@@ -224,7 +225,7 @@ fn masked_pairs(query: &str) -> String {
     query.split('&').map(pair).collect::<Vec<_>>().join("&")
 }
 
-/// Visible ASCII with complete percent escapes.
+/// Return true for visible ASCII with complete percent escapes.
 fn well_encoded(text: &str) -> bool {
     let escape =
         |at: usize| text.as_bytes().get(at + 1..at + 3).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));

@@ -1,4 +1,4 @@
-//! Who asked for something.
+//! The author of a request or change.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,59 +7,62 @@ use serde::{Deserialize, Serialize};
 
 use super::RunnerId;
 
-/// Who asked, as it stands in the audit table and beside pauses: `key:deploy`, `token:1`, `anyone`, `config`, `tickr`,
-/// followed by whom the caller says it acts for, as in `key:deploy (ada@build-7)`. That part nobody has checked.
+/// The author of a request, as the audit table and pause records store it: `key:deploy`, `token:1`, `anyone`, `config`,
+/// `tickr`. The name that the caller says it acts for may follow in parentheses, as in `key:deploy (ada@build-7)`.
+/// tickr does not verify that part.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct Actor(Arc<str>);
 
 impl Actor {
-    /// Longest name of a caller's own making, in characters.
+    /// Longest name that a caller may give for itself, in characters.
     pub const MOST_SAID: usize = 64;
 
-    /// The holder of a key with this name.
+    /// Return the actor for a client that uses the API key with this name.
     #[must_use]
     pub fn key(name: &str) -> Self {
         Self(format!("key:{name}").into())
     }
 
-    /// The holder of the token at this place of the configuration's list, counted from 1.
+    /// Return the actor for a client that uses the token at this position of the configured list, counted from 1.
     #[must_use]
     pub fn token(place: usize) -> Self {
         Self(format!("token:{place}").into())
     }
 
-    /// Whoever can reach an API that asks for no token.
+    /// Return the actor for any client of an API that requires no token.
     #[must_use]
     pub fn anyone() -> Self {
         Self("anyone".into())
     }
 
-    /// The configuration file.
+    /// Return the actor for the configuration file.
     #[must_use]
     pub fn config() -> Self {
         Self("config".into())
     }
 
-    /// A command that works on the servers themselves.
+    /// Return the actor for a `tickr` command that works on the servers directly.
     #[must_use]
     pub fn command() -> Self {
         Self("command".into())
     }
 
-    /// A runner, by a rule and not because somebody asked.
+    /// Return the actor for a runner that acts by a rule, without a request.
     #[must_use]
     pub fn runner(runner: &RunnerId) -> Self {
         Self(format!("runner:{runner}").into())
     }
 
-    /// tickr itself, by a rule and not because somebody asked.
+    /// Return the actor for tickr itself, which acts by a rule, without a request.
     #[must_use]
     pub fn tickr() -> Self {
         Self("tickr".into())
     }
 
-    /// With whom the caller says it acts for: cut, and without characters that steer a terminal or turn a line around.
+    /// Return this actor with the name that the caller says it acts for. The name is cut to
+    /// [`MOST_SAID`](Self::MOST_SAID) characters. Characters that control a terminal or reverse the text direction are
+    /// removed.
     #[must_use]
     pub fn acting_for(&self, said: &str) -> Self {
         let said: String = said.chars().filter(|c| !steers(*c)).take(Self::MOST_SAID).collect();
@@ -67,13 +70,13 @@ impl Actor {
         if said.is_empty() { self.clone() } else { Self(format!("{} ({said})", self.0).into()) }
     }
 
-    /// As it was stored.
+    /// Wrap a stored text, unchecked.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
         Self(text.into())
     }
 
-    /// As text.
+    /// Return the actor as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -92,8 +95,8 @@ impl From<Actor> for String {
     }
 }
 
-/// Does this character steer a terminal, or change the order or the lines in which a text is shown? Control characters of
-/// both sets, marks of writing direction, line and paragraph separators.
+/// Return true if this character controls a terminal, or changes the order or the lines in which a text is displayed:
+/// control characters (C0 and C1), marks of writing direction, line and paragraph separators.
 #[must_use]
 pub fn steers(c: char) -> bool {
     c.is_control()
@@ -122,11 +125,11 @@ mod tests {
         assert_eq!(key.acting_for("ada@build-7").as_str(), "key:deploy (ada@build-7)");
         assert_eq!(key.acting_for(" \u{1b}[2J\n "), Actor::key("deploy").acting_for("[2J"));
         assert_eq!(key.acting_for("\n\t "), key);
-        // Marks of direction would let one name pass for another.
+        // Direction marks could make one name look like another.
         for mark in ['\u{202e}', '\u{2066}', '\u{2069}', '\u{200f}', '\u{61c}', '\u{9b}', '\u{2028}'] {
             assert_eq!(key.acting_for(&format!("a{mark}d{mark}a")), key.acting_for("ada"), "{mark:?}");
         }
-        // The longest key and the longest saying fit the column.
+        // The longest API key name with the longest caller name fits the column.
         let longest = Actor::key(&"k".repeat(64)).acting_for(&"ä".repeat(500));
         assert!(longest.as_str().chars().count() <= 160, "{longest}");
     }

@@ -1,4 +1,4 @@
-//! When to tell somebody about dead letters. Pure.
+//! The rules that decide when to send an alert about dead letters. Pure functions.
 
 use std::time::Duration;
 
@@ -7,40 +7,40 @@ use super::Name;
 /// A threshold of open dead letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AlertRule {
-    /// Only of this kind; of all kinds together when absent.
+    /// Kind that the rule counts; all kinds together if absent.
     pub kind: Option<Name>,
-    /// So many are too many.
+    /// Number of open dead letters from which the rule fires.
     pub count: Option<u64>,
-    /// So long is too long for the oldest of them.
+    /// Age of the oldest open dead letter from which the rule fires.
     pub age: Option<Duration>,
 }
 
-/// What was measured.
+/// The current state of the dead letters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Open dead letters.
+    /// Number of open dead letters.
     pub open: u64,
-    /// How long ago the oldest failed.
+    /// Time since the oldest of them failed.
     pub oldest: Duration,
 }
 
-/// What is to be told.
+/// The kind of message to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// A threshold was crossed.
+    /// A threshold was reached.
     Fired,
-    /// It is well below again.
+    /// The values are clearly below the thresholds again.
     Resolved,
 }
 
 impl AlertRule {
-    /// The name under which it is remembered what was told.
+    /// Return the name under which the store records the last message of this rule.
     #[must_use]
     pub fn name(&self) -> String {
         self.kind.as_ref().map_or("dead_letters".to_owned(), |kind| format!("dead_letters:{kind}"))
     }
 
-    /// Is a threshold crossed?
+    /// Return true if a threshold is reached.
     #[must_use]
     pub fn is_crossed(&self, measured: Measured) -> bool {
         let many = self.count.is_some_and(|count| measured.open >= count);
@@ -48,7 +48,8 @@ impl AlertRule {
         many || old
     }
 
-    /// Is it well below? A fifth below the count, so that one more and one less do not ring and calm in turns.
+    /// Return true if the values are clearly below the thresholds. The count must be a fifth below its threshold, so
+    /// that one dead letter more or less does not alternate between firing and resolving.
     #[must_use]
     pub fn is_calm(&self, measured: Measured) -> bool {
         let few = self.count.is_none_or(|count| measured.open <= count.saturating_sub(1) * 4 / 5);
@@ -56,8 +57,8 @@ impl AlertRule {
         few && young
     }
 
-    /// What is to be told now. `firing`: the last thing told was that it fired. `fired_ago`: how long ago that was; within
-    /// `cooldown` of it, nobody is told again.
+    /// Decide which message to send now. `firing` is true if the last message said that the rule fired. `fired_ago` is
+    /// the time since that last happened; within `cooldown` of it, no new alert is sent.
     #[must_use]
     pub fn judge(
         &self,

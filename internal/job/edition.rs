@@ -1,4 +1,4 @@
-//! Which version of a type a binary has: what it enqueues, binaries with the same edition can read.
+//! Editions: fingerprints of payload types. Binaries with the same edition can read what the others enqueue.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,25 +10,26 @@ use sha2::{Digest, Sha256};
 
 use super::{JobOptions, Name, RetryPolicy};
 
-/// A digest of a type's JSON Schema and of the version of tickr, shown as 16 hex digits. Two binaries with the same edition
-/// have the same type; with different ones they may still read the same payloads, because a changed comment changes it too.
+/// A digest of a type's JSON Schema and of the version of tickr, shown as 16 hex digits. Two binaries with the same
+/// edition have the same type. With different editions they may still read the same payloads, because a changed comment
+/// changes the digest too.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Edition(u64);
 
-/// Why a text is no [`Edition`].
+/// The error for a text that is not an [`Edition`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an edition is 16 hex digits in lower case")]
 pub struct InvalidEdition;
 
 impl Edition {
-    /// The edition of a payload type with this JSON Schema.
+    /// Return the edition of a payload type with this JSON Schema.
     #[must_use]
     pub fn of_schema(schema: &Value) -> Self {
         Self::of(&schema.to_string())
     }
 
-    /// The edition of the options that a job may have beside its payload.
+    /// Return the edition of the options that a job may have beside its payload.
     #[must_use]
     pub fn of_options() -> Self {
         let every = JobOptions { timeout_ms: Some(1), retry: Some(RetryPolicy::default()), ..JobOptions::default() };
@@ -76,12 +77,12 @@ impl From<Edition> for String {
     }
 }
 
-/// The editions of one binary, as its runner's row tells them to others.
+/// The editions of one binary, as its row in `runners` publishes them to other runners.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Editions {
-    /// Of a job's options.
+    /// Edition of the job options.
     pub options: Edition,
-    /// Of the payload types, by kind.
+    /// Edition of each payload type, by kind.
     pub kinds: BTreeMap<Name, Edition>,
 }
 

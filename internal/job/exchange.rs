@@ -1,30 +1,30 @@
-//! What an attempt said to another service, and what that answered, for whoever looks for the cause of a failure.
+//! The HTTP exchange of an attempt: its request to another service and the response, kept to diagnose a failure.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A request and its answer, without anything secret.
+/// A request and its response, without secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// The request's method.
+    /// The HTTP method.
     pub method: String,
-    /// Where to, as far as it may be shown.
+    /// The target URL, without the parts that must stay secret.
     pub url: String,
-    /// How long it took, in milliseconds; absent while nobody knows.
+    /// Duration in milliseconds; absent while it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// The answer, if one came.
+    /// The response, if one arrived.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<ExchangeResponse>,
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeResponse {
     /// The HTTP status.
     pub status: u16,
-    /// Headers that help to find a cause; others are not kept.
+    /// Response headers that help to find a cause; others are not stored.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     /// The beginning of the body, as text.

@@ -1,4 +1,4 @@
-//! Which jobs are meant: the one form that listings, counts and operations share.
+//! The job filter: the one form that listings, counts and bulk operations share.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fingerprint, JobId, Name, Standing, State, Tag, Timestamp};
 
-/// Which jobs are meant. Everything that is given must hold; nothing given means every job.
+/// Conditions that select jobs. A job matches if all given conditions hold; an empty filter matches every job.
 ///
-/// Its JSON is what a bulk operation keeps, so names of fields stay.
+/// A bulk operation stores its filter as this JSON, so the field names must not change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Filter {
-    /// Only these jobs, at most [`Filter::MOST_IDS`].
+    /// Only the jobs with these ids, at most [`Filter::MOST_IDS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ids: Vec<JobId>,
     /// Only jobs in this state.
@@ -26,66 +26,66 @@ pub struct Filter {
     /// Only jobs of this queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<Name>,
-    /// Accepted at this moment or later, by the store's clock.
+    /// Only jobs accepted at this moment or later, by the store's clock.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_after: Option<Timestamp>,
-    /// Accepted before this moment.
+    /// Only jobs accepted before this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub created_before: Option<Timestamp>,
-    /// Due at this moment or later; of an ended job, when its last attempt was due.
+    /// Only jobs due at this moment or later. For an ended job, the due time of its last attempt counts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_after: Option<Timestamp>,
-    /// Due before this moment.
+    /// Only jobs due before this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub due_before: Option<Timestamp>,
-    /// Ended at this moment or later.
+    /// Only jobs that ended at this moment or later.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_after: Option<Timestamp>,
-    /// Ended before this moment.
+    /// Only jobs that ended before this moment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished_before: Option<Timestamp>,
-    /// Only jobs that this schedule made, by its ticks or a trigger, for as long as its ledger of ticks is kept.
+    /// Only jobs that this schedule created, by a tick or a trigger. Works while the record of that tick is retained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Name>,
-    /// With this unique key, byte for byte.
+    /// Only jobs with this unique key, compared byte for byte.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_key: Option<String>,
-    /// With all of these tags.
+    /// Only jobs with all of these tags.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<Tag>,
-    /// Whose last unsuccessful attempt said this, in any case of letters.
+    /// Only jobs whose last unsuccessful attempt has this text in its error. Case is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Only failed jobs of this group.
+    /// Only failed jobs of this failure group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<Fingerprint>,
-    /// Only dead letters of this standing.
+    /// Only jobs whose dead letter has this status.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead: Option<Standing>,
-    /// Whose payloads say this at these places.
+    /// Only jobs whose payload has these values at these paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,
 }
 
 impl Filter {
-    /// Most ids of one filter.
+    /// Maximum number of ids in one filter.
     pub const MOST_IDS: usize = 1_000;
-    /// Most tags of one filter.
+    /// Maximum number of tags in one filter.
     pub const MOST_TAGS: usize = 10;
-    /// Most places in the payload of one filter.
+    /// Maximum number of payload paths in one filter.
     pub const MOST_PATHS: usize = 5;
-    /// Longest error text to look for, in bytes.
+    /// Maximum length of the error text to search for, in bytes.
     pub const MOST_ERROR_BYTES: usize = 200;
 
-    /// Does it mean every job?
+    /// Return true if the filter matches every job.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A place in a payload: `user.id`, `items[0].sku`, `"odd key".x`. 1 to 10 steps. A member in quotes may hold
-/// anything but quotes, backslashes and control characters; one without them letters, digits, `_` and `-`.
+/// A path into a payload: `user.id`, `items[0].sku`, `"odd key".x`. It has 1 to 10 steps. A quoted member may contain
+/// anything but quotes, backslashes and control characters; an unquoted one may contain letters, digits, `_` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PayloadPath(Vec<Step>);
@@ -96,16 +96,16 @@ enum Step {
     Element(u16),
 }
 
-/// Why a text is no [`PayloadPath`].
+/// The error for a text that is not a [`PayloadPath`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a place in a payload is 1 to 10 steps such as user.id, items[0].sku or \"odd key\".x, in 200 bytes at most")]
+#[error("a payload path is 1 to 10 steps such as user.id, items[0].sku or \"odd key\".x, at most 200 bytes")]
 pub struct InvalidPath;
 
 impl PayloadPath {
     const MOST_STEPS: usize = 10;
     const MOST_BYTES: usize = 200;
 
-    /// The path as MySQL writes it. Members are always quoted, and hold nothing that could end the quotes.
+    /// Return the path in MySQL's notation. Members are always quoted, and contain nothing that could end the quotes.
     #[must_use]
     pub fn in_mysql(&self) -> String {
         let mut path = "$".to_owned();
@@ -129,7 +129,7 @@ impl FromStr for PayloadPath {
         let mut steps = Vec::new();
         let mut rest = text;
         loop {
-            // A member first, then any number of elements, then a dot or the end.
+            // Each round reads one member, then any number of elements, then a dot or the end.
             if let Some(quoted) = rest.strip_prefix('"') {
                 let (name, after) = quoted.split_once('"').ok_or(InvalidPath)?;
                 if name.is_empty() || name.chars().any(|c| c == '\\' || c.is_control()) {
@@ -197,19 +197,19 @@ impl From<PayloadPath> for String {
     }
 }
 
-/// What a payload must say at a place.
+/// The value that a payload must have at a path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Wanted {
-    /// Null, and not nothing at all.
+    /// JSON null. A missing member does not match.
     Null(()),
     /// True or false.
     Bool(bool),
-    /// This number, however it is written.
+    /// This number, in any notation.
     Number(serde_json::Number),
     /// This text.
     Text(String),
-    /// A word without quotes: this text, or the number, boolean or null that is written so.
+    /// An unquoted word: matches this text, or the number, boolean or null with this spelling.
     Word {
         /// The word.
         word: String,

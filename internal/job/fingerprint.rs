@@ -1,4 +1,4 @@
-//! Which failures are the same failure: an error text without what differs from one occurrence to the next.
+//! Failure groups: failures with the same kind and the same error text, apart from the parts that vary.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,31 +8,31 @@ use sha2::{Digest, Sha256};
 
 use super::Name;
 
-/// The group of a failure: eight bytes of a digest of its kind and its normalised error, shown as 16 hex digits.
+/// The id of a failure group: eight bytes of a digest of the kind and the normalised error, shown as 16 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Fingerprint([u8; 8]);
 
-/// Why a text is no [`Fingerprint`].
+/// The error for a text that is not a [`Fingerprint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a group of failures is 16 hex digits in lower case")]
+#[error("a failure group is 16 hex digits in lower case")]
 pub struct InvalidFingerprint;
 
 impl Fingerprint {
-    /// The group of a failure of this kind.
+    /// Return the group of a failure of this kind with this error text.
     #[must_use]
     pub fn of(kind: &Name, error: &str) -> Self {
         let digest = Sha256::digest(format!("{kind}\n{}", normalise(error)).as_bytes());
         Self(std::array::from_fn(|at| digest[at]))
     }
 
-    /// The bytes, for the store.
+    /// Return the bytes, for the store.
     #[must_use]
     pub const fn bytes(&self) -> &[u8; 8] {
         &self.0
     }
 
-    /// From the store.
+    /// Build a fingerprint from the bytes in the store.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(bytes)
@@ -75,18 +75,19 @@ impl From<Fingerprint> for String {
     }
 }
 
-/// How much of an error is looked at, and how long a normalised one is, in characters.
+/// Limits in characters: how much of an error is read, and the length of the normalised text.
 const MOST_READ: usize = 1_000;
 const MOST_KEPT: usize = 200;
-/// Longest text in quotes that counts as one value.
+/// Longest quoted text that counts as one value.
 const MOST_QUOTED: usize = 200;
 
-/// Words before a number that make it part of the cause: `status 503` and `status 404` are two failures.
+/// Words that make the number behind them part of the cause: `status 503` and `status 404` are different failures.
 const TELLING: [&str; 12] =
     ["http", "status", "code", "error", "errno", "sqlstate", "signal", "exit", "exited", "reply", "answered", "smtp"];
 
-/// An error text without what differs from one occurrence to the next: quoted values, ids, numbers, times, addresses,
-/// the varying parts of paths. Lower case, one space between words, cut. For people to read as well.
+/// Return the error text without the parts that vary between occurrences: quoted values, ids, numbers, times,
+/// addresses, the varying parts of paths. The result is in lower case, has single spaces between words, and is cut. It
+/// is meant for people to read as well.
 #[must_use]
 pub fn normalise(error: &str) -> String {
     let text: Vec<char> = error.trim().chars().take(MOST_READ).collect();
@@ -107,11 +108,11 @@ pub fn normalise(error: &str) -> String {
             let mut end = ends_at(|c| !is_part(c));
             let mut word: String = text[at..end].iter().collect();
             if word.contains("://") {
-                // What a query string says is part of the address.
+                // The query string is part of the address.
                 end = ends_at(|c| c.is_whitespace() || "\"'<>()[],".contains(c));
                 word = text[at..end].iter().collect();
             }
-            // What ends a sentence ends no value.
+            // Punctuation at the end of a sentence is not part of the value.
             let core = word.trim_end_matches(['.', ':', '-']);
             let said = plain(core, &words);
             words.push(said);
@@ -126,10 +127,10 @@ pub fn normalise(error: &str) -> String {
     text.chars().take(MOST_KEPT).collect()
 }
 
-/// The end of a value in quotes that begins here.
+/// Return the end of the quoted value that begins at `at`, if one begins there.
 fn quoted(text: &[char], at: usize) -> Option<usize> {
     let close = match text[at] {
-        // An apostrophe within a word quotes nothing.
+        // An apostrophe within a word does not open a quote.
         '\'' if at > 0 && text[at - 1].is_alphanumeric() => return None,
         c @ ('\'' | '"' | '`') => c,
         '“' => '”',
@@ -144,7 +145,7 @@ fn is_part(c: char) -> bool {
     c.is_alphanumeric() || "_.:/-@+%?&~$#\\".contains(c)
 }
 
-/// One word without what varies.
+/// Return one word without the parts that vary.
 fn plain(word: &str, before: &[String]) -> String {
     if !word.contains(|c: char| c.is_ascii_digit() || c == '@' || c == '/') {
         return if is_token(word) { "<id>".to_owned() } else { word.to_owned() };
@@ -160,7 +161,7 @@ fn plain(word: &str, before: &[String]) -> String {
     if word.contains('/') {
         return path(word.split('?').next().unwrap_or(word));
     }
-    // `key:value` and `a-b` keep their words; an id is told before its hyphens are.
+    // `key:value` and `a-b` keep their words. Ids are recognised first, because they may contain hyphens too.
     if is_id(word) {
         return "<id>".to_owned();
     }
@@ -174,8 +175,8 @@ fn plain(word: &str, before: &[String]) -> String {
     digits(word)
 }
 
-/// The host of a URL with its port, which say where a failure is: an address as it is, a name without its numbers, because
-/// those of a pool are one.
+/// Normalise the host and port of a URL, which tell where the failure is. An IP address stays as it is. A host name
+/// loses its numbers, because all hosts of a pool are one group.
 fn place(authority: &str) -> String {
     if is_number(authority) {
         return authority.to_owned();
@@ -186,7 +187,7 @@ fn place(authority: &str) -> String {
     format!("{}{port}", name.join("."))
 }
 
-/// A path: parts that hold digits vary, but for short ones such as `v1`.
+/// Normalise a path. Parts with digits vary, except short ones such as `v1`.
 fn path(word: &str) -> String {
     let part = |part: &str| match part {
         _ if is_id(part) || is_token(part) => "#".to_owned(),
@@ -197,7 +198,7 @@ fn path(word: &str) -> String {
     word.split('/').map(part).collect::<Vec<_>>().join("/")
 }
 
-/// UUIDs and hexadecimal digits, also as `0x…` and after `key:`.
+/// Return true for UUIDs and hexadecimal digits, also written as `0x…` and after `key:`.
 fn is_id(word: &str) -> bool {
     let hex = word.strip_prefix("0x").unwrap_or(word);
     let all = hex.chars().all(|c| c.is_ascii_hexdigit() || c == '-' || c == ':');
@@ -206,13 +207,13 @@ fn is_id(word: &str) -> bool {
     (all && count >= 8 && letters) || (word.len() > 2 && word.starts_with("0x") && all) || is_token(word)
 }
 
-/// Long words of letters and digits that nobody reads: tokens, ULIDs, base64.
+/// Return true for long words of letters and digits that have no meaning to a reader: tokens, ULIDs, base64.
 fn is_token(word: &str) -> bool {
     let fits = word.chars().all(|c| c.is_ascii_alphanumeric() || "_-+".contains(c));
     word.len() >= 20 && fits && word.chars().filter(char::is_ascii_digit).count() >= 2
 }
 
-/// Numbers, moments, durations and addresses of four numbers: digits with what stands between them, and a unit.
+/// Return true for numbers, timestamps, durations and IPv4 addresses: digits with separators between them, and a unit.
 fn is_number(word: &str) -> bool {
     let body = word.trim_start_matches(['+', '-', '#']);
     let unit = body.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == '%' || c == 'µ');
@@ -220,7 +221,7 @@ fn is_number(word: &str) -> bool {
     begins && body.len() - unit.len() <= 5 && unit.chars().all(|c| c.is_ascii_digit() || ".:-+_TZ".contains(c))
 }
 
-/// Runs of digits, with the points between them, as one sign.
+/// Replace each run of digits, with the points between them, by one `#`.
 fn digits(word: &str) -> String {
     let mut said = String::new();
     for c in word.chars() {

@@ -1,19 +1,19 @@
-//! How long things took, as counts on a scale of ratios: small, quick to count in, and merged by adding.
+//! A histogram of durations on a logarithmic scale: small, fast to update, and merged by addition.
 
 use std::time::Duration;
 
-/// Steps of the scale.
+/// Number of buckets of the scale.
 const BUCKETS: usize = 256;
-/// The finest difference that is told, as a power of two of microseconds: 16 µs.
+/// The finest resolution, as a power of two of microseconds: 16 µs.
 const UNIT_BITS: u32 = 4;
-/// Each doubling is cut into this power of two of steps: eight.
+/// Each doubling is divided into this power of two of buckets: eight.
 const CUT_BITS: u32 = 3;
 
-/// Counts of durations on a scale of 256 steps: of 16 µs up to 128 µs, then eight to each doubling, up to 76 hours. What
-/// took longer counts as that long.
+/// Counts of durations in 256 buckets: 16 µs wide up to 128 µs, then eight buckets per doubling, up to 76 hours. Longer
+/// durations count as the longest.
 ///
-/// A duration read back differs from one that was counted by at most [`MOST_ERROR`](Self::MOST_ERROR), a seventeenth,
-/// from 128 µs on, and by at most 8 µs below.
+/// A duration that is read back differs from the counted one by at most [`MOST_ERROR`](Self::MOST_ERROR), a
+/// seventeenth, from 128 µs on, and by at most 8 µs below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u32; BUCKETS],
@@ -25,13 +25,13 @@ impl Default for Histogram {
     }
 }
 
-/// Stored counts that no version of tickr writes.
+/// The error for stored counts that no version of tickr writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("counts of durations that cannot be read")]
+#[error("stored duration counts that cannot be read")]
 pub struct InvalidHistogram;
 
 impl Histogram {
-    /// By how much a duration read back may differ from one that was counted, as a share of it.
+    /// Maximum relative error of a duration that is read back.
     pub const MOST_ERROR: f64 = 1.0 / 17.0;
     /// Longest stored form, in bytes; the columns have this width.
     pub const MOST_BYTES: usize = BUCKETS * 6;
@@ -42,26 +42,27 @@ impl Histogram {
         *count = count.saturating_add(1);
     }
 
-    /// Add what another has counted.
+    /// Add the counts of another histogram.
     pub fn add(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(&other.counts) {
             *count = count.saturating_add(*more);
         }
     }
 
-    /// How many durations were counted.
+    /// Return the number of durations counted.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// The duration that this share (0.0 to 1.0) of what was counted did not exceed; nothing when nothing was counted.
+    /// Return the duration that this share (0.0 to 1.0) of the counted durations did not exceed, or `None` if none were
+    /// counted.
     #[must_use]
     pub fn percentile(&self, share: f64) -> Option<Duration> {
         self.percentiles([share]).map(|[found]| found)
     }
 
-    /// Several at once, in ascending order.
+    /// Return several percentiles at once. `shares` must ascend.
     #[must_use]
     pub fn percentiles<const N: usize>(&self, shares: [f64; N]) -> Option<[Duration; N]> {
         let total = self.total();
@@ -80,8 +81,8 @@ impl Histogram {
         }))
     }
 
-    /// The stored form: for each step that counted anything its number in one byte and its count as LEB128. Stored forms
-    /// written one behind the other are the stored form of their sum.
+    /// Return the stored form: for each bucket with a count, the bucket number in one byte and the count as LEB128.
+    /// Concatenated stored forms are the stored form of their sum.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -97,10 +98,10 @@ impl Histogram {
         bytes
     }
 
-    /// From the stored form.
+    /// Read the stored form.
     ///
     /// # Errors
-    /// [`InvalidHistogram`] when it is cut off or counts beyond 32 bits.
+    /// [`InvalidHistogram`] if the bytes are cut off or a count exceeds 32 bits.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, InvalidHistogram> {
         let mut histogram = Self::default();
         let mut bytes = bytes.iter();
@@ -124,7 +125,7 @@ impl Histogram {
     }
 }
 
-/// The step of the scale that a duration falls on. A few shifts: this runs for each attempt.
+/// Return the bucket of a duration. It costs a few shifts, because it runs for each attempt.
 fn bucket(duration: Duration) -> usize {
     let units = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX) >> UNIT_BITS;
     if units < 1 << CUT_BITS {
@@ -135,8 +136,8 @@ fn bucket(duration: Duration) -> usize {
     (((doublings as usize + 1) << CUT_BITS) + cut).min(BUCKETS - 1)
 }
 
-/// What a duration of this step is read back as, in microseconds: as far from the step's beginning as from its end, in
-/// proportion, or in microseconds where all steps are as wide as the first.
+/// Return the duration that a bucket is read back as, in microseconds. It has the same relative distance to both ends
+/// of the bucket, or the same absolute distance where all buckets are as wide as the first.
 fn middle(bucket: usize) -> f64 {
     let (doublings, cut) = (bucket >> CUT_BITS, bucket & ((1 << CUT_BITS) - 1));
     let unit = f64::from(1 << UNIT_BITS);

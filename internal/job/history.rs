@@ -1,4 +1,4 @@
-//! What happened in slots of time: the figures of a queue, in which steps they are kept, and which steps a chart shows.
+//! Counts per time slot: the figures of a queue, the slot widths that are stored, and the slots that a chart shows.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,22 +7,22 @@ use chrono::{DateTime, TimeDelta};
 
 use super::{Histogram, Name, State, Timestamp, Verdict};
 
-/// The series of queues that got none of their own. No name begins like this.
+/// The series of the queues that have no series of their own. No [`Name`] begins with an underscore.
 const OTHER: &str = "_other";
 
-/// Whose figures.
+/// The subject of a series of figures.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Series {
-    /// Everything together.
+    /// All queues together.
     All,
-    /// Queues beyond those that have a series of their own, together.
+    /// The queues without a series of their own, together.
     Other,
-    /// A queue.
+    /// One queue.
     Queue(Name),
 }
 
 impl Series {
-    /// The word in the store and the API; empty for everything.
+    /// Return the word used in the store and the API; empty for all queues together.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -32,7 +32,7 @@ impl Series {
         }
     }
 
-    /// The series of this word, if it is one.
+    /// Return the series of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         match word {
@@ -43,36 +43,36 @@ impl Series {
     }
 }
 
-/// What happened in a slot.
+/// Counts of one slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Jobs accepted.
+    /// Number of jobs accepted.
     pub accepted: u64,
-    /// Jobs that completed.
+    /// Number of jobs that completed.
     pub completed: u64,
-    /// Attempts that failed, were rejected, timed out, panicked or were lost.
+    /// Number of attempts that failed, were rejected, timed out, panicked or were lost.
     pub failed: u64,
-    /// Jobs that an attempt ended, in whatever end state.
+    /// Number of jobs that an attempt ended, in any end state.
     pub ended: u64,
-    /// Start − execute_at of attempts that started.
+    /// Lateness (start − execute_at) of the attempts that started.
     pub lateness: Histogram,
-    /// How long handlers ran that came to their end.
+    /// Run time of the handlers that finished.
     pub run: Histogram,
 }
 
 impl Tally {
-    /// An attempt was settled with this verdict, and left its job in this state.
+    /// Count an attempt that was settled with this verdict and left its job in this state.
     pub fn settled(&mut self, verdict: Verdict, state: State) {
         self.completed += u64::from(state == State::Completed);
         self.ended += u64::from(state.is_end());
         self.failed += u64::from(match verdict {
             Verdict::Failed | Verdict::Rejected | Verdict::TimedOut | Verdict::Panicked | Verdict::Lost => true,
-            // Nothing is wrong with the job when it was stopped, or put off.
+            // A job that was stopped or postponed has not failed.
             Verdict::Succeeded | Verdict::Cancelled | Verdict::Interrupted | Verdict::Snoozed => false,
         });
     }
 
-    /// Add what another slot, queue or runner has counted.
+    /// Add the counts of another slot, queue or runner.
     pub fn add(&mut self, other: &Self) {
         self.accepted += other.accepted;
         self.completed += other.completed;
@@ -82,7 +82,7 @@ impl Tally {
         self.run.add(&other.run);
     }
 
-    /// Did nothing happen?
+    /// Return true if nothing was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let Self { accepted, completed, failed, ended, lateness, run } = self;
@@ -90,24 +90,24 @@ impl Tally {
     }
 }
 
-/// What a chart shows of a slot, all runners together.
+/// The figures of a slot in a chart, for all runners together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
-    /// As in the [`Tally`].
+    /// Same as in [`Tally`].
     pub accepted: u64,
-    /// As in the tally.
+    /// Same as in [`Tally`].
     pub completed: u64,
-    /// As in the tally.
+    /// Same as in [`Tally`].
     pub failed: u64,
-    /// As in the tally.
+    /// Same as in [`Tally`].
     pub ended: u64,
-    /// Median and 99th percentile of the lateness, if anything started.
+    /// Median and 99th percentile of the lateness, if any attempt started.
     pub lateness: Option<[Duration; 2]>,
-    /// The same of the run time, if any handler came to its end.
+    /// Median and 99th percentile of the run time, if any handler finished.
     pub run: Option<[Duration; 2]>,
 }
 
-/// The widths of the slots that are kept. Slots begin at multiples of their width since 1970, by the database's clock.
+/// The slot widths that are stored. Slots begin at multiples of their width since 1970, by the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// Five seconds, for the last five minutes.
@@ -119,10 +119,10 @@ pub enum Step {
 }
 
 impl Step {
-    /// From the finest to the widest.
+    /// All widths, from the finest to the widest.
     pub const ALL: [Self; 3] = [Self::FiveSeconds, Self::Minute, Self::Quarter];
 
-    /// Its width in seconds, which is also its name in the store.
+    /// Return the width in seconds, which is also the key in the store.
     #[must_use]
     pub const fn seconds(self) -> u16 {
         match self {
@@ -132,13 +132,13 @@ impl Step {
         }
     }
 
-    /// Its width.
+    /// Return the width.
     #[must_use]
     pub const fn width(self) -> TimeDelta {
         TimeDelta::seconds(self.seconds() as i64)
     }
 
-    /// How long slots of this width are kept.
+    /// Return how long slots of this width are retained.
     #[must_use]
     pub const fn keep(self) -> TimeDelta {
         match self {
@@ -147,7 +147,7 @@ impl Step {
         }
     }
 
-    /// When the slot began in which this moment lies.
+    /// Return the beginning of the slot that contains this moment.
     #[must_use]
     pub fn floor(self, moment: Timestamp) -> Timestamp {
         let width = i64::from(self.seconds());
@@ -156,7 +156,7 @@ impl Step {
     }
 }
 
-/// How far back a chart looks.
+/// The time range of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// Five minutes in steps of five seconds.
@@ -167,27 +167,27 @@ pub enum Span {
     Day,
 }
 
-/// How long after its end a slot counts as written by every runner.
+/// Time after the end of a slot when every runner counts as having written it.
 const WRITTEN: TimeDelta = TimeDelta::seconds(2);
 
-/// The steps that a chart shows.
+/// The slots that a chart shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How wide they are.
+    /// Width of a slot.
     pub step: Step,
-    /// When the first one begins.
+    /// Beginning of the first slot.
     pub from: Timestamp,
-    /// How many they are.
+    /// Number of slots.
     pub steps: usize,
-    /// Until when runners have written what they counted. The last step is still open if it ends later.
+    /// The moment up to which runners have written their counts. If the last slot ends later, it is still open.
     pub written: Timestamp,
 }
 
 impl Span {
-    /// From the shortest to the longest.
+    /// All spans, from the shortest to the longest.
     pub const ALL: [Self; 3] = [Self::FiveMinutes, Self::Hour, Self::Day];
 
-    /// The word for it.
+    /// Return the word used in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -197,14 +197,14 @@ impl Span {
         }
     }
 
-    /// The span of this word, if there is one.
+    /// Return the span of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|span| span.as_str() == word)
     }
 
-    /// The steps of a chart that is drawn at this moment. Wide ones would be long out of date when they end, so the last
-    /// one may be open; it is there from the first five seconds on that runners have written of it.
+    /// Return the slots of a chart drawn at this moment. A wide slot would be long out of date at its end, so the last
+    /// slot may still be open. It appears as soon as runners have written its first five seconds.
     #[must_use]
     pub fn window(self, now: Timestamp) -> Window {
         let (step, steps) = match self {
@@ -213,7 +213,7 @@ impl Span {
             Self::Day => (Step::Quarter, 96),
         };
         let written = Step::FiveSeconds.floor(now - WRITTEN);
-        // The step in which the last five seconds lie that were written.
+        // The slot that contains the last five seconds that were written.
         let last = step.floor(written - Step::FiveSeconds.width());
         let from = last - step.width() * (steps as i32 - 1);
         Window { step, from, steps, written }
@@ -221,19 +221,19 @@ impl Span {
 }
 
 impl Window {
-    /// When each step begins.
+    /// Return the beginning of each slot.
     pub fn moments(self) -> impl Iterator<Item = Timestamp> {
         (0..self.steps).map(move |step| self.from + self.step.width() * step as i32)
     }
 
-    /// Which step begins at this moment.
+    /// Return the index of the slot that begins at this moment.
     #[must_use]
     pub fn place(self, moment: Timestamp) -> Option<usize> {
         let place = (moment - self.from).num_seconds().checked_div_euclid(i64::from(self.step.seconds()))?;
         usize::try_from(place).ok().filter(|place| *place < self.steps)
     }
 
-    /// How much of the last step has passed, when the newest figures of it reach until `counted`.
+    /// Return how much of the last slot has passed. `counted` is the end of its newest figures.
     #[must_use]
     pub fn last(self, counted: Option<Timestamp>) -> Duration {
         let began = self.from + self.step.width() * (self.steps as i32 - 1);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(window.from, at("11:55:05"));
         assert_eq!(Span::FiveMinutes.window(at("12:00:12")).moments().last(), Some(at("12:00:05")));
         assert_eq!(window.last(None), Duration::from_secs(5));
-        // Somebody was quick: the step is not wider for it.
+        // A runner wrote early: this does not make the slot wider.
         assert_eq!(window.last(Some(at("12:00:10"))), Duration::from_secs(5));
     }
 
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!((window.from, window.moments().count()), (at("11:01:00"), 60));
         assert_eq!((window.moments().last(), window.last(None)), (Some(at("12:00:00")), Duration::from_secs(10)));
         assert_eq!(window.last(Some(at("12:00:15"))), Duration::from_secs(15));
-        // Nothing is known of the new minute yet.
+        // Nothing is known about the new minute yet.
         let window = Span::Hour.window(at("12:00:06"));
         assert_eq!((window.moments().last(), window.last(None)), (Some(at("11:59:00")), Duration::from_secs(60)));
         let window = Span::Day.window(at("12:14:59"));

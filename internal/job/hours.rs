@@ -1,12 +1,12 @@
-//! Hours of the day, in UTC.
+//! A part of the day, in UTC.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chrono::NaiveTime;
 
-/// A part of the day, such as `01:00-05:30`, which may go over midnight: `22:00-04:00`. In UTC, because that is what the
-/// database shows; whoever thinks in another zone must say so in winter and in summer.
+/// A part of the day, such as `01:00-05:30`. It may cross midnight: `22:00-04:00`. The times are in UTC, because the
+/// database shows times in UTC; an operator in a zone with summer time must set different hours in summer and winter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hours {
     from: NaiveTime,
@@ -14,7 +14,7 @@ pub struct Hours {
 }
 
 impl Hours {
-    /// Is this moment of the day within them? The end is not.
+    /// Return true if this time of day is within the hours. The end is excluded.
     #[must_use]
     pub fn contain(self, time: NaiveTime) -> bool {
         if self.from < self.until {

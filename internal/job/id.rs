@@ -1,5 +1,5 @@
-//! Identities. All are made by the client side of the store, before the write that uses them, so that a write whose
-//! answer was lost can be repeated without doing its work twice.
+//! Ids. The client side of the store makes all of them before the write that uses them. A write whose response was lost
+//! can then be repeated without effect.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,26 +9,26 @@ use uuid::Uuid;
 
 use super::Timestamp;
 
-/// A job's identity: a UUIDv7, so that ids sort by the time they were made and inserts append to the primary key.
+/// The id of a job: a UUIDv7, so that ids sort by creation time and inserts append to the primary key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(Uuid);
 
 impl JobId {
-    /// A new id, later in order than those made before by this process.
+    /// Return a new id that sorts after all earlier ids of this process.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "every call gives another id, which Default does not suggest")]
     pub fn new() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// The id behind 16 bytes read from the store.
+    /// Wrap a UUID read from the store.
     #[must_use]
     pub const fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
-    /// The plain UUID, for the store and the wire.
+    /// Return the plain UUID, for the store and the wire.
     #[must_use]
     pub const fn uuid(self) -> Uuid {
         self.0
@@ -44,40 +44,41 @@ impl fmt::Display for JobId {
 impl FromStr for JobId {
     type Err = uuid::Error;
 
-    /// Accepts only the hyphenated form that tickr itself prints, so that one job has one URL.
+    /// Parse only the hyphenated form that tickr itself prints, so that one job has one URL.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(Self(text.parse::<uuid::fmt::Hyphenated>()?.into_uuid()))
     }
 }
 
-/// The smallest job id of a moment, by the clock of whoever made the id: where a walk through ids by age begins or ends.
+/// Return the smallest job id of a moment, by the clock of the process that makes ids. A scan of ids by age begins or
+/// ends here.
 #[must_use]
 pub fn first_id_of(moment: Timestamp) -> Uuid {
     let ms = u128::try_from(moment.timestamp_millis()).unwrap_or(0);
     Uuid::from_u128(ms << 80)
 }
 
-/// The right to write about one executing job: the store accepts a verdict only from the holder of the token that its
-/// claim wrote. Random, never reused. Handlers may pass it on as a fencing token to the systems they change.
+/// The right to write about one executing job. The store accepts a verdict only with the token that its claim wrote.
+/// Tokens are random and never reused. Handlers may pass the token on, as a fencing token, to the systems they change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AttemptToken(Uuid);
 
 impl AttemptToken {
-    /// A token that nobody has held before.
+    /// Return a token that was never used before.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "every call gives another token, which Default does not suggest")]
     pub fn new() -> Self {
         Self(Uuid::new_v4())
     }
 
-    /// The token behind 16 bytes read from the store.
+    /// Wrap a UUID read from the store.
     #[must_use]
     pub const fn from_uuid(uuid: Uuid) -> Self {
         Self(uuid)
     }
 
-    /// The plain UUID, for the store and the wire.
+    /// Return the plain UUID, for the store and the wire.
     #[must_use]
     pub const fn uuid(self) -> Uuid {
         self.0
@@ -90,8 +91,8 @@ impl fmt::Display for AttemptToken {
     }
 }
 
-/// One tickr process, from its start to its end: `host/pid-xxxxxxxx`. Readable, because it stands in every attempt, and
-/// never the same twice, because a restarted process must not pass for the one that died.
+/// The id of one tickr process, from its start to its end: `host/pid-xxxxxxxx`. It is readable, because every attempt
+/// shows it. It is unique, so that a restarted process is not mistaken for the one that died.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunnerId(String);
@@ -100,25 +101,25 @@ impl RunnerId {
     /// Longest form, in bytes; the column has this width.
     pub const MAX_LEN: usize = 32;
 
-    /// The identity of this process on `host`.
+    /// Make an id for this process on `host`.
     #[must_use]
     pub fn of_process(host: &str) -> Self {
         let legal = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
         let host: Vec<char> = host.chars().filter(legal).collect();
-        // The end of a name tells the pods of one deployment apart, the beginning does not.
+        // The end of a host name distinguishes the pods of one deployment; the beginning does not.
         let host: String = host[host.len().saturating_sub(15)..].iter().collect();
         let host = if host.is_empty() { "runner".to_owned() } else { host };
         let nonce = Uuid::new_v4().simple().to_string();
         Self(format!("{host}/{}-{}", std::process::id(), &nonce[..8]))
     }
 
-    /// A runner id read from the store.
+    /// Wrap a stored runner id, unchecked.
     #[must_use]
     pub fn from_stored(text: String) -> Self {
         Self(text)
     }
 
-    /// As written in the tables.
+    /// Return the id as the tables store it.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

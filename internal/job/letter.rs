@@ -1,4 +1,4 @@
-//! Dead letters: jobs that failed for good, until somebody sees to them.
+//! Dead letters: jobs that failed for good, until an operator replays or discards them.
 
 use std::fmt;
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fingerprint, JobId, Timestamp};
 
-/// What became of a dead letter.
+/// Status of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// Nobody has seen to it yet.
+    /// Not handled yet.
     Open,
-    /// A new job was made of it.
+    /// Replayed: a new job was created from it.
     Replayed,
-    /// Somebody decided that nothing is to be done.
+    /// Discarded: an operator decided that nothing is to be done.
     Discarded,
 }
 
 impl Standing {
-    /// Every standing.
+    /// All statuses.
     pub const ALL: [Self; 3] = [Self::Open, Self::Replayed, Self::Discarded];
 
-    /// The word used in the tables and the API.
+    /// Return the word used in the tables and the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Standing {
         }
     }
 
-    /// The standing behind a word.
+    /// Return the status of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|standing| standing.as_str() == word)
@@ -45,21 +45,21 @@ impl fmt::Display for Standing {
     }
 }
 
-/// What is known of a failed job beyond its ledger.
+/// The data of a failed job beyond its attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeadLetter {
-    /// Its group.
+    /// Failure group of the job.
     pub fingerprint: Fingerprint,
-    /// When it failed.
+    /// Time when the job failed.
     pub failed_at: Timestamp,
-    /// What became of it.
+    /// Status of the dead letter.
     pub standing: Standing,
-    /// Since when.
+    /// Time when the status was set.
     pub since: Timestamp,
-    /// The job that was made of it.
+    /// The job that was created by the replay.
     pub replayed_as: Option<JobId>,
-    /// Who replayed or discarded it.
+    /// The actor that replayed or discarded it.
     pub by: Option<String>,
-    /// Why it was discarded.
+    /// Reason for the discard.
     pub reason: Option<String>,
 }

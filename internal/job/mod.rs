@@ -1,21 +1,32 @@
-//! The domain, pure: no I/O, no clocks of its own, no SQL.
+//! The domain: pure types and functions without I/O, clocks or SQL.
 //!
-//! - [`JobId`], [`AttemptToken`], [`RunnerId`]: who is meant
-//! - [`Actor`], [`Scope`]: who asked, and what they may ask
-//! - [`Producer`]: who asks for jobs, and which jobs are its own
-//! - [`Name`]: what a queue or a kind may be called
-//! - [`State`] and [`next`]: the life of a job; one function knows the legal moves
-//! - [`Verdict`]: what one attempt came to, which is not the same thing as the state of its job
-//! - [`RetryPolicy`]: when a failed job runs again
-//! - [`Edition`]: which version of a payload type a binary has
-//! - [`Schedule`], [`plan`]: jobs that come by the clock
-//! - [`TraceContext`]: the trace that a job continues
-//! - [`NewJob`], [`Job`], [`Attempt`]: what was asked, what it became, what was done
-//! - [`DeadLetter`] and [`Fingerprint`]: jobs that failed for good, and which failures are the same
-//! - [`Operation`]: what is done to many jobs at once
-//! - [`Filter`] and [`query`]: which jobs are meant, and how people write that
-//! - [`ReportRecord`]: what is known of a finished report
-//! - [`Tally`], [`Step`], [`Span`]: what happened in slots of time, for charts
+//! - `actor`: [`Actor`], the author of a request
+//! - `alert`: [`AlertRule`], the thresholds for alerts about dead letters
+//! - `edition`: [`Edition`], the version of a payload type in a binary
+//! - `exchange`: [`Exchange`], the HTTP request and response of an attempt
+//! - `filter`: [`Filter`], the conditions that select jobs
+//! - `fingerprint`: [`Fingerprint`], the group of failures with the same cause
+//! - `histogram`: [`Histogram`], counts of durations
+//! - `history`: [`Tally`], [`Step`] and [`Span`], counts per time slot for charts
+//! - `hours`: [`Hours`], a part of the day in UTC
+//! - `id`: [`JobId`], [`AttemptToken`] and [`RunnerId`]
+//! - `letter`: [`DeadLetter`], the data of a job that failed for good
+//! - `name`: [`Name`], the syntax of queue and kind names
+//! - `operation`: [`Operation`], a bulk operation: one action on many jobs
+//! - `producer`: [`Producer`], the client that enqueues, and the jobs that its unique keys may return or replace
+//! - `query`: the text form of a filter, as in a search field
+//! - `record`: [`Job`] and [`Attempt`], as the store knows them
+//! - `report`: [`ReportRecord`], the data of a finished report without its content
+//! - `retry`: [`RetryPolicy`], the delay before a failed job runs again
+//! - `schedule`: [`Schedule`] and [`plan`], jobs that are created by a cron expression or an interval
+//! - `scope`: [`Scope`], the permissions of an API key
+//! - `spec`: [`NewJob`], the job that a client requests, and its limits
+//! - `state`: [`State`] and [`next`], the life of a job; one function knows the legal moves
+//! - `suggest`: the nearest known name for a misspelt one
+//! - `tag`: [`Tag`], a search word of a job
+//! - `time`: [`Timestamp`] and its rounding
+//! - `trace`: [`TraceContext`], the trace that a job continues
+//! - `verdict`: [`Verdict`], the result of one attempt, which differs from the state of its job
 
 mod actor;
 mod alert;

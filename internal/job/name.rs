@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 
 /// The name of a queue or of a kind: 1 to 64 of `a-z 0-9 _ . -`, beginning with a letter or digit.
 ///
-/// One alphabet for both, without upper case, spaces and colons: names are compared as bytes by MySQL, are part of
-/// Redis keys, and are typed by people at night.
+/// Both use one alphabet, without upper case, spaces and colons, because MySQL compares names as bytes, Redis keys
+/// contain them, and operators type them.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(Arc<str>);
 
-/// Why a text is not a [`Name`].
+/// The error for a text that is not a [`Name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a name is 1 to 64 of a-z 0-9 _ . - and begins with a letter or digit")]
 pub struct InvalidName;
@@ -24,7 +24,7 @@ impl Name {
     /// Longest name, in bytes; the columns have this width.
     pub const MAX_LEN: usize = 64;
 
-    /// The name as text.
+    /// Return the name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

@@ -1,4 +1,4 @@
-//! What operators ask to be done to many jobs at once.
+//! Bulk operations: one action on many jobs, requested by an operator.
 
 use std::fmt;
 
@@ -7,30 +7,30 @@ use uuid::Uuid;
 
 use super::{Actor, Filter, Priority, State, Timestamp};
 
-/// What is done to each job.
+/// The action on each job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// Stop it: one that waits ends, one that runs is asked to stop.
+    /// Cancel the job: a waiting job ends, an executing job is asked to stop.
     Cancel,
-    /// Give a failed or cancelled one a new life.
+    /// Run a failed or cancelled job again.
     Retry,
-    /// Make one that waits due now.
+    /// Make a waiting job due now.
     RunNow,
-    /// Give one that waits another due time.
+    /// Give a waiting job another due time.
     Reschedule,
-    /// Give one that waits another priority.
+    /// Give a waiting job another priority.
     SetPriority,
-    /// Remove one that has ended.
+    /// Remove an ended job.
     Delete,
-    /// Make a new job of a dead letter.
+    /// Create a new job from a dead letter.
     Replay,
-    /// Take it out of the dead letters.
+    /// Discard the dead letter: it is not to be replayed.
     Discard,
 }
 
 impl Action {
-    /// Every action.
+    /// All actions.
     pub const ALL: [Self; 8] = [
         Self::Cancel,
         Self::Retry,
@@ -42,7 +42,7 @@ impl Action {
         Self::Discard,
     ];
 
-    /// The word used in the tables and the API.
+    /// Return the word used in the tables and the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -57,13 +57,13 @@ impl Action {
         }
     }
 
-    /// The action behind a word.
+    /// Return the action of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.as_str() == word)
     }
 
-    /// The audit's name for doing it to one job.
+    /// Return the name in the audit for this action on one job.
     #[must_use]
     pub const fn act(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl Action {
         }
     }
 
-    /// Which jobs it can be done to at all.
+    /// Return the part of all jobs that this action can apply to.
     #[must_use]
     pub const fn among(self) -> Among {
         match self {
@@ -87,7 +87,7 @@ impl Action {
         }
     }
 
-    /// What would become of a job in this state; nothing when it would be left as it is.
+    /// Return the effect on a job in this state, or `None` if the action leaves the job unchanged.
     #[must_use]
     pub const fn effect(self, state: State) -> Option<&'static str> {
         match (self, state) {
@@ -111,51 +111,51 @@ impl fmt::Display for Action {
     }
 }
 
-/// Part of all jobs.
+/// A part of all jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Among {
-    /// All of them.
+    /// All jobs.
     All,
     /// Unfinished ones.
     Owed,
-    /// Those that have ended.
+    /// Ended jobs.
     Ended,
 }
 
-/// What an action needs beside the jobs.
+/// The parameters of an action.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OperationParams {
-    /// The due time of a reschedule.
+    /// Due time, for `reschedule`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execute_at: Option<Timestamp>,
-    /// The priority of a set_priority.
+    /// Priority, for `set_priority`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
-    /// Why; a discard needs one.
+    /// Reason; required for `discard`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Where an operation is in its life.
+/// State of a bulk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OperationState {
-    /// Waits for a runner, or is being carried out.
+    /// Waits for a runner, or is in progress.
     Running,
-    /// Every job of its filter was looked at.
+    /// Every job that matches the filter was processed.
     Done,
     /// Stopped on request.
     Cancelled,
-    /// Could not be carried on; its last error says why.
+    /// Could not continue; `last_error` has the reason.
     Failed,
 }
 
 impl OperationState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 4] = [Self::Running, Self::Done, Self::Cancelled, Self::Failed];
 
-    /// The word used in the tables and the API.
+    /// Return the word used in the tables and the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -166,66 +166,66 @@ impl OperationState {
         }
     }
 
-    /// The state behind a word.
+    /// Return the state of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
     }
 }
 
-/// An operation as it is asked for.
+/// A requested bulk operation.
 #[derive(Clone, Debug)]
 pub struct NewOperation {
-    /// Made with the request, so that a repeated write recognises its own row.
+    /// Id made with the request, so that a repeated write recognises its own row.
     pub id: Uuid,
-    /// What is done to each job.
+    /// The action on each job.
     pub action: Action,
-    /// Which jobs.
+    /// The jobs to process.
     pub filter: Filter,
-    /// What the action needs.
+    /// The parameters of the action.
     pub params: OperationParams,
-    /// Jobs per second; as fast as it goes when absent.
+    /// Jobs per second; unlimited if absent.
     pub rate: Option<u32>,
 }
 
-/// Fastest rate of an operation, in jobs per second.
+/// Highest rate of a bulk operation, in jobs per second.
 pub const MOST_RATE: u32 = 10_000;
 
-/// An operation as the store knows it.
+/// A bulk operation as the store knows it.
 #[derive(Clone, Debug)]
 pub struct Operation {
-    /// Its identity.
+    /// Id of the operation.
     pub id: Uuid,
-    /// What is done to each job.
+    /// The action on each job.
     pub action: Action,
-    /// Which jobs.
+    /// The jobs to process.
     pub filter: Filter,
-    /// What the action needs.
+    /// The parameters of the action.
     pub params: OperationParams,
-    /// Jobs per second.
+    /// Jobs per second; unlimited if absent.
     pub rate: Option<u32>,
-    /// Where it is in its life.
+    /// State of the operation.
     pub state: OperationState,
-    /// Who asked.
+    /// The actor that requested it.
     pub actor: Actor,
-    /// When it was asked for; later jobs are not its business.
+    /// Time of the request. Jobs created later are not processed.
     pub created_at: Timestamp,
-    /// When a runner first took it.
+    /// Time when a runner first took it.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time when it ended.
     pub ended_at: Option<Timestamp>,
-    /// Jobs that it was done to.
+    /// Number of jobs that the action changed.
     pub done: u64,
-    /// Jobs that were left as they are, because of their state.
+    /// Number of jobs left unchanged because of their state.
     pub skipped: u64,
-    /// Jobs that it could not be done to.
+    /// Number of jobs for which the action failed.
     pub failed: u64,
-    /// How many there were at the start, as far as they were counted.
+    /// Number of matching jobs at the start, as far as they were counted.
     pub estimate: u64,
-    /// There may have been more.
+    /// True if counting stopped at its limit, so that more jobs may match.
     pub capped: bool,
-    /// Why it failed for the last job that it failed for.
+    /// The reason for the latest failure.
     pub last_error: Option<String>,
-    /// Who carries it out, if somebody does.
+    /// The runner that carries it out, if one does.
     pub runner: Option<String>,
 }

@@ -1,9 +1,9 @@
-//! Who asks for jobs, and how far it reaches into those of others.
+//! The client that enqueues jobs, and the jobs of others that its requests can affect.
 
 use super::{Actor, JobOptions};
 
-/// Who asks for jobs. Unique keys are the only place where producers meet: a request with the key of an unfinished job is
-/// answered with that job, or takes its place.
+/// A client that enqueues jobs. Producers affect each other only through unique keys: a request with the unique key of
+/// an unfinished job returns that job, or replaces it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Producer {
     actor: Actor,
@@ -12,39 +12,39 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// A producer that sees and replaces only the jobs that `creator` made. `actor` is how the audit names it.
+    /// Make a producer that sees and replaces only the jobs that `creator` made. The audit records it as `actor`.
     #[must_use]
     pub fn new(actor: Actor, creator: Actor) -> Self {
         Self { actor, creator, reaches_all: false }
     }
 
-    /// tickr itself, and the program that embeds it: every job is within its reach.
+    /// Return the producer for tickr itself and for the program that embeds it. It can see and replace every job.
     #[must_use]
     pub fn tickr() -> Self {
         Self::new(Actor::tickr(), Actor::tickr()).reaching_all()
     }
 
-    /// With the jobs of all others within its reach.
+    /// Let this producer see and replace the jobs of all others.
     #[must_use]
     pub fn reaching_all(mut self) -> Self {
         self.reaches_all = true;
         self
     }
 
-    /// How the audit names it.
+    /// Return the name that the audit records.
     #[must_use]
     pub const fn actor(&self) -> &Actor {
         &self.actor
     }
 
-    /// What is written beside the jobs with unique keys that it makes.
+    /// Return the actor that is stored with the jobs with unique keys that this producer creates.
     #[must_use]
     pub const fn creator(&self) -> &Actor {
         &self.creator
     }
 
-    /// May it see and replace the job with these options? Of a job without a creator it is not known whose it is: an older
-    /// binary accepted it.
+    /// Return true if this producer may see and replace the job with these options. The owner of a job without a
+    /// creator is unknown: an older binary accepted it.
     #[must_use]
     pub fn reaches(&self, options: &JobOptions) -> bool {
         self.reaches_all || options.creator.as_ref() == Some(&self.creator)

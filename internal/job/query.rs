@@ -1,8 +1,8 @@
-//! The words of a filter bar: `state:failed kind:email created:>2026-11-01 due:<2h payload.user.id:42`.
+//! The text form of a filter: `state:failed kind:email created:>2026-11-01 due:<2h payload.user.id:42`.
 //!
-//! Words are separated by spaces; a value with spaces stands in quotes. All words must hold. Each field can be given
-//! once, but for tags, ids and places in the payload. Moments are dates, RFC 3339, or spans: `created:<2h` is less than
-//! two hours old, `due:<2h` is due within two hours. What is wrong is told with the word it is about.
+//! Words are separated by spaces; a value with spaces must be quoted. All words must hold. Each field can be given
+//! once, except tags, ids and payload paths. Moments are dates, RFC 3339, or spans: `created:<2h` means created in the
+//! last two hours, `due:<2h` means due within the next two. Each error names the word that it is about.
 
 use std::fmt;
 
@@ -11,17 +11,17 @@ use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
 use super::filter::{Filter, Wanted};
 use super::{Standing, State, Timestamp};
 
-/// Longest filter in words, in bytes.
+/// Maximum length of a filter in text form, in bytes.
 pub const MOST_BYTES: usize = 2_000;
 
-/// One word that cannot be understood.
+/// A word that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct QueryError {
-    /// Where it begins: characters from the start.
+    /// Position of the word: characters from the start.
     pub at: usize,
-    /// The word as it was written, cut.
+    /// The word as written, cut to 60 characters.
     pub word: String,
-    /// What is wrong and what would be right.
+    /// The problem, and a correct form.
     pub why: String,
 }
 
@@ -31,13 +31,13 @@ impl fmt::Display for QueryError {
     }
 }
 
-/// The fields of a filter bar, for help texts.
+/// The fields of a filter, for help texts.
 pub const FIELDS: &str = "state kind queue schedule created due finished key tag error group dead id payload.<path>";
 
-/// Add the words of `text` to `filter`. `now` is what spans count from.
+/// Add the conditions in `text` to `filter`. Spans count from `now`.
 ///
 /// # Errors
-/// Every word that cannot be understood.
+/// One error for every word that cannot be parsed.
 pub fn add(filter: &mut Filter, text: &str, now: Timestamp) -> Result<(), Vec<QueryError>> {
     if text.len() > MOST_BYTES {
         let why = format!("a filter has at most {MOST_BYTES} bytes");
@@ -56,7 +56,8 @@ fn cut(word: &str) -> String {
     if word.chars().count() <= 60 { word.to_owned() } else { word.chars().take(59).chain(['…']).collect() }
 }
 
-/// Words with where they begin, in bytes. Quotes keep spaces; within them a backslash keeps the next character.
+/// Split a text into words with their positions in bytes. Spaces within quotes belong to the word. Within quotes a
+/// backslash protects the next character.
 fn words(text: &str) -> Vec<(usize, &str)> {
     let (mut words, mut start, mut quoted, mut escaped) = (Vec::new(), None, false, false);
     for (at, c) in text.char_indices() {
@@ -81,7 +82,7 @@ fn words(text: &str) -> Vec<(usize, &str)> {
 }
 
 fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), String> {
-    // The first colon outside quotes.
+    // Find the first colon outside quotes.
     let mut quoted = false;
     let colon = word.char_indices().find(|(_, c)| {
         quoted ^= *c == '"';
@@ -96,21 +97,21 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
     let (field, written) = (&word[..colon], &word[colon + 1..]);
     let value = unquoted(written)?;
     if value.is_empty() {
-        return Err("there is nothing after the colon".to_owned());
+        return Err("the value after the colon is missing".to_owned());
     }
     if let Some(path) = field.strip_prefix("payload.") {
         let path = path.parse().map_err(|e: super::InvalidPath| e.to_string())?;
         if filter.payload.len() >= Filter::MOST_PATHS {
-            return Err(format!("a filter looks at most at {} places of a payload", Filter::MOST_PATHS));
+            return Err(format!("a filter has at most {} payload paths", Filter::MOST_PATHS));
         }
         let wanted = if written.starts_with('"') { Wanted::Text(value) } else { Wanted::Word { word: value } };
         return match filter.payload.insert(path, wanted) {
             None => Ok(()),
-            Some(_) => Err("this place is given twice".to_owned()),
+            Some(_) => Err("this payload path is given twice".to_owned()),
         };
     }
     match field {
-        "id" => id_of(filter, value.parse().map_err(|_| "is no job id".to_owned())?),
+        "id" => id_of(filter, value.parse().map_err(|_| "is not a job id".to_owned())?),
         "created" | "finished" | "due" => {
             let (after, before) = span(&value, now, field == "due")?;
             let (low, high) = match field {
@@ -128,10 +129,10 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
     }
 }
 
-/// Set one field that is a plain text, by the name that it has in the API.
+/// Set one plain text field, by its name in the API.
 ///
 /// # Errors
-/// What is wrong with the value, or that there is no such field.
+/// The problem with the value, or that the field does not exist.
 pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> {
     match field {
         "state" => {
@@ -152,7 +153,7 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
             Ok(())
         }
         "error" if value.len() <= Filter::MOST_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
-        "error" => Err(format!("at most {} bytes of an error are looked for", Filter::MOST_ERROR_BYTES)),
+        "error" => Err(format!("an error text to search for has at most {} bytes", Filter::MOST_ERROR_BYTES)),
         "group" | "fingerprint" => {
             let group = value.parse().map_err(|e: super::InvalidFingerprint| e.to_string())?;
             once(&mut filter.fingerprint, group)
@@ -168,7 +169,7 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
 fn once<T>(place: &mut Option<T>, value: T) -> Result<(), String> {
     match place.replace(value) {
         None => Ok(()),
-        Some(_) => Err("this is given twice".to_owned()),
+        Some(_) => Err("this field is given twice".to_owned()),
     }
 }
 
@@ -180,11 +181,11 @@ fn id_of(filter: &mut Filter, id: super::JobId) -> Result<(), String> {
     Ok(())
 }
 
-/// A value without its quotes.
+/// Return a value without its quotes.
 fn unquoted(text: &str) -> Result<String, String> {
     let Some(inner) = text.strip_prefix('"') else {
         return if text.contains('"') {
-            Err("quotes stand around the whole value".to_owned())
+            Err("quotes must enclose the whole value".to_owned())
         } else {
             Ok(text.to_owned())
         };
@@ -198,7 +199,7 @@ fn unquoted(text: &str) -> Result<String, String> {
             }
             '\\' => escaped = true,
             '"' if inner[at + 1..].is_empty() => return Ok(value),
-            '"' => return Err("something stands behind the closing quote".to_owned()),
+            '"' => return Err("there is text after the closing quote".to_owned()),
             _ => value.push(c),
         }
     }
@@ -207,8 +208,8 @@ fn unquoted(text: &str) -> Result<String, String> {
 
 type Span = (Option<Timestamp>, Option<Timestamp>);
 
-/// `>X`, `<X`, `X..Y`, or a whole day. `ahead` says which way spans count: due times lie ahead, the others behind, where
-/// `<2h` means less than two hours ago.
+/// Parse `>X`, `<X`, `X..Y`, or a whole day. `ahead` gives the direction of spans: due times lie in the future. The
+/// other times lie in the past, so `<2h` means less than two hours ago.
 fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
     let help = || {
         "write >MOMENT, <MOMENT or MOMENT..MOMENT, where a moment is 2026-11-01, 2026-11-01T10:00:00Z or a span such as 90m, 2h, 7d".to_owned()
@@ -216,7 +217,7 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
     let comparison =
         text.strip_prefix('>').map(|rest| (true, rest)).or(text.strip_prefix('<').map(|rest| (false, rest)));
     if let Some((greater, rest)) = comparison {
-        // `>=` and `<=` are read as well; a moment is a point, so they mean the same.
+        // `>=` and `<=` are accepted too. A moment is a point, so they mean the same.
         let rest = rest.strip_prefix('=').unwrap_or(rest);
         return match distance(rest) {
             Some(span) if ahead => {
@@ -241,16 +242,16 @@ fn span(text: &str, now: Timestamp, ahead: bool) -> Result<Span, String> {
     Ok((Some(start), start.checked_add_signed(TimeDelta::days(1))))
 }
 
-/// A moment: RFC 3339, or a date, which begins at midnight UTC.
+/// Parse a moment: RFC 3339, or a date, which begins at midnight UTC.
 #[must_use]
 pub fn moment(text: &str) -> Option<Timestamp> {
     let date = || Some(text.parse::<NaiveDate>().ok()?.and_time(NaiveTime::MIN).and_utc());
     let moment = DateTime::parse_from_rfc3339(text).ok().map(|moment| moment.with_timezone(&Utc)).or_else(date)?;
-    // What the columns can hold; anything else would be an error of the store.
+    // Accept only what the columns can hold. Any other value would fail in the store.
     (DateTime::UNIX_EPOCH..DateTime::from_timestamp(253_370_764_800, 0)?).contains(&moment).then_some(moment)
 }
 
-/// `90m`, `2h`, `7d`, `-5m`: at most ten years.
+/// Parse `90m`, `2h`, `7d` or `-5m`, up to ten years.
 fn distance(text: &str) -> Option<TimeDelta> {
     let (sign, digits) = text.strip_prefix('-').map_or((1, text), |rest| (-1, rest));
     let end = digits.find(|c: char| !c.is_ascii_digit())?;
@@ -333,7 +334,7 @@ mod tests {
             ("kind:email  bogus", 12, "write field:value"),
             ("größe:1", 0, "no such field"),
             ("größe:1 x", 8, "write field:value"),
-            ("kind:", 0, "nothing after"),
+            ("kind:", 0, "is missing"),
             ("kind:\"a", 0, "not closed"),
             ("kind:a kind:b", 7, "twice"),
             ("schedule:a schedule:b", 11, "twice"),
@@ -346,7 +347,7 @@ mod tests {
             ("payload.a:1 payload.a:2", 12, "twice"),
             ("error:a\"b\"", 0, "whole value"),
             ("tag:ä", 0, "a tag is"),
-            ("id:7", 0, "no job id"),
+            ("id:7", 0, "not a job id"),
         ] {
             let wrong = parse(text).unwrap_err();
             let last = wrong.last().unwrap();

@@ -1,4 +1,4 @@
-//! What a job became, and what was done about it.
+//! Jobs and attempts as the store knows them.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -8,75 +8,75 @@ use super::{DeadLetter, Exchange, JobId, JobOptions, Name, Priority, RunnerId, S
 /// A job as the store knows it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Job {
-    /// Its identity.
+    /// Id of the job.
     pub id: JobId,
-    /// Picks the handler.
+    /// Kind, which selects the handler.
     pub kind: Name,
-    /// The line it waits in.
+    /// Queue in which the job waits.
     pub queue: Name,
     /// Urgency within the queue.
     pub priority: Priority,
-    /// Where it is in its life.
+    /// State of the job.
     pub state: State,
-    /// The handler's input; left out of listings.
+    /// The handler's input; absent in listings.
     pub payload: Option<Box<RawValue>>,
-    /// Attempts burned so far, the running one included; given-back and snoozed attempts do not count.
+    /// Attempts used so far, including the running one. Interrupted and snoozed attempts do not count.
     pub attempt: u32,
-    /// Attempts that may be burned before the job fails.
+    /// Attempts that may be used before the job fails.
     pub max_attempts: u32,
-    /// At most one unfinished job per (kind, key).
+    /// Unique key: at most one unfinished job exists per (kind, unique key).
     pub unique_key: Option<String>,
-    /// The rarer wishes.
+    /// The less common options.
     pub options: JobOptions,
-    /// When the store accepted it.
+    /// Time when the store accepted the job.
     pub created_at: Timestamp,
-    /// When it is, or last was, due.
+    /// Current due time, or the due time of the last attempt.
     pub execute_at: Timestamp,
-    /// Start of the open or last attempt.
+    /// Start of the open attempt, or of the last one.
     pub started_at: Option<Timestamp>,
-    /// When it ended.
+    /// Time when the job ended.
     pub finished_at: Option<Timestamp>,
-    /// When a cancel of the running attempt was asked for.
+    /// Time when a cancel of the running attempt was requested.
     pub cancel_requested_at: Option<Timestamp>,
-    /// Why its last unsuccessful attempt ended.
+    /// Error of the last unsuccessful attempt.
     pub last_error: Option<String>,
-    /// What the handler returned.
+    /// The handler's result.
     pub result: Option<Box<RawValue>>,
-    /// How far the running attempt says it is.
+    /// Progress that the running attempt reported.
     pub progress: Option<Progress>,
-    /// What is known of it as a dead letter, while it is failed.
+    /// The dead letter, while the job is failed.
     pub letter: Option<DeadLetter>,
 }
 
-/// One execution of a job: a line of the ledger, or the open attempt.
+/// One execution of a job: a finished attempt or the open one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attempt {
-    /// 1 for the first execution; every execution counts here, also those that burned nothing.
+    /// Number of the execution, counted from 1. Executions that used up no attempt count too.
     pub number: u32,
-    /// The process that ran it.
+    /// The runner that executed it.
     pub runner: RunnerId,
-    /// When it was due.
+    /// Time when it was due.
     pub execute_at: Timestamp,
-    /// When it was claimed, by the store's clock.
+    /// Time when it was claimed, by the store's clock.
     pub started_at: Timestamp,
-    /// When it was settled; absent while it runs.
+    /// Time when it was settled; absent while it runs.
     pub finished_at: Option<Timestamp>,
-    /// What it came to; absent while it runs.
+    /// Verdict; absent while it runs.
     pub verdict: Option<Verdict>,
-    /// Why it did not succeed.
+    /// Reason for a verdict other than success.
     pub error: Option<String>,
-    /// What its runner reported after its lease had been taken away. Evidence, without effect.
+    /// Report that the runner sent after it had lost the lease. It is evidence only and has no effect.
     pub late_note: Option<String>,
-    /// What it said to another service, and what that answered.
+    /// The attempt's request to another service, with the response.
     pub exchange: Option<Exchange>,
 }
 
-/// How far a running attempt says it is.
+/// Progress that a running attempt reported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// 0 to 100.
     pub percent: f64,
-    /// A few words for people.
+    /// A short note for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }

@@ -1,26 +1,26 @@
-//! What is known of a finished report, apart from its content.
+//! The data of a finished report, without its content.
 
 use super::{AttemptToken, JobId, RunnerId};
 
 /// A finished report, as the store knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportRecord {
-    /// The job that made it. A job has one report.
+    /// The job that created it. A job has one report.
     pub job: JobId,
-    /// The name of its file.
+    /// File name.
     pub name: String,
-    /// The size of its content.
+    /// Size of the content, in bytes.
     pub bytes: u64,
-    /// How many parts of the content are in the store. None: the content is in the folder of its runner alone.
+    /// Number of parts of the content in the store. If 0, the content is only in the folder of its runner.
     pub parts: u32,
-    /// SHA-256 of the content, where the store has it.
+    /// SHA-256 of the content, if the store holds the content.
     pub digest: Option<[u8; 32]>,
-    /// The attempt that made it.
+    /// The token of the attempt that created it.
     pub token: AttemptToken,
-    /// The runner in whose folder it is.
+    /// The runner whose folder holds it.
     pub runner: RunnerId,
     /// The host of that runner.
     pub host: String,
-    /// Did an operator delete its job?
+    /// True if an operator deleted the job.
     pub removed: bool,
 }

@@ -1,13 +1,13 @@
-//! When a failed job runs again.
+//! The delay before a failed job runs again.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Exponential backoff: `min(base × factor^(n−1), cap)` after the n-th burned attempt, ± `jitter`.
+/// Exponential backoff: `min(base × factor^(n−1), cap)` after the n-th used attempt, ± `jitter`.
 ///
-/// The jitter spreads jobs that failed together, so that a target which comes back is not knocked over again. The
-/// resulting time is written to MySQL with the verdict: no process sleeps on it.
+/// The jitter spreads jobs that failed together, so that a target that recovers is not overloaded again. The resulting
+/// time is written to MySQL with the verdict; no process sleeps until then.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RetryPolicy {
@@ -17,7 +17,7 @@ pub struct RetryPolicy {
     pub factor: f64,
     /// Longest delay before jitter, in milliseconds.
     pub cap_ms: u64,
-    /// Share of the delay by which it varies in both directions, 0.0 to 1.0.
+    /// Share of the delay by which it varies up and down, 0.0 to 1.0.
     pub jitter: f64,
 }
 
@@ -28,7 +28,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The delay after the `burned`-th burned attempt (1 = the first), with `chance` in 0.0..=1.0 drawn by the caller.
+    /// Return the delay after the `burned`-th used attempt (1 = the first). The caller draws `chance` from 0.0..=1.0.
     #[must_use]
     pub fn delay(&self, burned: u32, chance: f64) -> Duration {
         let exponent = i32::try_from(burned.saturating_sub(1)).unwrap_or(i32::MAX);
@@ -38,7 +38,7 @@ impl RetryPolicy {
         Duration::from_secs_f64((plain * spread).max(0.0) / 1_000.0)
     }
 
-    /// What is wrong with the policy, if anything: the field and the reason.
+    /// Return the first invalid field of the policy with the reason, or `None` if all are valid.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, &'static str)> {
         const DAY_MS: u64 = 24 * 60 * 60 * 1_000;

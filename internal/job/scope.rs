@@ -1,15 +1,15 @@
-//! What the holder of a key may do.
+//! The permissions of an API key.
 
 use std::fmt;
 
-/// What a key is good for.
+/// The permissions of an API key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Read everything, change nothing.
     Read,
-    /// Enqueue jobs, and read a job back by its id. No lists: a producer need not see what others enqueue.
+    /// Enqueue jobs, and read a job by its id. No listings: a producer need not see the jobs of other producers.
     Enqueue,
-    /// Everything.
+    /// All requests.
     Admin,
 }
 
@@ -17,7 +17,7 @@ impl Scope {
     /// All scopes.
     pub const ALL: [Self; 3] = [Self::Read, Self::Enqueue, Self::Admin];
 
-    /// The word for it.
+    /// Return the word used in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -27,7 +27,7 @@ impl Scope {
         }
     }
 
-    /// The scope of a word.
+    /// Return the scope of this word, if there is one.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.as_str() == word)

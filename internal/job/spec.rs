@@ -1,4 +1,4 @@
-//! What a caller asks for.
+//! The job that a client requests.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use serde_json::value::RawValue;
 
 use super::{Actor, JobId, Name, RetryPolicy, ScheduledBy, Tag, Timestamp, TraceContext};
 
-/// The limits on what one job may ask for; the API says which one was passed.
+/// The limits of one job. The API names the limit that a request exceeds.
 pub mod limits {
     use std::time::Duration;
 
-    /// Most attempts a job may have.
+    /// Maximum number of attempts of a job.
     pub const MAX_ATTEMPTS: u32 = 100;
-    /// Farthest a job may be scheduled ahead.
+    /// Maximum time that a job may be scheduled ahead.
     pub const MAX_AHEAD: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-    /// Longest time limit of one attempt.
+    /// Maximum time limit of one attempt.
     pub const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-    /// Most jobs in one batch.
+    /// Maximum number of jobs in one batch.
     pub const MAX_BATCH: usize = 1_000;
-    /// Longest unique key, in bytes.
+    /// Maximum length of a unique key, in bytes.
     pub const MAX_KEY_BYTES: usize = 255;
-    /// Longest reason for a discard, in characters.
+    /// Maximum length of the reason for a discard, in characters.
     pub const MAX_REASON: usize = 500;
-    /// Most tags of one job.
+    /// Maximum number of tags of one job.
     pub const MAX_TAGS: usize = 10;
-    /// Most jobs that may follow one.
+    /// Maximum number of follow-up jobs of one job.
     pub const MAX_FOLLOW_UPS: usize = 1_000;
-    /// Longest error text kept with an attempt, in bytes.
+    /// Maximum length of the error text stored with an attempt, in bytes.
     pub const MAX_ERROR_BYTES: usize = 2_000;
-    /// Largest result kept with a job, in bytes.
+    /// Maximum size of the result stored with a job, in bytes.
     pub const MAX_RESULT_BYTES: usize = 256 * 1024;
 
     /// Cut a text to [`MAX_ERROR_BYTES`], at a character boundary.
@@ -44,7 +44,7 @@ pub mod limits {
     }
 }
 
-/// When a job should start.
+/// The requested start time of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// As soon as a worker is free.
@@ -55,24 +55,24 @@ pub enum Due {
     At(Timestamp),
 }
 
-/// How urgent a job is within its queue: 0 runs first, 9 last, 5 unless said otherwise.
+/// Urgency of a job within its queue: 0 runs first, 9 last. Default: 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Priority(u8);
 
 impl Priority {
-    /// The priority of jobs that ask for none.
+    /// The default priority.
     pub const NORMAL: Self = Self(5);
     /// The least urgent level.
     pub const LAST: Self = Self(9);
 
-    /// The level, 0 (first) to 9 (last).
+    /// Return the level, 0 (first) to 9 (last).
     #[must_use]
     pub const fn level(self) -> u8 {
         self.0
     }
 
-    /// Every level, most urgent first.
+    /// Return every level, most urgent first.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..=Self::LAST.0).map(Self)
     }
@@ -98,37 +98,37 @@ impl From<Priority> for u8 {
     }
 }
 
-/// The rarer wishes of a job, kept as one JSON object beside it.
+/// The less common options of a job, stored as one JSON object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobOptions {
-    /// Time limit of one attempt in milliseconds; the kind's own when absent.
+    /// Time limit of one attempt in milliseconds; the default of the kind if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timeout_ms: Option<u64>,
-    /// Backoff of this job; the kind's own when absent.
+    /// Backoff of this job; the default of the kind if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<RetryPolicy>,
-    /// The schedule that it comes from.
+    /// The schedule that created the job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<ScheduledBy>,
-    /// Words to find it again.
+    /// Tags to find the job by.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<Tag>,
-    /// The failed job that it was made of.
+    /// The failed job that this job replays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_of: Option<JobId>,
     /// The trace that its attempts continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceContext>,
-    /// Whose job it is: written for jobs with a unique key alone, which others can find by guessing the key. The id of any
-    /// other job is known to those whom its producer told it.
+    /// The creator of the job. It is stored only for jobs with a unique key, which another client can find by guessing
+    /// that unique key. The id of any other job is known only to the clients that its producer told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub creator: Option<Actor>,
 }
 
 impl JobOptions {
-    /// Stored options for people to read, as far as this binary can: another version of tickr may have written wishes that
-    /// are unknown here. Nothing is run by them.
+    /// Read stored options for display, as far as this binary understands them: another version of tickr may have
+    /// written options that are unknown here. Do not run a job by the result.
     #[must_use]
     pub fn as_far_as_readable(text: &str) -> Self {
         let without_retry = || {
@@ -139,59 +139,58 @@ impl JobOptions {
         serde_json::from_str(text).ok().or_else(without_retry).unwrap_or_default()
     }
 
-    /// Nothing asked for beyond the kind's defaults?
+    /// Return true if all options have the defaults of the kind.
     #[must_use]
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// A job as it is asked for: complete, checked, with its identity, not yet written anywhere.
+/// A requested job: complete and checked, with its id, not yet written.
 #[derive(Clone, Debug)]
 pub struct NewJob {
-    /// Made here, before the write, so that a repeated write is recognised.
+    /// Id made before the write, so that a repeated write is recognised.
     pub id: JobId,
-    /// Picks the handler.
+    /// Kind, which selects the handler.
     pub kind: Name,
-    /// The line it waits in.
+    /// Queue in which the job waits.
     pub queue: Name,
-    /// The handler's input, JSON text.
+    /// The handler's input, as JSON text.
     pub payload: Box<RawValue>,
-    /// When it should start.
+    /// Requested start time.
     pub due: Due,
     /// Urgency within the queue.
     pub priority: Priority,
-    /// Attempts that may be burned before the job fails.
+    /// Attempts that may be used before the job fails.
     pub max_attempts: u32,
-    /// At most one unfinished job per (kind, key).
+    /// Unique key: at most one unfinished job exists per (kind, unique key).
     pub unique_key: Option<String>,
-    /// What happens when an unfinished job has the unique key.
+    /// Behaviour if an unfinished job has the unique key.
     pub on_conflict: OnConflict,
-    /// The rarer wishes.
+    /// The less common options.
     pub options: JobOptions,
-    /// The jobs it is accepted with, if it does not come alone. Set by the store.
+    /// The batch that the job belongs to, if any. Set by the store.
     pub batch: Option<BatchPlace>,
 }
 
-/// What happens to a new job whose unique key an unfinished job has.
+/// Behaviour for a new job whose unique key belongs to an unfinished job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnConflict {
-    /// Nothing is written; the caller is given the job that has the key.
+    /// Write nothing and return the existing job.
     #[default]
     Return,
-    /// Nothing is written; the caller is told no.
+    /// Write nothing and refuse the request.
     Reject,
-    /// The job that has the key is cancelled and the new one takes its place, unless the old one executes: then as
-    /// [`Reject`](Self::Reject).
+    /// Cancel the existing job and write the new one. If the existing job executes, behave as [`Reject`](Self::Reject).
     Replace,
 }
 
-/// Which jobs were accepted together, all or none.
+/// The batch of a job. The jobs of a batch are accepted all or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchPlace {
-    /// The first of them.
+    /// Id of its first job.
     pub first: JobId,
-    /// How many they are, two at the least.
+    /// Number of jobs, at least two.
     pub size: u16,
 }

@@ -18,30 +18,30 @@ use serde::{Deserialize, Serialize};
 
 use super::Verdict;
 
-/// Where a job is in its life. `waiting`, `retrying` and `executing` jobs are *owed*; the others have *ended*.
+/// State of a job. `waiting`, `retrying` and `executing` jobs are *owed* (unfinished); the others have *ended*.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Accepted and not yet started, or given back without burning an attempt. Starts at its `execute_at`.
+    /// Accepted and not yet started, or given back without using an attempt. Starts at its `execute_at`.
     Waiting,
     /// One attempt is open; its runner holds the lease and the token.
     Executing,
-    /// An attempt failed and another is allowed; waits for its new `execute_at`.
+    /// An attempt failed and another is allowed. The job waits for its new `execute_at`.
     Retrying,
-    /// The last attempt succeeded. Kept until its retention ends.
+    /// The last attempt succeeded. Retained until its retention ends.
     Completed,
-    /// Out of attempts, or rejected: a dead letter. Kept until its retention ends; an operator may retry it.
+    /// No attempts left, or rejected: a dead letter. Retained until its retention ends; an operator may retry it.
     Failed,
-    /// Stopped on request. Kept until its retention ends; an operator may retry it.
+    /// Stopped on request. Retained until its retention ends; an operator may retry it.
     Cancelled,
 }
 
 impl State {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 6] =
         [Self::Waiting, Self::Executing, Self::Retrying, Self::Completed, Self::Failed, Self::Cancelled];
 
-    /// Has the job ended? An end state changes only by an operator's retry.
+    /// Return true if the job has ended. Only an operator's retry changes an end state.
     #[must_use]
     pub const fn is_end(self) -> bool {
         match self {
@@ -50,7 +50,7 @@ impl State {
         }
     }
 
-    /// The word used in the tables, the API and the logs.
+    /// Return the word used in the tables, the API and the logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// The state behind a word read from the store or a query string.
+    /// Return the state of a word read from the store or a query string.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.as_str() == word)
@@ -76,44 +76,44 @@ impl fmt::Display for State {
     }
 }
 
-/// What can happen to a job.
+/// An event in the life of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A worker starts an attempt.
     Claim,
     /// The open attempt ends.
     Settle {
-        /// What the attempt came to.
+        /// Verdict of the attempt.
         verdict: Verdict,
-        /// Has the job, this attempt included, used up its `max_attempts`?
+        /// True if the job, including this attempt, has used up its `max_attempts`.
         spent: bool,
-        /// Was a cancel asked for while the attempt ran?
+        /// True if a cancel was requested while the attempt ran.
         cancel_requested: bool,
     },
-    /// Somebody asks for the job to stop.
+    /// A client requests that the job stops.
     Cancel,
-    /// An operator gives an ended job a new life.
+    /// An operator runs an ended job again.
     Retry,
-    /// An operator wants a waiting job to start now.
+    /// An operator makes a waiting job due now.
     RunNow,
-    /// Somebody changes when a waiting job is due, or how urgent it is.
+    /// A client changes the due time or the priority of a waiting job.
     Change,
 }
 
-/// The move is not legal; nothing may be written.
+/// The error for an illegal move; nothing may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a job that is {state} does not accept this")]
 pub struct Refused {
-    /// The state the job is in, and stays in.
+    /// The state of the job, which does not change.
     pub state: State,
 }
 
-/// The only place that knows the legal moves: the state after `event`, or a refusal.
+/// Return the state after `event`, or refuse the move. This is the only place that knows the legal moves.
 ///
-/// Cancelling an executing job leaves it executing (it has been *asked*); its settle then honours the request.
+/// Cancelling an executing job leaves it executing: a stop is *requested*, and the settle of the attempt honours it.
 ///
 /// # Errors
-/// [`Refused`] with the unchanged state when the move is not legal.
+/// [`Refused`] with the unchanged state if the move is illegal.
 pub const fn next(state: State, event: Event) -> Result<State, Refused> {
     use State::{Cancelled, Completed, Executing, Failed, Retrying, Waiting};
     let refused = Err(Refused { state });
@@ -144,7 +144,7 @@ pub const fn next(state: State, event: Event) -> Result<State, Refused> {
         (Completed, Event::Claim) => refused,
         (Completed, Event::Settle { .. }) => refused,
         (Completed, Event::Cancel) => refused,
-        // A success is not repeated by accident: whoever wants the work again enqueues a new job.
+        // A success is not repeated by accident: a client that wants the work again enqueues a new job.
         (Completed, Event::Retry) => refused,
         (Completed, Event::RunNow) => refused,
         (Completed, Event::Change) => refused,
@@ -165,10 +165,10 @@ pub const fn next(state: State, event: Event) -> Result<State, Refused> {
     }
 }
 
-/// The state of a job whose open attempt came to `verdict`.
+/// Return the state of a job whose open attempt ended with `verdict`.
 const fn settled(verdict: Verdict, spent: bool, cancel_requested: bool) -> State {
     match verdict {
-        // Work that is done is done, and work that can never succeed has failed, also when a cancel came too late.
+        // Finished work stays completed, and work that can never succeed stays failed, also if a cancel came too late.
         Verdict::Succeeded => State::Completed,
         Verdict::Rejected => State::Failed,
         Verdict::Cancelled => State::Cancelled,
@@ -224,7 +224,7 @@ mod tests {
         for state in State::ALL {
             let claimable = matches!(state, State::Waiting | State::Retrying);
             assert_eq!(next(state, Event::Claim).is_ok(), claimable, "{state}");
-            // They can be changed as long as nobody has them, and stay what they are.
+            // Waiting and retrying jobs can be changed while no runner executes them, and keep their state.
             assert_eq!(next(state, Event::Change).ok(), claimable.then_some(state), "{state}");
         }
     }

@@ -1,8 +1,8 @@
 //! "Did you mean …": the known name nearest to a misspelt one.
 
-/// The candidate with the fewest edits, when it is near enough to be a likely slip.
+/// Return the candidate with the fewest edits, if it is near enough to be a likely typing error.
 pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A third of the letters may be wrong; more than that is another word.
+    // At most a third of the letters may be wrong; with more it is another word.
     let limit = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
@@ -12,7 +12,7 @@ pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a s
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein distance with one row of memory; names are short, so the square of their length is nothing.
+/// Compute the Levenshtein distance with one row of memory. Names are short, so quadratic time is acceptable.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,4 +1,4 @@
-//! Tags: words that a caller puts on a job to find it again.
+//! Tags: words that a client attaches to a job to find it again.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Tag(String);
 
-/// Why a text is not a [`Tag`].
+/// The error for a text that is not a [`Tag`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tag is 1 to 64 of A-Z a-z 0-9 _ . : / @ = + -")]
 pub struct InvalidTag;
@@ -19,7 +19,7 @@ impl Tag {
     /// Longest tag, in bytes; the column has this width.
     pub const MAX_LEN: usize = 64;
 
-    /// The tag as text.
+    /// Return the tag as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

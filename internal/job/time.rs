@@ -1,17 +1,17 @@
-//! Time as tickr keeps it: UTC, microseconds in the ledger, whole milliseconds for due times.
+//! Time in tickr: UTC, microseconds in stored attempts, whole milliseconds for due times.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-/// A moment in UTC, by the store's clock wherever it decides anything.
+/// A moment in UTC. Every decision uses the store's clock.
 pub type Timestamp = DateTime<Utc>;
 
-/// `moment` cut to whole milliseconds: the due time of work that is due at once.
+/// Round `moment` down to whole milliseconds: the due time of work that is due at once.
 #[must_use]
 pub fn floor_ms(moment: Timestamp) -> Timestamp {
     DateTime::from_timestamp_millis(moment.timestamp_millis()).unwrap_or(moment)
 }
 
-/// `moment` raised to whole milliseconds: due times never lie before what was asked for (G7).
+/// Round `moment` up to whole milliseconds: due times are never earlier than requested (G7).
 #[must_use]
 pub fn ceil_ms(moment: Timestamp) -> Timestamp {
     let floor = floor_ms(moment);

@@ -1,4 +1,5 @@
-//! Traces: the context that a job carries from whoever enqueued it to its attempts, in the words of W3C Trace Context.
+//! Traces: the context that a job carries from the client that enqueued it to its attempts, in W3C Trace Context
+//! format.
 
 use std::fmt;
 
@@ -7,26 +8,26 @@ use sha2::{Digest as _, Sha256};
 
 use super::JobId;
 
-/// Longest `tracestate` that is carried; the recommendation asks for at least this.
+/// Longest `tracestate` that is carried; the recommendation requires at least this length.
 const MOST_STATE_BYTES: usize = 512;
-/// Most members of a `tracestate`.
+/// Maximum number of members of a `tracestate`.
 const MOST_STATE_MEMBERS: usize = 32;
-/// The bit that says that somebody records this trace.
+/// The flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
 
-/// The identity of a span within its trace. Never all zeros.
+/// The id of a span within its trace. Never all zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId([u8; 8]);
 
 impl SpanId {
-    /// A span that nobody has named before.
+    /// Return a new random span id.
     #[must_use]
     pub fn random() -> Self {
         Self::of(rand::random())
     }
 
-    /// The span of one execution of a job: the same wherever it is asked for, so that the next one can point to it though
-    /// nobody stored it.
+    /// Return the span id of one execution of a job. It is computed from the job and the number, so that the next
+    /// execution can link to it although it is not stored.
     #[must_use]
     pub fn of_attempt(job: JobId, number: u32) -> Self {
         let mut digest = Sha256::new();
@@ -45,14 +46,14 @@ impl SpanId {
         Self(bytes)
     }
 
-    /// Its bytes, for the wire.
+    /// Return the bytes, for the wire.
     #[must_use]
     pub const fn bytes(self) -> [u8; 8] {
         self.0
     }
 }
 
-/// Where a span stands: its trace, itself, and whether the trace is recorded. What `traceparent` says.
+/// A span context: the trace, the span, and whether the trace is recorded. The content of `traceparent`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     trace: [u8; 16],
@@ -61,7 +62,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The root of a new trace that is recorded.
+    /// Return the root of a new trace that is recorded.
     #[must_use]
     pub fn root() -> Self {
         let mut trace: [u8; 16] = rand::random();
@@ -71,42 +72,43 @@ impl Place {
         Self { trace, span: SpanId::random(), flags: SAMPLED }
     }
 
-    /// Another span of the same trace.
+    /// Return the context of another span of the same trace.
     #[must_use]
     pub const fn with_span(self, span: SpanId) -> Self {
         Self { span, ..self }
     }
 
-    /// Its trace, for the wire.
+    /// Return the trace id, for the wire.
     #[must_use]
     pub const fn trace(self) -> [u8; 16] {
         self.trace
     }
 
-    /// Its trace as logs and tools write it.
+    /// Return the trace id in hex, as logs and tools show it.
     #[must_use]
     pub fn trace_id(self) -> String {
         hex(&self.trace)
     }
 
-    /// Its span.
+    /// Return the span id.
     #[must_use]
     pub const fn span(self) -> SpanId {
         self.span
     }
 
-    /// Does somebody record this trace?
+    /// Return true if this trace is recorded.
     #[must_use]
     pub const fn is_sampled(self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// Read a `traceparent`. What the recommendation does not allow is none: the caller goes on without.
+    /// Parse a `traceparent`. Return `None` for anything that the recommendation forbids; the caller then continues
+    /// without a trace.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let version = unhex::<1>(bytes.get(..2)?)?[0];
-        // Later versions may say more after a dash; this one may not.
+        // Later versions may have more content after a dash; this version may not.
         let whole = bytes.len() == 55 || (version > 0 && bytes.get(55) == Some(&b'-'));
         let dashes = [2, 35, 52].iter().all(|at| bytes.get(*at) == Some(&b'-'));
         if version == 0xff || !whole || !dashes {
@@ -120,7 +122,7 @@ impl Place {
 }
 
 impl fmt::Display for Place {
-    /// As a `traceparent`.
+    /// Write the context as a `traceparent`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{}-{}-{:02x}", hex(&self.trace), hex(&self.span.0), self.flags)
     }
@@ -138,7 +140,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
-/// Lower-case digits only, as the recommendation has it.
+/// Decode hex. Only lower-case digits are accepted, as the recommendation requires.
 fn unhex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let nibble = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -155,17 +157,17 @@ fn unhex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// What a job carries of the trace it was enqueued in.
+/// The trace context that a job carries from its enqueue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Words", into = "Words")]
 pub struct TraceContext {
-    /// Where the span stands that enqueued it.
+    /// The span context of the enqueue.
     pub place: Place,
-    /// What other tracing systems want to find again.
+    /// The `tracestate` of other tracing systems.
     pub state: Option<String>,
 }
 
-/// As it is stored, and shown.
+/// The stored and displayed form.
 #[derive(Serialize, Deserialize)]
 struct Words {
     traceparent: String,
@@ -188,7 +190,8 @@ impl TryFrom<Words> for TraceContext {
 }
 
 impl TraceContext {
-    /// Read what a caller said. Without a good `traceparent` there is none; a `tracestate` that is no good is left out.
+    /// Parse the headers of a client. Without a valid `traceparent` there is no context; an invalid `tracestate` is
+    /// left out.
     #[must_use]
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         let place = Place::parse(traceparent)?;
@@ -196,7 +199,7 @@ impl TraceContext {
     }
 }
 
-/// A list of `key=value`, of printable ASCII, within the limits.
+/// Return true for a list of `key=value` in printable ASCII, within the limits.
 fn is_state(text: &str) -> bool {
     let key = |key: &str| {
         let legal =
@@ -230,7 +233,7 @@ mod tests {
         let place = Place::parse(GOOD).unwrap();
         assert!(place.is_sampled());
         assert_eq!((place.to_string().as_str(), place.trace_id().as_str()), (GOOD, &GOOD[3..35]));
-        // The flags of tomorrow are not passed on, because nobody knows here what they promise.
+        // Unknown flags of later versions are not passed on, because their meaning is unknown here.
         let later = GOOD.replacen("00", "01", 1);
         assert_eq!(Place::parse(&format!("{}ff-what-comes", &later[..53])), Some(place));
         assert!(!Place::parse(&GOOD.replace("-01", "-00")).unwrap().is_sampled());

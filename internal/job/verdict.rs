@@ -1,4 +1,4 @@
-//! What an attempt came to.
+//! The result of an attempt.
 
 use std::fmt;
 
@@ -11,26 +11,26 @@ use serde::{Deserialize, Serialize};
 pub enum Verdict {
     /// The handler returned its result.
     Succeeded,
-    /// The handler failed in a way that another try may mend.
+    /// The handler failed in a way that another attempt may solve.
     Failed,
-    /// The handler said that no retry can help.
+    /// The handler reported that no retry can help.
     Rejected,
-    /// The attempt outlived its time limit and was stopped.
+    /// The attempt exceeded its time limit and was stopped.
     TimedOut,
-    /// The handler panicked; the worker lives on.
+    /// The handler panicked; the worker continues.
     Panicked,
-    /// The attempt was asked to stop by a cancel and did.
+    /// The attempt was asked to stop by a cancel, and stopped.
     Cancelled,
-    /// The runner shut down and gave the job back. Burns no attempt.
+    /// The runner shut down and gave the job back. Uses no attempt.
     Interrupted,
     /// The runner died or lost its lease. Written by the reaper.
     Lost,
-    /// The handler asked to run later. Burns no attempt.
+    /// The handler requested to run later. Uses no attempt.
     Snoozed,
 }
 
 impl Verdict {
-    /// Every verdict, in the order of the column's definition.
+    /// All verdicts, in the order of the column's definition.
     pub const ALL: [Self; 9] = [
         Self::Succeeded,
         Self::Failed,
@@ -43,7 +43,7 @@ impl Verdict {
         Self::Snoozed,
     ];
 
-    /// Does this verdict count against `max_attempts`?
+    /// Return true if this verdict counts against `max_attempts`.
     #[must_use]
     pub const fn burns_attempt(self) -> bool {
         match self {
@@ -58,7 +58,7 @@ impl Verdict {
         }
     }
 
-    /// The word used in the tables, the API and the logs.
+    /// Return the word used in the tables, the API and the logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ impl Verdict {
         }
     }
 
-    /// The verdict behind a word read from the store.
+    /// Return the verdict of a word read from the store.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|verdict| verdict.as_str() == word)

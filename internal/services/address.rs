@@ -1,4 +1,4 @@
-//! How the servers are reached: addresses, the password that guards ports, and the URLs made from both.
+//! Addresses of the servers, the password that protects ports, and the URLs made from both.
 
 use std::fmt;
 use std::io;
@@ -6,16 +6,16 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// What kind of address the servers listen on.
+/// Kind of address on which the servers listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// Unix sockets in the data folder, which only the owner of the folder can enter.
+    /// Unix sockets in the data folder, which only its owner can enter.
     Socket,
-    /// Free ports on the loopback interface, which every user of the machine can reach; hence a password.
+    /// Free ports on the loopback interface. Every user of the machine can reach them, so they need a password.
     Tcp,
 }
 
-/// Where one server listens.
+/// Address of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -24,16 +24,17 @@ pub enum Address {
     Tcp(u16),
 }
 
-/// The longest path a socket can have: the kernel's field without the closing zero.
+/// Maximum length of a socket path: the kernel's field without the terminating zero.
 const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 
 impl Address {
-    /// Whether a socket may stand at `path`.
+    /// Return true if the path is short enough for a socket.
     pub(super) fn fits(path: &Path) -> bool {
         path.as_os_str().len() <= LONGEST_SOCKET_PATH
     }
 
-    /// A port that was free a moment ago. Somebody may take it before the server does, so the caller must retry.
+    /// Return a port that was free a moment ago. Another process may take it before the server does, so the caller must
+    /// retry.
     pub(super) fn free_port() -> io::Result<Self> {
         Ok(Self::Tcp(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port()))
     }
@@ -71,7 +72,7 @@ impl Password {
         Self(text.to_owned())
     }
 
-    /// The password itself, for URLs and for the servers' own files.
+    /// Return the password itself, for URLs and for the servers' own files.
     pub(super) fn reveal(&self) -> &str {
         &self.0
     }
@@ -83,7 +84,7 @@ impl fmt::Debug for Password {
     }
 }
 
-/// Percent-encodes everything but plain characters and those in `keep`.
+/// Percent-encode everything except plain characters and those in `keep`.
 fn encode(bytes: &[u8], keep: &str) -> String {
     let mut text = String::with_capacity(bytes.len());
     for &byte in bytes {

@@ -1,4 +1,4 @@
-//! Everything that can keep the private servers from running, told to the person at the terminal.
+//! All failures that prevent the private servers from running, with messages for the user at the terminal.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,20 +6,20 @@ use std::process::ExitStatus;
 
 use thiserror::Error;
 
-/// Why the private servers could not be started or acted upon.
+/// The reason why the private servers could not be started or controlled.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServicesError {
     /// A server binary is not on this machine.
     #[error("no {wanted} found (looked for {names} in {searched}); install it with: {install}")]
     MissingProgram {
-        /// What is missing, in words.
+        /// Description of the missing program.
         wanted: &'static str,
-        /// The file names that would do.
+        /// Accepted file names.
         names: String,
-        /// The folders that were searched.
+        /// Folders that were searched.
         searched: String,
-        /// The one command that mends it.
+        /// The command that installs it.
         install: &'static str,
     },
 
@@ -28,11 +28,11 @@ pub enum ServicesError {
     InUse {
         /// The folder.
         dir: PathBuf,
-        /// The process, as far as the lock tells.
+        /// Process id from the lock file.
         owner: String,
     },
 
-    /// The folder was to be removed at the end, but there are files in it that tickr did not make.
+    /// The folder is to be removed at the end, but contains files that tickr did not create.
     #[error("will not use {} for ephemeral servers: it holds files that are not tickr's and would be removed", dir.display())]
     NotOurs {
         /// The folder.
@@ -42,26 +42,26 @@ pub enum ServicesError {
     /// A server ended before it answered.
     #[error("{name} ended while starting ({status}); the end of {}:\n{tail}", log.display())]
     EarlyExit {
-        /// Which server.
+        /// Name of the server.
         name: &'static str,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// Its log.
+        /// Log file.
         log: PathBuf,
-        /// The last lines of the log.
+        /// Last lines of the log.
         tail: String,
     },
 
     /// A server runs but does not answer.
     #[error("{name} did not answer within {seconds} s; the end of {}:\n{tail}", log.display())]
     NotReady {
-        /// Which server.
+        /// Name of the server.
         name: &'static str,
-        /// How long it was given.
+        /// Time limit in seconds.
         seconds: u64,
-        /// Its log.
+        /// Log file.
         log: PathBuf,
-        /// The last lines of the log.
+        /// Last lines of the log.
         tail: String,
     },
 
@@ -70,58 +70,58 @@ pub enum ServicesError {
     Initialise {
         /// The program that was run.
         program: PathBuf,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// The last lines of its output.
+        /// Last lines of its output.
         tail: String,
     },
 
-    /// Another process has been making the template for too long.
+    /// Another process has been creating the template for too long.
     #[error("another process has been making the template in {} for more than {seconds} s", dir.display())]
     TemplateBusy {
         /// The template folder.
         dir: PathBuf,
-        /// How long it was waited for.
+        /// Seconds waited.
         seconds: u64,
     },
 
     /// The call needs a running server.
     #[error("{name} is not running")]
     NotRunning {
-        /// Which server.
+        /// Name of the server.
         name: &'static str,
     },
 
     /// The call needs a stopped server.
     #[error("{name} is already running")]
     AlreadyRunning {
-        /// Which server.
+        /// Name of the server.
         name: &'static str,
     },
 
-    /// A server's process is still there after it was killed.
+    /// The process of a server still exists after it was killed.
     #[error("{name} did not end within {seconds} s")]
     StillRunning {
-        /// Which server.
+        /// Name of the server.
         name: &'static str,
-        /// How long it was waited for.
+        /// Seconds waited.
         seconds: u64,
     },
 
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{action} {}", path.display())]
     Io {
-        /// What was attempted.
+        /// The attempted action.
         action: &'static str,
-        /// On which file or program.
+        /// The file or program of the action.
         path: PathBuf,
-        /// The refusal.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
 impl ServicesError {
-    /// For `map_err`: names the attempt that an I/O error belongs to.
+    /// Return a closure for `map_err` that adds the attempted action to an I/O error.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }

@@ -1,4 +1,4 @@
-//! The data folder: made private, locked against a second tickr, and removed at the end if it was ephemeral.
+//! The data folder: private, locked against a second tickr, and removed at the end if it is ephemeral.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -12,8 +12,8 @@ use super::guard::Sweeper;
 use super::poll::poll;
 use super::{Options, ServicesError};
 
-/// How long the servers of a killed owner may take to stop before the folder counts as in use. The guards kill them
-/// after a minute.
+/// Time that the servers of a killed owner get to stop before the folder counts as in use. Their guards kill them after
+/// a minute.
 const LEAVING_LIMIT: Duration = Duration::from_secs(70);
 
 /// A locked data folder.
@@ -26,7 +26,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder if need be and locks it, waiting for servers that a killed owner left on their way out.
+    /// Create the folder if needed and lock it. Wait for servers of a killed owner that are still stopping.
     pub(super) fn open(options: &Options) -> Result<Self, ServicesError> {
         let path = std::path::absolute(&options.dir).map_err(ServicesError::io("finding", &options.dir))?;
         let lock = loop {
@@ -61,17 +61,17 @@ impl Folder {
         self.sweeper.as_ref()
     }
 
-    /// The socket of the server called `name`.
+    /// Return the socket path of the server called `name`.
     pub(super) fn socket(&self, name: &str) -> PathBuf {
         self.path.join(format!("{name}.sock"))
     }
 
-    /// What was asked for, or ports where the sockets' paths would be too long.
+    /// Return the requested transport, or ports if the socket paths would be too long.
     pub(super) fn transport(&self, wanted: Transport) -> Transport {
         if Address::fits(&self.socket("mysql")) { wanted } else { Transport::Tcp }
     }
 
-    /// The password of this folder's servers, made at the first call.
+    /// Return the password of this folder's servers. The first call creates it.
     pub(super) fn password(&self) -> Result<Password, ServicesError> {
         let path = self.path.join("password");
         match fs::read_to_string(&path) {
@@ -91,7 +91,7 @@ impl Folder {
         Ok(Password::new(&text))
     }
 
-    /// Writes a file that only the owner can read, even while it is being written.
+    /// Write a file that only the owner can read, even while it is being written.
     pub(super) fn write_private(&self, name: &str, text: &str) -> Result<PathBuf, ServicesError> {
         let path = self.path.join(name);
         remove(&path)?;
@@ -106,7 +106,7 @@ impl Folder {
     }
 }
 
-/// Removes a file that may not be there.
+/// Remove a file that may not exist.
 pub(super) fn remove(path: &Path) -> Result<(), ServicesError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ServicesError::io("removing", path)(error)),
@@ -114,7 +114,8 @@ pub(super) fn remove(path: &Path) -> Result<(), ServicesError> {
     }
 }
 
-/// Takes `lock`, waiting for its holder up to `limit` and for as long as `patient` holds. Tells whether it was to be had.
+/// Take `lock`. Wait for its holder up to `limit` and for as long as `patient` returns true. Return true if the lock
+/// was taken.
 pub(super) fn lock_within(limit: Duration, lock: &File, patient: impl Fn() -> bool) -> io::Result<bool> {
     let mut refusal = None;
     let locked = poll(limit, || match lock.try_lock() {
@@ -137,7 +138,7 @@ fn make_private(path: &Path, ephemeral: bool) -> Result<(), ServicesError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(ServicesError::io("making", path)(error)),
     }
-    // An ephemeral folder is removed with all that is in it, so a folder of somebody else's must not become one.
+    // An ephemeral folder is removed with its content, so a folder with files of other programs must not become one.
     if ephemeral && !path.join("lock").exists() {
         let mut entries = fs::read_dir(path).map_err(ServicesError::io("reading", path))?;
         if entries.next().is_some() {
@@ -147,8 +148,8 @@ fn make_private(path: &Path, ephemeral: bool) -> Result<(), ServicesError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(ServicesError::io("closing to others", path))
 }
 
-/// Takes the folder's lock. The file holds the owner's process id, which tells a living owner, who will not give it up,
-/// from a dead one, whose guards will.
+/// Take the folder's lock. The file contains the owner's process id. A living owner keeps the lock; the guards of a
+/// dead owner release it soon.
 fn take_lock(dir: &Path) -> Result<File, ServicesError> {
     let path = dir.join("lock");
     let failed = |error| ServicesError::io("locking", &path)(error);
@@ -168,7 +169,7 @@ fn take_lock(dir: &Path) -> Result<File, ServicesError> {
     Ok(lock)
 }
 
-/// Whether a process of that id exists. A signal that is refused was sent to one that does.
+/// Return true if a process with that id exists. If the signal is refused for lack of permission, the process exists.
 fn alive(pid: &str) -> bool {
     if pid.is_empty() || !pid.bytes().all(|byte| byte.is_ascii_digit()) {
         return false;

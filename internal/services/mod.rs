@@ -1,15 +1,24 @@
 //! Private MySQL and Redis servers for `tickr dev`, `tickr bench` and the tests.
 //!
-//! [`Services::start`] gives a running pair of servers in a data folder of its own, reachable through Unix sockets or,
-//! where a socket's path would be too long, through loopback ports behind a random password. Nothing on the machine is
-//! touched: no system service, no fixed port, no configuration file outside the folder.
+//! [`Services::start`] returns a running pair of servers with their own data folder. They are reachable through Unix
+//! sockets or, if a socket path would be too long, through loopback ports with a random password. Nothing else on the
+//! machine is changed: no system service, no fixed port, no configuration file outside the folder.
 //!
-//! The reading order: [`Options`] say what is wanted, `folder` owns the data folder and its lock, `programs` finds the
-//! binaries, `mysql` and `redis` know one server each, [`Server`] is a running one, and `guard` makes sure that none
-//! of them outlives its owner, whatever happens to the owner.
+//! - `address`: addresses, password and URLs
+//! - `error`: [`ServicesError`]
+//! - `folder`: the data folder and its lock
+//! - `guard`: the processes that stop a server when its owner dies
+//! - `mysql`: data folder and flags of MySQL or MariaDB
+//! - `options`: [`Options`], the choices of the caller
+//! - `poll`: waiting for processes, sockets and locks
+//! - `programs`: the search for the server binaries
+//! - `redis`: configuration of Redis
+//! - `server`: [`Server`], one running server
+//! - `install.sh`: installs the server binaries and the tools of the tests
+//! - `schemathesis.txt`: the pinned packages of one of these tools
 //!
-//! Everything here is synchronous and needs nothing but the standard library and a POSIX shell; call it from `main` or
-//! through `spawn_blocking`. What to do with the servers is left to the callers.
+//! All functions are synchronous and need only the standard library and a POSIX shell. Call them from `main` or through
+//! `spawn_blocking`.
 
 mod address;
 mod error;
@@ -38,8 +47,8 @@ use self::programs::Programs;
 
 /// A running MySQL and a running Redis that belong to this process.
 ///
-/// Dropping it stops both gracefully and, when the options said ephemeral, removes the data folder. A process that dies
-/// without dropping it (a crash, `kill -9`, a `static`) has the same done for it by the guards.
+/// Dropping it stops both gracefully and, if the options are ephemeral, removes the data folder. If the process ends
+/// without the drop (a crash, `kill -9`, a `static`), the guards do the same.
 pub struct Services {
     // The order matters: fields drop from top to bottom, and the folder must outlive both servers.
     mysql: Server,
@@ -49,9 +58,10 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts both servers and returns once they answer.
+    /// Start both servers and return when they answer.
     ///
-    /// Takes about a quarter of a second with a template at hand, one to four seconds for the very first data folder.
+    /// This takes about a quarter of a second with an existing template, and one to four seconds for the very first
+    /// data folder.
     pub fn start(options: &Options) -> Result<Self, ServicesError> {
         let programs = Programs::find(options.mysqld.as_deref())?;
         let folder = Arc::new(Folder::open(options)?);
@@ -77,27 +87,27 @@ impl Services {
         Ok(Self { mysql: mysql?, redis: redis?, password, folder })
     }
 
-    /// The URL of `database` on the private MySQL, with full rights. The database need not exist yet.
+    /// Return the URL of `database` on the private MySQL, with full rights. The database need not exist yet.
     pub fn mysql_url(&self, database: &str) -> String {
         self.mysql.address().mysql_url(self.password.as_ref(), database)
     }
 
-    /// The URL of the private Redis.
+    /// Return the URL of the private Redis.
     pub fn redis_url(&self) -> String {
         self.redis.address().redis_url(self.password.as_ref())
     }
 
-    /// The MySQL server, to look at it or to make it fail.
+    /// Return the MySQL server, to inspect it or to make it fail.
     pub fn mysql(&self) -> &Server {
         &self.mysql
     }
 
-    /// The Redis server, to look at it or to make it fail.
+    /// Return the Redis server, to inspect it or to make it fail.
     pub fn redis(&self) -> &Server {
         &self.redis
     }
 
-    /// The data folder.
+    /// Return the data folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -105,7 +115,7 @@ impl Services {
 
 impl Drop for Services {
     fn drop(&mut self) {
-        // Both are asked before either is waited for, which the fields' own drops do.
+        // Ask both to stop before the drops of the fields wait for each of them.
         self.mysql.ask_to_stop();
         self.redis.ask_to_stop();
     }

@@ -1,4 +1,4 @@
-//! The private MySQL, of either flavour: how its data folder comes to be and which flags it runs with.
+//! The private MySQL or MariaDB: initialisation of its data folder, and its flags.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -15,10 +15,10 @@ use super::programs::{Flavour, Programs};
 use super::server::{Connection, Plan, last_lines};
 use super::{Options, ServicesError};
 
-/// Two initialisations in a row on a slow disk.
+/// Time for two initialisations in a row on a slow disk.
 const TEMPLATE_LIMIT: Duration = Duration::from_secs(120);
 
-/// The data folder of a flavour; the two cannot read each other's.
+/// Return the data folder of a flavour. Each flavour has its own, because they cannot read each other's.
 fn data_dir(programs: &Programs, folder: &Folder) -> PathBuf {
     folder.join(match programs.flavour {
         Flavour::Mariadb => "mariadb",
@@ -26,7 +26,8 @@ fn data_dir(programs: &Programs, folder: &Folder) -> PathBuf {
     })
 }
 
-/// Makes sure that there is an initialised data folder. It is made aside and renamed, so that one that exists is whole.
+/// Make sure that an initialised data folder exists. It is created under another name and renamed, so that an existing
+/// one is always complete.
 pub(super) fn prepare(programs: &Programs, folder: &Folder, options: &Options) -> Result<(), ServicesError> {
     let data = data_dir(programs, folder);
     if data.exists() {
@@ -44,7 +45,7 @@ pub(super) fn prepare(programs: &Programs, folder: &Folder, options: &Options) -
     fs::rename(&aside, &data).map_err(ServicesError::io("renaming", &aside))
 }
 
-/// The template of this exact server in `dir`, made at the first call.
+/// Return the template for this exact server version in `dir`. The first call creates it.
 fn template(programs: &Programs, dir: &Path) -> Result<PathBuf, ServicesError> {
     let dir = std::path::absolute(dir).map_err(ServicesError::io("finding", dir))?;
     let template = dir.join(&programs.version);
@@ -73,12 +74,12 @@ fn template(programs: &Programs, dir: &Path) -> Result<PathBuf, ServicesError> {
     Ok(template)
 }
 
-/// Makes a data folder with no more in it than the server's own tables and a `root` that needs no password, which
-/// [`plan`] keeps behind a private socket.
+/// Create a data folder that contains only the server's own tables and a `root` without a password. [`plan`] makes that
+/// account reachable through a private socket only.
 fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), ServicesError> {
     DirBuilder::new().mode(0o700).create(data).map_err(ServicesError::io("making", data))?;
     let program = programs.install_db.as_ref().unwrap_or(&programs.mysqld);
-    // Temporary tables are named by process, and in a shared /tmp two initialisers have met under one name.
+    // Temporary tables are named by process id. In a shared /tmp, two initialisers have already used the same name.
     let tmp = data.with_extension("tmp");
     remove_all(&tmp)?;
     DirBuilder::new().mode(0o700).create(&tmp).map_err(ServicesError::io("making", &tmp))?;
@@ -94,7 +95,7 @@ fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), Servi
         ]),
         Flavour::Mysql => command.args(["--initialize-insecure", "--innodb-redo-log-capacity=16M"]),
     };
-    // Standard input only carries the lock: should this process be killed, the next one waits for the initialiser.
+    // Standard input only carries the lock: if this process is killed, the next one waits for the initialiser.
     let failed = |error| ServicesError::io("running", program)(error);
     let lock = lock.try_clone().map_err(failed)?;
     let output = command.stdin(Stdio::from(lock)).output().map_err(failed)?;
@@ -104,14 +105,14 @@ fn initialise(programs: &Programs, data: &Path, lock: &File) -> Result<(), Servi
         let tail = last_lines(&String::from_utf8_lossy(&text));
         return Err(ServicesError::Initialise { program: program.clone(), status: output.status, tail });
     }
-    // The server's identity, which copies must not share; it makes a new one.
+    // This file has the server's identity, which copies must not share. The server creates a new one.
     match fs::remove_file(data.join("auto.cnf")) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(ServicesError::io("removing", data)(error)),
         _ => Ok(()),
     }
 }
 
-/// How to run the server at `address`.
+/// Return the command that runs the server at `address`.
 pub(super) fn plan(
     programs: &Programs,
     folder: &Folder,
@@ -120,7 +121,7 @@ pub(super) fn plan(
     password: Option<&Password>,
 ) -> Result<Plan, ServicesError> {
     let data = data_dir(programs, folder);
-    // Sorts and temporary tables stay inside the folder as well.
+    // Sorts and temporary tables stay inside the folder too.
     let tmp = data.with_extension("tmp");
     fs::create_dir_all(&tmp).map_err(ServicesError::io("making", &tmp))?;
     let mut args = vec![OsString::from("--no-defaults"), flag("--datadir=", &data), flag("--tmpdir=", &tmp)];
@@ -129,8 +130,8 @@ pub(super) fn plan(
     match address {
         Address::Socket(path) => args.extend([flag("--socket=", path), "--skip-networking".into()]),
         Address::Tcp(port) => {
-            // The server insists on a socket as well. A bare name puts it into the data folder, where nobody else can
-            // get at it and where no path is too long.
+            // The server requires a socket too. A bare name puts it into the data folder, where no other user can reach
+            // it and where no path is too long.
             args.extend(["--socket=unused.sock", "--bind-address=127.0.0.1"].map(OsString::from));
             args.push(format!("--port={port}").into());
         }
@@ -147,7 +148,8 @@ pub(super) fn plan(
     })
 }
 
-/// The command with these variables. `env` becomes the server, so that the guard knows the right process.
+/// Return the command with these environment variables. `env` replaces itself with the server, so the guard has the
+/// right process id.
 fn in_environment(variables: &[(String, PathBuf)], command: Vec<OsString>) -> Vec<OsString> {
     if variables.is_empty() {
         return command;
@@ -170,9 +172,9 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
         flags.push("--innodb-flush-log-at-trx-commit=1");
         flags.push(if options.large { "--innodb-buffer-pool-size=1G" } else { "--innodb-buffer-pool-size=256M" });
     } else {
-        // Written at every commit but never synced: what is committed survives a killed server, as the chaos tests
-        // expect, and only a crash of the machine would lose it. The doublewrite buffer stays, because a page can be
-        // torn by SIGKILL as well.
+        // The log is written at every commit but never synced: commits survive a killed server, as the chaos tests
+        // expect, and are lost only in a crash of the machine. The doublewrite buffer stays on, because SIGKILL can
+        // tear a page too.
         flags.extend([
             "--innodb-flush-log-at-trx-commit=2",
             "--innodb-flush-method=nosync",
@@ -189,14 +191,14 @@ fn flags(flavour: Flavour, options: &Options) -> Vec<&'static str> {
         (Flavour::Mysql, false, _) => &["--innodb-redo-log-capacity=16M"],
     });
     if flavour == Flavour::Mysql {
-        // Without these it wants a folder of the system's and a second fixed port, and 300 MB more memory.
+        // Without these flags MySQL needs a system folder, a second fixed port, and 300 MB more memory.
         flags.extend(["--secure-file-priv=NULL", "--mysqlx=OFF", "--performance-schema=OFF"]);
     }
     flags
 }
 
-/// Gives the one account that can come in through the port a password, at every start. With name resolution off,
-/// `root@localhost` and accounts of the host's name match sockets only.
+/// Return the SQL that sets a password, at every start, for the one account that can log in through the port. With name
+/// resolution off, `root@localhost` and accounts with the host's name match sockets only.
 fn set_password(password: &Password) -> String {
     let password = password.reveal();
     format!(
@@ -207,14 +209,14 @@ fn set_password(password: &Password) -> String {
     )
 }
 
-/// MySQL speaks first, and the fifth byte of its greeting is the protocol, 10; an error has 255 there.
+/// MySQL sends the first packet. The fifth byte of its greeting is the protocol version 10; in an error it is 255.
 fn probe(stream: &mut dyn Connection) -> io::Result<bool> {
     let mut greeting = [0; 5];
     stream.read_exact(&mut greeting)?;
     Ok(greeting[4] == 10)
 }
 
-/// The server refuses to run as root unless it is told to.
+/// Return the flag that root needs: the server refuses to run as root without it.
 fn as_root() -> Option<OsString> {
     let output = Command::new("id").arg("-u").output().ok()?;
     (output.stdout.trim_ascii() == b"0").then(|| "--user=root".into())

@@ -1,4 +1,4 @@
-//! What the caller of [`Services::start`](super::Services::start) may choose.
+//! The options of [`Services::start`](super::Services::start).
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Transport;
 
-/// Where the servers live and how carefully they keep what they are given.
+/// Location and durability of the servers.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub(super) dir: PathBuf,
@@ -22,7 +22,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Servers that keep their data in `dir` and sync every commit to disk, as a real installation would.
+    /// Return options for servers that keep their data in `dir` and sync every commit to disk, like a real
+    /// installation.
     pub fn persistent(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -37,60 +38,60 @@ impl Options {
         }
     }
 
-    /// Servers whose folder is removed at the end. Nothing is synced to disk: a commit survives the death of the
-    /// server, which the chaos tests rely on, but not the death of the machine.
+    /// Return options for servers whose folder is removed at the end. Nothing is synced to disk: a commit survives the
+    /// death of the server, which the chaos tests need, but not the death of the machine.
     pub fn ephemeral(dir: impl Into<PathBuf>) -> Self {
         Self { ephemeral: true, durable: false, ..Self::persistent(dir) }
     }
 
-    /// Ephemeral servers in a new folder under `root`, with the template kept beside it. `root` is best inside the
-    /// project's `target`, such as Cargo's `CARGO_TARGET_TMPDIR`.
+    /// Return options for ephemeral servers in a new folder under `root`, with the template kept beside it. A good
+    /// `root` is inside the project's `target`, such as Cargo's `CARGO_TARGET_TMPDIR`.
     pub fn ephemeral_under(root: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        // The names are short because the path of a Unix socket may be about a hundred bytes and no more.
+        // Short names, because the path of a Unix socket is limited to about a hundred bytes.
         let dir = root.join(format!("s{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
         Self::ephemeral(dir).template_dir(root.join("template"))
     }
 
-    /// Whether every commit is synced to disk. A benchmark wants a folder that goes away, and honest commits.
+    /// Sync every commit to disk, or not. A benchmark needs an ephemeral folder with durable commits.
     pub fn durable(mut self, durable: bool) -> Self {
         self.durable = durable;
         self
     }
 
-    /// Gives durable servers the memory and the redo log of a small production machine, 1 GiB each, so that a benchmark
-    /// measures neither a cold buffer pool nor checkpoints that nobody would have.
+    /// Give durable servers the memory and the redo log of a small production machine, 1 GiB each. A benchmark then
+    /// measures neither a cold buffer pool nor checkpoints that a production server would not have.
     pub fn large(mut self) -> Self {
         self.large = true;
         self
     }
 
-    /// Sockets, which is the default, or ports. Sockets whose path would be too long become ports by themselves.
+    /// Choose sockets, the default, or ports. If a socket path would be too long, ports are used instead.
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = transport;
         self
     }
 
-    /// Keeps an initialised, empty MySQL data folder in `dir`, so that the next fresh start copies it instead of
-    /// spending seconds on making one. Several processes may share it.
+    /// Keep an initialised, empty MySQL data folder in `dir`. The next fresh start copies it and saves the seconds of
+    /// an initialisation. Several processes may share it.
     pub fn template_dir(mut self, dir: impl Into<PathBuf>) -> Self {
         self.template_dir = Some(dir.into());
         self
     }
 
-    /// The MySQL or MariaDB server to run, in place of the one found on the machine. The default is `TICKR_MYSQLD`.
+    /// Use this MySQL or MariaDB server instead of the one found on the machine. The default is `TICKR_MYSQLD`.
     pub fn mysqld(mut self, program: impl Into<PathBuf>) -> Self {
         self.mysqld = Some(program.into());
         self
     }
 
-    /// One more flag for the MySQL server, such as `--innodb-buffer-pool-size=1G`. It wins over the built-in ones.
+    /// Add a flag for the MySQL server, such as `--innodb-buffer-pool-size=1G`. It overrides the built-in flags.
     pub fn mysql_flag(mut self, flag: impl Into<String>) -> Self {
         self.mysql_flags.push(flag.into());
         self
     }
 
-    /// One more variable in the environment of the MySQL server, such as a library to preload.
+    /// Add a variable to the environment of the MySQL server, such as a library to preload.
     pub fn mysql_environment(mut self, name: impl Into<String>, value: impl Into<PathBuf>) -> Self {
         self.mysql_environment.push((name.into(), value.into()));
         self

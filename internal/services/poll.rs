@@ -1,9 +1,9 @@
-//! Waiting for what the operating system gives no event for: processes, sockets and locks of others.
+//! Waiting for states without an event of the operating system: processes, sockets and locks of other processes.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Asks until `question` has an answer or `limit` is over. The question is asked at least once.
+/// Call `question` until it returns an answer or `limit` is over. It is called at least once.
 pub(super) fn poll<T>(limit: Duration, mut question: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,5 +1,5 @@
-//! Finds the server binaries: on the path, where packages put servers, and in the private cache that the set-up script
-//! `install.sh` fills for users who cannot install packages.
+//! The search for the server binaries: on the path, in the usual folders of packages, and in the private cache that the
+//! script `install.sh` fills for users who cannot install packages.
 
 use std::env;
 use std::fs;
@@ -9,12 +9,12 @@ use std::process::Command;
 
 use super::ServicesError;
 
-/// Which of the two families a MySQL server belongs to. They differ in their flags and in how they are initialised.
+/// The family of a MySQL server. The two differ in their flags and in their initialisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flavour {
     /// MariaDB.
     Mariadb,
-    /// MySQL of Oracle.
+    /// Oracle's MySQL.
     Mysql,
 }
 
@@ -23,15 +23,15 @@ pub(super) enum Flavour {
 pub(super) struct Programs {
     pub(super) mysqld: PathBuf,
     pub(super) flavour: Flavour,
-    /// A short name of the exact server, such as `mariadb-10.11.19`.
+    /// A short name of the exact server version, such as `mariadb-10.11.19`.
     pub(super) version: String,
-    /// MariaDB's initialiser; MySQL's server does that itself.
+    /// MariaDB's initialiser. MySQL's server initialises itself.
     pub(super) install_db: Option<PathBuf>,
     pub(super) redis: PathBuf,
 }
 
-/// Where servers live when they are not on the path: Debian keeps /usr/sbin from normal users, Homebrew keeps the
-/// database of one version in its own folder.
+/// Usual folders of servers that are not on the path: Debian hides /usr/sbin from normal users, and Homebrew puts a
+/// database version into its own folder.
 const USUAL_PLACES: [&str; 8] = [
     "/usr/sbin",
     "/usr/bin",
@@ -46,7 +46,7 @@ const USUAL_PLACES: [&str; 8] = [
 const INSTALL: &str = if cfg!(target_os = "macos") { "brew install mariadb redis" } else { "make deps" };
 
 impl Programs {
-    /// Finds all of them, with `mysqld` in place of the search for that one.
+    /// Find all binaries. If `mysqld` is given, use it instead of searching for that one.
     pub(super) fn find(mysqld: Option<&Path>) -> Result<Self, ServicesError> {
         Self::find_in(&search_path(), mysqld)
     }
@@ -60,8 +60,9 @@ impl Programs {
             }
             None => first(dirs, "MariaDB or MySQL server", &["mariadbd", "mysqld"])?,
         };
-        // Debian's Redis is one binary with several names, and the package without a system service brings it as
-        // `redis-check-rdb`; it looks at its own name to choose its role, so `redis` gives it the right one.
+        // Debian's Redis is one binary with several names. The package without a system service provides it as
+        // `redis-check-rdb`. The binary chooses its role by its own name, so the module `redis` links it under the
+        // right one.
         let redis = first(dirs, "Redis server", &["redis-server", "valkey-server", "redis-check-rdb"])?;
 
         let (flavour, version) = identify(&mysqld)?;
@@ -78,8 +79,8 @@ impl Programs {
     }
 }
 
-/// The folders to search, in order. `TICKR_SERVERS=cache` leaves only the private cache, to test that path on a
-/// machine that has the servers installed.
+/// Return the folders to search, in order. `TICKR_SERVERS=cache` leaves only the private cache, to test that case on a
+/// machine with installed servers.
 fn search_path() -> Vec<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .filter(|dir| !dir.is_empty())
@@ -93,7 +94,8 @@ fn search_path() -> Vec<PathBuf> {
     env::split_paths(&path).chain(USUAL_PLACES.map(PathBuf::from)).chain(cache).collect()
 }
 
-/// The first file of one of the `names`; an earlier name in any folder wins over a later one.
+/// Return the first executable file with one of the `names`. An earlier name in any folder has precedence over a later
+/// one.
 fn first(dirs: &[PathBuf], wanted: &'static str, names: &[&str]) -> Result<PathBuf, ServicesError> {
     names
         .iter()
@@ -113,7 +115,7 @@ fn executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Asks the server who it is: `mysqld` may be either flavour, on Debian it is a link to MariaDB.
+/// Run the server with `--version` to identify it: `mysqld` may be either flavour. On Debian it is a link to MariaDB.
 fn identify(mysqld: &Path) -> Result<(Flavour, String), ServicesError> {
     let output = Command::new(mysqld)
         .args(["--no-defaults", "--version"])

@@ -1,5 +1,5 @@
-//! The private Redis. It keeps nothing on disk, not even in a folder that stays: the index is disposable, and starting
-//! without one is what the reconciler is for.
+//! The private Redis. It stores nothing on disk, not even in a persistent folder: the index is disposable, and the
+//! reconciler rebuilds it after a start.
 
 use std::io;
 use std::os::unix::fs::symlink;
@@ -12,14 +12,14 @@ use super::guard;
 use super::programs::Programs;
 use super::server::{Connection, Plan};
 
-/// How to run Redis at `address`.
+/// Return the command that runs Redis at `address`.
 pub(super) fn plan(
     programs: &Programs,
     folder: &Folder,
     address: &Address,
     password: Option<&Password>,
 ) -> Result<Plan, ServicesError> {
-    // In a file rather than on the command line, where every user of the machine could read the password.
+    // The password is in a file, because every user of the machine can read the command line.
     let config = folder.write_private("redis.conf", &config(folder.path(), address, password))?;
     let hello = match password {
         Some(password) => format!("AUTH {}\r\nPING\r\n", password.reveal()),
@@ -32,7 +32,7 @@ pub(super) fn plan(
     })
 }
 
-/// The binary under a name that makes it a server.
+/// Return the binary under a name that makes it run as a server.
 fn program(programs: &Programs, folder: &Folder) -> Result<PathBuf, ServicesError> {
     if !programs.redis.ends_with("redis-check-rdb") {
         return Ok(programs.redis.clone());
@@ -56,7 +56,8 @@ fn quote(path: &Path) -> String {
     format!("\"{}\"", path.display().to_string().replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Redis answers `+PONG`, after an `+OK` for the password, and `-LOADING` or worse while it is not ready.
+/// Redis answers `+PONG`, after an `+OK` for the password. While it is not ready it answers `-LOADING` or another
+/// error.
 fn probe(stream: &mut dyn Connection, hello: &str) -> io::Result<bool> {
     stream.write_all(hello.as_bytes())?;
     let mut answer = String::new();

@@ -1,4 +1,4 @@
-//! One running server, and the ways to make it fail.
+//! One running server, and methods that make it fail.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -16,30 +16,30 @@ use super::folder::{Folder, remove};
 use super::guard::Guard;
 use super::poll::poll;
 
-/// Long enough for the recovery of a crashed database on a slow disk.
+/// Enough time for the recovery of a crashed database on a slow disk.
 const READY_LIMIT: Duration = Duration::from_secs(60);
-/// Long enough for a database to write out what it holds.
+/// Enough time for a database to write its memory to disk.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
-/// How often another port is tried when somebody else was quicker.
+/// Maximum number of ports to try if other processes take them first.
 const PORT_ATTEMPTS: u32 = 5;
 
-/// How to start a server and how to tell that it answers.
+/// The command that starts a server, and the probe that detects when it answers.
 pub(super) struct Plan {
     /// The program and its arguments.
     pub(super) command: Vec<OsString>,
-    /// Asks over a fresh connection whether the server is up.
+    /// Function that tests over a new connection if the server is ready.
     pub(super) probe: Probe,
-    /// What the log says once the server listens. On a port, an answer alone might be that of a stranger.
+    /// Text in the log when the server listens. On a port the probe alone is not enough: another process could answer.
     pub(super) listening: &'static str,
 }
 
 pub(super) type Probe = Box<dyn Fn(&mut dyn Connection) -> io::Result<bool> + Send + Sync>;
 
-/// A stream to a server, whatever it is made of.
+/// A stream to a server, over a socket or a port.
 pub(super) trait Connection: Read + Write {}
 impl<T: Read + Write> Connection for T {}
 
-/// A private server. Its methods take `&self`, so that a test can make a server fail that others use.
+/// A private server. Its methods take `&self`, so that a test can make a server fail while others use it.
 pub struct Server {
     name: &'static str,
     plan: Plan,
@@ -52,7 +52,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts what `plan` makes of an address and waits until it answers. `name` names its files in the folder.
+    /// Start the server that `plan` returns for an address, and wait until it answers. `name` is used for its files in
+    /// the folder.
     pub(super) fn start(
         folder: &Arc<Folder>,
         name: &'static str,
@@ -81,7 +82,7 @@ impl Server {
             };
             match server.start_again() {
                 Ok(()) => return Ok(server),
-                // Most likely somebody else took the port between the look and the bind.
+                // Most likely another process took the port between the check and the bind.
                 Err(ServicesError::EarlyExit { .. }) if transport == Transport::Tcp && attempts < PORT_ATTEMPTS => {
                     attempts += 1;
                 }
@@ -90,27 +91,27 @@ impl Server {
         }
     }
 
-    /// The process id of the server while it runs.
+    /// Return the process id of the server while it runs.
     pub fn pid(&self) -> Option<u32> {
         alive(&mut self.guard()).map(|guard| guard.pid())
     }
 
-    /// Whether the server's process exists, paused or not.
+    /// Return true if the server's process exists, paused or not.
     pub fn is_running(&self) -> bool {
         self.pid().is_some()
     }
 
-    /// Where the server listens; the same for as long as this value lives.
+    /// Return the address of the server. It stays the same for the life of this value.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The server's log file.
+    /// Return the server's log file.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Starts a stopped or killed server on the same address and data, and waits until it answers.
+    /// Start a stopped or killed server on the same address and data, and wait until it answers.
     pub fn start_again(&self) -> Result<(), ServicesError> {
         let mut running = self.guard();
         if alive(&mut running).is_some() {
@@ -118,7 +119,7 @@ impl Server {
         }
         if let Address::Socket(path) = &self.address {
             remove(path)?;
-            // MySQL's own note beside the socket; after a crash it may name a process that is somebody else by now.
+            // MySQL's own lock file beside the socket. After a crash it may have the id of an unrelated process.
             remove(&path.with_extension("sock.lock"))?;
         }
         let logged = fs::metadata(&self.log).map_or(0, |log| log.len());
@@ -150,7 +151,7 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the server gracefully and waits until it is gone; a server that does not stop is killed.
+    /// Stop the server gracefully and wait until it is gone. A server that does not stop is killed.
     pub fn stop(&self) -> Result<(), ServicesError> {
         let mut running = self.guard();
         let Some(mut guard) = running.take() else {
@@ -163,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Kills the server with SIGKILL, paused or not, and waits until it is gone. Its data stay for
+    /// Kill the server with SIGKILL, paused or not, and wait until it is gone. Its data remain for
     /// [`start_again`](Self::start_again).
     pub fn kill9(&self) -> Result<(), ServicesError> {
         let mut running = self.guard();
@@ -176,17 +177,17 @@ impl Server {
         }
     }
 
-    /// Freezes the server with SIGSTOP: connections stay open and nothing answers, as behind a broken network.
+    /// Freeze the server with SIGSTOP: connections stay open but get no answer, as with a broken network.
     pub fn pause(&self) -> Result<(), ServicesError> {
         self.signal("STOP")
     }
 
-    /// Lets a paused server go on.
+    /// Let a paused server continue.
     pub fn resume(&self) -> Result<(), ServicesError> {
         self.signal("CONT")
     }
 
-    /// Begins a graceful stop without waiting for it.
+    /// Begin a graceful stop without waiting for it.
     pub(super) fn ask_to_stop(&self) {
         if let Some(guard) = self.guard().as_mut() {
             guard.ask_to_stop();
@@ -201,7 +202,7 @@ impl Server {
         guard.signal(signal).map_err(ServicesError::io("signalling", Path::new(&self.plan.command[0])))
     }
 
-    /// Whether the server, and not a stranger on its port, answers on a fresh connection.
+    /// Return true if the server answers on a new connection. On a port, its log must show that it is this server.
     fn answers(&self, logged: u64) -> io::Result<bool> {
         let limit = Duration::from_secs(1);
         match &self.address {
@@ -221,7 +222,8 @@ impl Server {
         }
     }
 
-    /// A panic in another thread leaves the guard as it was, so a poisoned lock is no reason to leave a server behind.
+    /// Lock the guard. A panic in another thread leaves the guard intact, so a poisoned lock must not prevent the stop
+    /// of a server.
     fn guard(&self) -> MutexGuard<'_, Option<Guard>> {
         self.guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,7 +231,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Not running is fine here, and a server that outlives SIGKILL is beyond help.
+        // An error means that the server was not running, or that it survived SIGKILL; neither can be handled here.
         let _ = self.stop();
     }
 }
@@ -245,17 +247,17 @@ impl fmt::Debug for Server {
     }
 }
 
-/// The guard, unless its server has ended.
+/// Return the guard, unless its server has ended.
 fn alive(guard: &mut Option<Guard>) -> Option<&mut Guard> {
     guard.as_mut().and_then(|guard| guard.ended().is_none().then_some(guard))
 }
 
-/// The last lines of what a log got after its first `from` bytes.
+/// Return the last lines of a log after its first `from` bytes.
 fn tail(log: &Path, from: u64) -> String {
     last_lines(&String::from_utf8_lossy(&read_from(log, from).unwrap_or_default()))
 }
 
-/// The end of a program's output, short enough for an error message.
+/// Return the end of a program's output, short enough for an error message.
 pub(super) fn last_lines(text: &str) -> String {
     let lines = text.trim_end().lines().collect::<Vec<_>>();
     lines[lines.len().saturating_sub(12)..].join("\n")

@@ -1,8 +1,8 @@
-//! The table of metrics. What the page says about a metric, its buckets, its line in `docs/METRICS.md` and what the
-//! tests expect all come from here. To add one, add a row, and count where it happens.
+//! The table of metrics. The help text, the buckets, the row in `docs/METRICS.md` and the expectations of the tests all
+//! come from here. To add a metric, add a row, and count where the event happens.
 //!
-//! Labels are words of a closed set: kinds that this runner has, queues that some living runner serves, verdicts, states.
-//! Never an id, and never a word that a caller may choose: those would be a series each, for ever.
+//! Label values come from closed sets: kinds of this runner, queues that a living runner serves, verdicts, states. Ids
+//! and texts chosen by a caller are not permitted: each value would create a time series that never ends.
 
 use std::fmt::Write as _;
 
@@ -11,49 +11,49 @@ use metrics::Unit;
 /// One metric.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// As on the page.
+    /// Name on the metrics page.
     pub name: &'static str,
-    /// What it counts like.
+    /// Type of the metric.
     pub form: Form,
-    /// Its labels, in the order of the table.
+    /// Labels, in the order of the table.
     pub labels: &'static [&'static str],
-    /// Whose figure it is.
+    /// Scope of the value.
     pub of: Of,
-    /// One line about it.
+    /// Description in one line.
     pub help: &'static str,
 }
 
-/// What a metric counts like.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// Only grows while the process lives.
+    /// Increases only, while the process lives.
     Counter,
-    /// Goes up and down.
+    /// Increases and decreases.
     Gauge,
-    /// A distribution over these upper bounds.
+    /// A distribution with these upper bounds.
     Histogram(&'static [f64]),
 }
 
-/// Whose figure a metric is.
+/// Scope of a metric's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Of {
-    /// Of this process: add those of all runners.
+    /// A value of this process. Add the values of all runners.
     Runner,
-    /// Of MySQL or Redis, and the same from every runner: take the largest, never the sum.
+    /// A value of MySQL or Redis, the same from every runner. Take the maximum, never the sum.
     All,
 }
 
-/// From a start within a millisecond to one that is an hour late.
+/// Bounds from a start within a millisecond to one that is an hour late.
 const LATE: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0];
-/// From a handler that does nothing to one that takes the day it may take.
+/// Bounds from a handler that does nothing to one that uses the maximum time limit of a day.
 const RUN: &[f64] =
     &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0, 86400.0];
-/// From a commit on a fast disk to the fifteen seconds after which a line counts as dead.
+/// Bounds from a commit on a fast disk to fifteen seconds, after which a connection counts as dead.
 const WRITE: &[f64] = &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0];
-/// To the longest wait for a result and beyond.
+/// Bounds up to the longest wait for a result, and beyond.
 const REQUEST: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
-/// Items of a batch.
+/// Bounds for the number of items of a batch.
 const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0];
 
 const fn row(name: &'static str, form: Form, of: Of, labels: &'static [&'static str], help: &'static str) -> Metric {
@@ -63,9 +63,9 @@ const fn row(name: &'static str, form: Form, of: Of, labels: &'static [&'static 
 use Form::{Counter, Gauge, Histogram};
 use Of::{All, Runner};
 
-/// Every metric, in the order in which people ask.
+/// All metrics, in the order of an investigation.
 pub static METRICS: &[Metric] = &[
-    // Is it in time, and does it work?
+    // Are jobs in time, and do they succeed?
     row("tickr_lateness_seconds", Histogram(LATE), Runner, &["queue"], "From the time an attempt was due to its start"),
     row("tickr_wait_seconds", Histogram(LATE), Runner, &["queue"], "From a job's acceptance to its first start"),
     row(
@@ -73,72 +73,84 @@ pub static METRICS: &[Metric] = &[
         Histogram(WRITE),
         Runner,
         &[],
-        "From a due id in a worker's hand to its committed claim",
+        "From the delivery of a due id to a worker to its committed claim",
     ),
     row("tickr_run_seconds", Histogram(RUN), Runner, &["kind"], "From the start of a handler to its end"),
-    row("tickr_settle_seconds", Histogram(WRITE), Runner, &[], "From a verdict to its commit, repeats included"),
+    row("tickr_settle_seconds", Histogram(WRITE), Runner, &[], "From a verdict to its commit, including repeats"),
     row(
         "tickr_jobs_accepted_total",
         Counter,
         Runner,
         &["kind"],
-        "Jobs accepted: enqueued, or asked for by another job",
+        "Jobs accepted: enqueued, or requested by another job as follow-ups",
     ),
-    row("tickr_attempts_total", Counter, Runner, &["kind", "verdict"], "Attempts that ended, by what they came to"),
+    row("tickr_attempts_total", Counter, Runner, &["kind", "verdict"], "Attempts that ended, by verdict"),
     row("tickr_worker_slots", Gauge, Runner, &[], "Worker slots"),
     row(
         "tickr_fetching",
         Gauge,
         Runner,
         &[],
-        "1 while the heartbeat of this runner is answered; 0 while it takes no new work because it is not",
+        "1 while MySQL answers the heartbeat of this runner; 0 while it does not, and the runner takes no new work",
     ),
     row("tickr_worker_slots_busy", Gauge, Runner, &[], "Worker slots with a running attempt"),
-    // How much waits?
+    // How much work waits?
     row(
         "tickr_jobs",
         Gauge,
         All,
         &["queue", "state"],
-        "Unfinished jobs. A hundred thousand are counted, each line up to its share; beyond that a floor",
+        "Unfinished jobs. Counting stops at a hundred thousand in total, shared among the lanes; above that, a lower bound",
     ),
     row(
         "tickr_jobs_ended",
         Gauge,
         All,
         &["queue", "state"],
-        "Jobs that ended so, ever; falls when an operator retries one",
+        "Jobs that ended in this state since the beginning; decreases when an operator retries one",
     ),
-    row("tickr_oldest_due_seconds", Gauge, All, &[], "How long the oldest overdue job has been due; 0 when none is"),
+    row(
+        "tickr_oldest_due_seconds",
+        Gauge,
+        All,
+        &[],
+        "Time since the oldest overdue job became due; 0 if none is overdue",
+    ),
     row("tickr_index_ready", Gauge, All, &["queue"], "Entries in the ready lists of a queue that this runner serves"),
-    row("tickr_index_waiting", Gauge, All, &[], "Entries that wait in Redis for their time"),
-    row("tickr_runners", Gauge, All, &[], "Runners that are on the list and were heard of within two minutes"),
-    row("tickr_heartbeat_age_seconds", Gauge, All, &[], "How long the quietest runner on the list has been silent"),
-    row("tickr_dead_letters", Gauge, All, &["kind"], "Failed jobs that nobody has replayed or discarded"),
+    row("tickr_index_waiting", Gauge, All, &[], "Entries in Redis that are not due yet"),
+    row("tickr_runners", Gauge, All, &[], "Registered runners with a heartbeat within the last two minutes"),
+    row("tickr_heartbeat_age_seconds", Gauge, All, &[], "Time since the oldest last heartbeat of a registered runner"),
+    row(
+        "tickr_dead_letters",
+        Gauge,
+        All,
+        &["kind"],
+        "Open dead letters: failed jobs that were neither replayed nor discarded",
+    ),
     row(
         "tickr_dead_letter_oldest_seconds",
         Gauge,
         All,
         &["kind"],
-        "Age of the oldest dead letter; 0 when there is none",
+        "Age of the oldest open dead letter; 0 if there is none",
     ),
-    row("tickr_alerts_total", Counter, Runner, &["alert"], "Alerts told, by their rule"),
-    row("tickr_operation_jobs_total", Counter, Runner, &[], "Jobs that operations have moved"),
-    // Are the servers there?
+    row("tickr_alerts_total", Counter, Runner, &["alert"], "Alert messages sent (fired or resolved), by rule"),
+    row("tickr_operation_jobs_total", Counter, Runner, &[], "Jobs that bulk operations have changed"),
+    // Do the servers answer?
     row(
         "tickr_up",
         Gauge,
         Runner,
         &["server"],
-        "1 when mysql, or redis, answered the last reading in time, 0 when not",
+        "1 if the server, mysql or redis, answered the last reading in time, otherwise 0",
     ),
-    row("tickr_reading_age_seconds", Gauge, Runner, &[], "Age of the figures that are the same from every runner"),
+    row("tickr_reading_age_seconds", Gauge, Runner, &[], "Age of the values that are the same from every runner"),
     row(
         "tickr_pool_connections",
         Gauge,
         Runner,
         &["pool", "state"],
-        "Connections to MySQL, idle and busy: for controls, loops, steering, reads and reports",
+        "Connections to MySQL, idle and busy: for controls, loops, changes (pool steering), reads and reports",
     ),
     row(
         "tickr_commit_seconds",
@@ -153,65 +165,77 @@ pub static METRICS: &[Metric] = &[
         Counter,
         Runner,
         &["write"],
-        "Writes of a group commit that were cut in pieces, because another session held a lock on one of their rows",
+        "Writes of a group commit that were split, because another session held a lock on one of their rows",
     ),
     row(
         "tickr_store_repeats_total",
         Counter,
         Runner,
         &["cause"],
-        "Store calls run again: after a deadlock or lock wait, or a broken line",
+        "Store calls that were repeated after a deadlock, a lock wait timeout or a broken connection",
     ),
-    // Is the index whole?
+    // Is the index complete?
     row(
         "tickr_index_state",
         Gauge,
         Runner,
         &["state"],
-        "1 for the state the index is in, as this runner sees it: fast, rebuilding or degraded",
+        "1 for the current state of the index as this runner sees it: fast, rebuilding or degraded",
     ),
     row(
         "tickr_index_drift",
         Gauge,
         Runner,
         &[],
-        "Entries that the last pass of the reconciler found missing or wrong in Redis, and mended",
+        "Entries that the last pass of the reconciler found missing or wrong in Redis, and repaired",
     ),
-    row("tickr_drift_repaired_total", Counter, Runner, &[], "Overdue jobs that were missing from Redis and are back"),
-    row("tickr_rebuilds_total", Counter, Runner, &[], "Times the index was fed from the store"),
+    row(
+        "tickr_drift_repaired_total",
+        Counter,
+        Runner,
+        &[],
+        "Overdue jobs that were missing from Redis and were put back",
+    ),
+    row("tickr_rebuilds_total", Counter, Runner, &[], "Times that the index was rebuilt from the store"),
     row(
         "tickr_hints_lost_total",
         Counter,
         Runner,
         &[],
-        "Hints that Redis did not take; the reconciler makes up for them",
+        "Hints that Redis did not accept; the reconciler puts the jobs into the index later",
     ),
     row("tickr_claims_dropped_total", Counter, Runner, &[], "Ids that were delivered twice or too late"),
-    // Did something go wrong?
-    row("tickr_leases_lost_total", Counter, Runner, &[], "Attempts whose lease was gone when their verdict came"),
+    // Did something fail?
+    row(
+        "tickr_leases_lost_total",
+        Counter,
+        Runner,
+        &[],
+        "Attempts whose lease was lost before their verdict could be written",
+    ),
     row(
         "tickr_suspects_total",
         Counter,
         Runner,
         &[],
-        "Times a job was taken in to run in a process of its own, because its last two runners died under it",
+        "Times that a job was run in a process of its own, because the last two runners died while they executed it",
     ),
-    row("tickr_suspects_running", Gauge, Runner, &[], "Jobs that run in processes of their own now"),
+    row("tickr_suspects_running", Gauge, Runner, &[], "Jobs that currently run in processes of their own"),
     row(
         "tickr_blocked_handlers_total",
         Counter,
         Runner,
         &["kind"],
-        "Handlers left behind, because they block their thread and do not end",
+        "Handlers that the runner stopped waiting for, because they block their thread and do not end",
     ),
-    row("tickr_loop_panics_total", Counter, Runner, &["loop"], "Panics of the engine's own loops, which start again"),
+    row("tickr_loop_panics_total", Counter, Runner, &["loop"], "Panics of the engine's loops; the loops are restarted"),
     // Schedules, retention, the API.
     row(
         "tickr_schedule_ticks_total",
         Counter,
         Runner,
         &["outcome", "cause"],
-        "Ticks of schedules: fired, or skipped and why",
+        "Ticks of schedules: fired, or skipped with the cause",
     ),
     row(
         "tickr_schedule_lateness_seconds",
@@ -220,15 +244,21 @@ pub static METRICS: &[Metric] = &[
         &[],
         "From the time of a tick to its job's acceptance",
     ),
-    row("tickr_ticks_purged_total", Counter, Runner, &[], "Ticks deleted when their retention was over"),
-    row("tickr_jobs_purged_total", Counter, Runner, &[], "Ended jobs deleted when their retention was over"),
-    row("tickr_answers_purged_total", Counter, Runner, &[], "Answers deleted that were kept for an Idempotency-Key"),
+    row("tickr_ticks_purged_total", Counter, Runner, &[], "Ticks deleted after the end of their retention"),
+    row("tickr_jobs_purged_total", Counter, Runner, &[], "Ended jobs deleted after the end of their retention"),
+    row(
+        "tickr_answers_purged_total",
+        Counter,
+        Runner,
+        &[],
+        "Deleted responses that were stored for an Idempotency-Key",
+    ),
     row(
         "tickr_http_request_seconds",
         Histogram(REQUEST),
         Runner,
         &["route", "method", "status"],
-        "From a request's head to its answer's, by the route's template and the class of the status",
+        "From the head of a request to the head of its response, by route template and status class",
     ),
     row("tickr_http_connections", Gauge, Runner, &[], "Open connections of clients"),
     row(
@@ -236,46 +266,46 @@ pub static METRICS: &[Metric] = &[
         Counter,
         Runner,
         &[],
-        "Clients turned away because too many were there",
+        "Clients refused because too many connections were open",
     ),
-    row("tickr_http_clients_cut_off_total", Counter, Runner, &[], "Clients cut off because they were too slow"),
+    row("tickr_http_clients_cut_off_total", Counter, Runner, &[], "Clients disconnected because they were too slow"),
     row(
         "tickr_searches_refused_total",
         Counter,
         Runner,
         &[],
-        "Searches and counts refused because too many were under way",
+        "Searches and counts refused because too many were running",
     ),
     row(
         "tickr_controls_age_seconds",
         Gauge,
         Runner,
         &[],
-        "Age of this runner's copy of keys, queues and drain; it is read every second",
+        "Age of this runner's copy of API keys, queue settings and drain requests; it is read every second",
     ),
-    row("tickr_unauthorized_total", Counter, Runner, &[], "Requests without a good token or key"),
+    row("tickr_unauthorized_total", Counter, Runner, &[], "Requests without a valid API token or API key"),
     row(
         "tickr_spans_total",
         Counter,
         Runner,
         &["outcome"],
-        "Spans for the collector: exported, dropped because the queue was full, failed because it did not take them",
+        "Spans for the collector: exported, dropped because the queue was full, or failed because the collector did not accept them",
     ),
     row(
         "tickr_samples_errors_total",
         Counter,
         Runner,
         &[],
-        "Writes and removals of the history behind the charts that MySQL did not take; they are tried again",
+        "Failed writes and deletions of the history behind the charts; they are tried again",
     ),
-    row("tickr_samples_lost_total", Counter, Runner, &[], "Rows of the history behind the charts that were given up"),
-    // Who speaks?
-    row("tickr_build_info", Gauge, Runner, &["version"], "1; its label says which build"),
-    row("tickr_start_time_seconds", Gauge, Runner, &[], "When the process started, in unix seconds"),
+    row("tickr_samples_lost_total", Counter, Runner, &[], "Rows of the history behind the charts that were lost"),
+    // Which build runs?
+    row("tickr_build_info", Gauge, Runner, &["version"], "1; the label is the version of the build"),
+    row("tickr_start_time_seconds", Gauge, Runner, &[], "Start of the process, in unix seconds"),
 ];
 
 impl Metric {
-    /// The word for it in the table and in the page's TYPE line.
+    /// Return the type of the metric for the table and for the TYPE line of the page.
     #[must_use]
     pub const fn type_word(&self) -> &'static str {
         match self.form {
@@ -285,8 +315,8 @@ impl Metric {
         }
     }
 
-    /// Tell the recorder what it is, and let counters without labels begin at 0: a counter that appears with its first
-    /// increment hides that increment from every rate.
+    /// Describe the metric to the recorder, and let counters without labels begin at 0. If a counter appeared only with
+    /// its first increment, that increment would be missing from every rate.
     pub(super) fn announce(&self) {
         let unit = if self.name.ends_with("_seconds") { Unit::Seconds } else { Unit::Count };
         match self.form {
@@ -300,7 +330,7 @@ impl Metric {
     }
 }
 
-/// The table of `docs/METRICS.md`.
+/// Return the table of `docs/METRICS.md`.
 #[must_use]
 pub fn metrics_table() -> String {
     let mut out = String::from("| Metric | Type | Labels | Of | Meaning |\n|---|---|---|---|---|\n");

@@ -1,7 +1,8 @@
-//! Logs: one line per event on standard error, for people or as JSON. Never payloads, headers or secrets.
+//! Logs: one line per event on standard error, as text or as JSON. Never payloads, headers or secrets.
 //!
-//! A line that is written while a request is answered or a job is run says which, whoever writes it: the fields of the
-//! scope are put on the line, not on the work, so that work that logs nothing costs nothing. `docs/LOGS.md` has the fields.
+//! A line that is written during a request or a job carries the fields of that scope, also if a dependency writes it.
+//! The fields are added when a line is written, not when the work begins, so work that logs nothing costs nothing.
+//! `docs/LOGS.md` lists the fields.
 
 use std::fmt::{self, Write as _};
 use std::future::Future;
@@ -19,29 +20,29 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::job::{JobId, Name, Place, RunnerId};
 
-/// The fields of the lines, and what they mean: those that every line has first.
+/// The fields of the lines with their meanings. The fields of every line come first.
 pub static LOG_FIELDS: &[(&str, &str)] = &[
-    ("timestamp", "When, in UTC with microseconds, by the clock of the host"),
+    ("timestamp", "Time in UTC with microseconds, by the clock of the host"),
     ("level", "`ERROR`, `WARN`, `INFO`, `DEBUG` or `TRACE`"),
-    ("target", "The module that speaks"),
-    ("message", "What happened, in words that do not vary"),
-    ("runner", "This runner, as in its attempts; once it has started"),
-    ("request_id", "While a request is answered: the id of its `x-request-id`"),
-    ("job", "The job that it is about, or that runs"),
-    ("kind", "Its kind"),
-    ("queue", "Its queue"),
-    ("attempt", "Which attempt counts, 1 for the first"),
-    ("trace_id", "The trace of the job, if it is known"),
-    ("verdict", "What an attempt came to"),
-    ("state", "The job's state after it"),
-    ("error", "Why something failed; never the SQL, the URL or the payload"),
-    ("elapsed_ms", "How long something took, in milliseconds"),
-    ("method", "Of a request that was answered (level `debug`)"),
-    ("route", "Its route, as a template"),
-    ("status", "Its status"),
+    ("target", "The module that writes the line"),
+    ("message", "The event, in a fixed wording"),
+    ("runner", "Id of this runner, as in its attempts; present after its start"),
+    ("request_id", "During a request: its `x-request-id`"),
+    ("job", "Id of the job that the line is about, or that runs"),
+    ("kind", "Kind of the job"),
+    ("queue", "Queue of the job"),
+    ("attempt", "Number of attempts that the job has used, including this one"),
+    ("trace_id", "Trace id of the job, if it has one"),
+    ("verdict", "Verdict of an attempt"),
+    ("state", "State of the job after the event"),
+    ("error", "Cause of a failure; never contains the SQL, the URL or the payload"),
+    ("elapsed_ms", "Duration in milliseconds"),
+    ("method", "HTTP method of a finished request (level `debug`)"),
+    ("route", "Route template of the request"),
+    ("status", "HTTP status of the response"),
 ];
 
-/// The table of `docs/LOGS.md`.
+/// Return the table of `docs/LOGS.md`.
 #[must_use]
 pub fn log_fields_table() -> String {
     let mut out = String::from("| Field | Meaning |\n|---|---|\n");
@@ -52,10 +53,10 @@ pub fn log_fields_table() -> String {
     out
 }
 
-/// Crates that see what goes over the wire, and the least level at which they may speak. No filter that an operator sets
-/// at night, looking for something else, makes them tell more.
+/// Crates that handle data of requests and connections, each with the most detailed level that is written. No filter of
+/// an operator can make them log more.
 const QUIET: &[(&str, Level)] = &[
-    // It logs slow statements with their text.
+    // sqlx logs slow statements with their text.
     ("sqlx", Level::ERROR),
     ("h2", Level::WARN),
     ("hyper", Level::WARN),
@@ -68,25 +69,25 @@ const QUIET: &[(&str, Level)] = &[
     ("tower_http", Level::WARN),
 ];
 
-/// What is being done while a line is written.
+/// The work during which a line is written.
 #[derive(Clone, Debug)]
 pub enum LogScope {
-    /// A request is answered.
+    /// A request.
     Request {
-        /// Its id.
+        /// Id of the request.
         id: Arc<str>,
     },
-    /// A job is run.
+    /// An attempt of a job.
     Attempt {
         /// The job.
         job: JobId,
-        /// Its kind.
+        /// Kind of the job.
         kind: Name,
-        /// Its queue.
+        /// Queue of the job.
         queue: Name,
-        /// Which attempt counts.
+        /// Number of attempts that the job has used, including this one.
         attempt: u32,
-        /// Where it stands in its trace.
+        /// Span context of the attempt.
         place: Option<Place>,
     },
 }
@@ -95,20 +96,20 @@ tokio::task_local! {
     static SCOPE: LogScope;
 }
 
-/// The runner of this process; of several, the first.
+/// The runner of this process; the first one if there are several.
 static RUNNER: OnceLock<String> = OnceLock::new();
 
-/// From here on every line says which runner writes it.
+/// Add the id of this runner to every line from now on.
 pub fn log_as(runner: &RunnerId) {
     let _ = RUNNER.set(runner.to_string());
 }
 
-/// Do `work` so that its lines say what is being done.
+/// Do `work` with a log scope, so that its lines carry the fields of the scope.
 pub async fn in_log_scope<T>(scope: LogScope, work: impl Future<Output = T>) -> T {
     SCOPE.scope(scope, work).await
 }
 
-/// The scope of the task that asks.
+/// Return the scope of the current task.
 fn log_scope() -> Option<LogScope> {
     SCOPE.try_with(Clone::clone).ok()
 }
@@ -130,19 +131,19 @@ impl LogScope {
     }
 }
 
-/// Set up logging for this process. The second call changes nothing, so tests may call it freely.
+/// Set up logging for this process. A second call changes nothing, so tests may call it repeatedly.
 ///
-/// `filter` is in the syntax of `tracing`'s filters, such as `info` or `tickr=debug,info`; one that cannot be read
-/// becomes `info`.
+/// `filter` has the syntax of `tracing` filters, such as `info` or `tickr=debug,info`. A filter that cannot be parsed
+/// is replaced by `info`.
 pub fn init_logs(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    // Here for speed: what never shows need not be made.
+    // For speed only: lines that are never shown are not formatted. `is_quiet` makes the decision.
     let quiet = |(target, level): &(&str, Level)| format!("{target}={level}").parse().ok();
     let filter = QUIET.iter().filter_map(quiet).fold(filter, EnvFilter::add_directive);
     let lines = if json {
         Lines::Json
     } else {
-        // Colours are for terminals; in a file they are noise.
+        // Terminals get colours, files do not.
         Lines::Text(Format::default().with_target(false).with_ansi(std::io::stderr().is_terminal()))
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).event_format(lines);
@@ -151,8 +152,8 @@ pub fn init_logs(filter: &str, json: bool) {
     }
 }
 
-/// Panics as lines like all others. What a handler said when it panicked may quote its payload: it stands with the attempt,
-/// where payloads stand.
+/// Write panics as log lines. The panic message of a handler may quote its payload, so it is stored with the attempt,
+/// where payloads are protected, and is not logged.
 fn log_panics(json: bool) {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -165,7 +166,7 @@ fn log_panics(json: bool) {
     }));
 }
 
-/// How lines look.
+/// Format of the log lines.
 enum Lines {
     Json,
     Text(Format<Full>),
@@ -211,7 +212,7 @@ where
 
 fn is_quiet(target: &str, level: Level) -> bool {
     let root = target.split("::").next().unwrap_or(target);
-    // A level is the greater the more it tells.
+    // A more detailed level compares as greater.
     QUIET.iter().any(|(quiet, least)| *quiet == root && level > *least)
 }
 
@@ -229,7 +230,7 @@ fn write_json(out: &mut Writer<'_>, level: Level, target: &str, mut told: Map<St
     let target = Value::from(target);
     write!(out, r#"{{"timestamp":"{timestamp}","level":"{level}","target":{target},"message":{message}"#)?;
     for (name, value) in &told {
-        // The four above are ours.
+        // These three fields are already written.
         if !matches!(name.as_str(), "timestamp" | "level" | "target") {
             write!(out, ",{}:{value}", Value::from(name.as_str()))?;
         }
@@ -237,14 +238,15 @@ fn write_json(out: &mut Writer<'_>, level: Level, target: &str, mut told: Map<St
     writeln!(out, "}}")
 }
 
-/// The fields of an event.
+/// Collected fields of an event.
 #[derive(Default)]
 struct Fields {
     told: Map<String, Value>,
 }
 
 impl Fields {
-    /// Who speaks. Crates that use `log` are passed on under one target, with their own in a field.
+    /// Return the target of the event. Events of crates that use `log` have one common target, and their own target in
+    /// a field.
     fn target(&mut self, target: &str) -> String {
         let own = self.told.get("log.target").and_then(Value::as_str).map(str::to_owned);
         self.told.retain(|name, _| !name.starts_with("log."));

@@ -1,5 +1,5 @@
-//! The figures of the last minutes, for people: rates and lateness as this runner saw them, and the open slot of the
-//! history that all runners write together.
+//! Recent figures for people: rates and lateness of the last minute on this runner, and the open slot of the history to
+//! which all runners contribute.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use super::slot::Slot;
 use crate::job::{Name, State, Verdict};
 
-/// How far back the rates look.
+/// Time range of the rates.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Most lateness samples kept; the newest win.
+/// Maximum number of lateness samples; the newest are kept.
 const MOST_SAMPLES: usize = 10_000;
 
-/// What one runner did in the last minute. Cheap to clone; all clones count together.
+/// Counts of one runner in the last minute. Cheap to clone; all clones share the counts.
 #[derive(Clone, Debug, Default)]
 pub struct Meters {
     inner: Arc<Mutex<Inner>>,
@@ -21,15 +21,15 @@ pub struct Meters {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Jobs accepted and attempts ended, one element for each second in which anything happened.
+    /// Jobs accepted and attempts ended: one element for each second with an event.
     seconds: VecDeque<(Instant, u64, u64)>,
     /// Lateness in microseconds, with the moment of the start.
     lateness: VecDeque<(Instant, u64)>,
-    /// What happens now, queue by queue. Behind the lock that is taken anyway.
+    /// Counts of the open slot by queue. It shares the lock that is taken anyway.
     slot: Slot,
 }
 
-/// A reading of the meters.
+/// Values read from the meters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
     /// Jobs accepted per second over the last minute.
@@ -38,12 +38,12 @@ pub struct Figures {
     pub ended_per_second: f64,
     /// Median of start − execute_at over the last minute, in milliseconds.
     pub lateness_p50_ms: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of the same.
     pub lateness_p99_ms: Option<f64>,
 }
 
 impl Meters {
-    /// Keep places in the open slot for queues that are served here.
+    /// Reserve positions in the open slot for the queues that this runner serves.
     pub fn serve(&self, queues: &[Name]) {
         let mut inner = self.lock();
         for queue in queues {
@@ -51,11 +51,11 @@ impl Meters {
         }
     }
 
-    /// Jobs were accepted, of these queues.
+    /// Count accepted jobs, one item of `queues` for each job.
     pub fn accepted<'a>(&self, queues: impl IntoIterator<Item = &'a Name>) {
         let mut inner = self.lock();
         let mut jobs = 0;
-        // Those of a batch mostly have one queue: it is looked up once.
+        // The jobs of a batch mostly have the same queue, so its tally is looked up once.
         let mut run: Option<(&Name, u64)> = None;
         for queue in queues {
             jobs += 1;
@@ -74,7 +74,7 @@ impl Meters {
         }
     }
 
-    /// An attempt of this queue started this late.
+    /// Count the start of an attempt of this queue with this lateness.
     pub fn started(&self, queue: &Name, lateness: Duration) {
         let mut inner = self.lock();
         inner.slot.tally(Some(queue)).lateness.count(lateness);
@@ -84,8 +84,8 @@ impl Meters {
         inner.lateness.push_back((Instant::now(), u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX)));
     }
 
-    /// An attempt of this queue ended: its handler ran for so long, and if its verdict was written, this is it, with the
-    /// state that it left the job in.
+    /// Count the end of an attempt of this queue and the run time of its handler. `settled` has the written verdict
+    /// with the new state of the job, if a verdict was written.
     pub fn ended(&self, queue: &Name, ran: Duration, settled: Option<(Verdict, State)>) {
         let mut inner = self.lock();
         let tally = inner.slot.tally(Some(queue));
@@ -96,13 +96,13 @@ impl Meters {
         inner.count(0, 1);
     }
 
-    /// A verdict was written about an attempt of this queue that did not come to its end here.
+    /// Count a verdict that was written here about an attempt of this queue that did not end here.
     pub fn settled(&self, queue: Option<&Name>, verdict: Verdict, state: State) {
         self.lock().slot.tally(queue).settled(verdict, state);
     }
 
-    /// End the open slot: what happens from now on is counted in `next`, where the queues of the open one keep their places
-    /// if `keep` says so.
+    /// Close the open slot and return it. From now on events are counted in `next`. If `keep` is true, the queues of
+    /// the closed slot keep their positions there.
     #[must_use]
     pub fn turn(&self, mut next: Slot, keep: bool) -> Slot {
         let mut inner = self.lock();

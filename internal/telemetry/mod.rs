@@ -1,4 +1,12 @@
-//! What tickr tells about itself: logs, metrics, and the figures of the last minutes.
+//! Observability: logs, metrics, traces, and recent figures.
+//!
+//! - `catalogue`: the table of metrics
+//! - `logs`: log lines and their fields
+//! - `meters`: rates and lateness of the last minute
+//! - `otlp`: the wire format of spans
+//! - `prometheus`: the metrics page
+//! - `slot`: the open slot of the history behind the charts
+//! - `traces`: spans, and their export to a collector
 
 mod catalogue;
 mod logs;

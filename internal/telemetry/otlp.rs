@@ -1,13 +1,13 @@
-//! Spans in the words of OTLP: the protobuf message `ExportTraceServiceRequest`, written by hand.
+//! Spans in the OTLP wire format: the protobuf message `ExportTraceServiceRequest`, encoded by hand.
 //!
-//! Nine kinds of field do not pay for a generator, a second HTTP client and the SDK around them. A test reads what this
-//! writes with the official types.
+//! Nine kinds of fields do not justify a code generator, a second HTTP client and the OpenTelemetry SDK. A test decodes
+//! the output with the official types.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::traces::{Span, Value};
 
-/// Who the spans are from.
+/// The sender of the spans.
 #[derive(Clone, Debug)]
 pub(super) struct Resource {
     pub(super) service: String,
@@ -17,10 +17,10 @@ pub(super) struct Resource {
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// `STATUS_CODE_ERROR`.
 const ERROR: u64 = 2;
-/// In the flags of spans and links: it is known that the parent, or who is linked, may be of another process.
+/// Flag of spans and links: the parent, or the linked span, may belong to another process.
 const IS_REMOTE: u32 = 0x300;
 
-/// One request with these spans.
+/// Encode one request with these spans.
 pub(super) fn request(resource: &Resource, spans: &[Span]) -> Vec<u8> {
     let mut out = Message::default();
     out.message(1, |resource_spans| {
@@ -83,7 +83,7 @@ fn attribute(out: &mut Message, name: &str, value: &Value) {
     out.text(1, name);
     out.message(2, |any| match value {
         Value::Text(text) => any.bytes(1, text.as_bytes()),
-        // Two's complement in ten bytes at the most, as the format has it; ours are small and positive.
+        // Two's complement, at most ten bytes, as the format requires. The values here are small and positive.
         Value::Number(number) => any.number(3, *number),
     });
 }
@@ -93,7 +93,7 @@ fn nanos(moment: SystemTime) -> u64 {
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A protobuf message being written.
+/// A protobuf message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -131,7 +131,7 @@ impl Message {
         self.0.extend(bytes);
     }
 
-    /// Text that is not empty: absent means the same.
+    /// Write text unless it is empty: an absent field means the same.
     fn text(&mut self, field: u32, text: &str) {
         if !text.is_empty() {
             self.bytes(field, text.as_bytes());

@@ -7,10 +7,10 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 
 use super::catalogue::{Form, METRICS};
 
-/// One recorder per process, however many runners it holds.
+/// One recorder per process, also if it has several runners.
 static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
 
-/// The metrics of this process in Prometheus's text format. The first call starts the recording.
+/// Return the metrics of this process in Prometheus's text format. The first call starts the recording.
 pub fn metrics_page() -> String {
     let handle = RECORDER.get_or_init(|| {
         let installed = install();

@@ -1,13 +1,13 @@
-//! A slot of the history while it is open: what happens in it, queue by queue.
+//! An open slot of the history: the counts of the current period by queue.
 
 use std::collections::HashMap;
 
 use crate::job::{Name, Tally};
 
-/// Queues with a tally of their own. Callers may make up any number of names.
+/// Maximum number of queues with a tally of their own. Clients may use any number of queue names.
 const MOST_QUEUES: usize = 200;
 
-/// What happens in a slot of time, for at most two hundred queues one by one, and for all further ones together.
+/// Counts of one period: separate tallies for at most two hundred queues, and one tally for all other queues together.
 #[derive(Debug, Default)]
 pub struct Slot {
     places: HashMap<Name, usize>,
@@ -16,7 +16,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A slot in which these queues have a place, before any other comes.
+    /// Make a slot with positions for these queues, before other queues can take them.
     #[must_use]
     pub fn of(queues: impl IntoIterator<Item = Name>) -> Self {
         let mut slot = Self::default();
@@ -26,7 +26,7 @@ impl Slot {
         slot
     }
 
-    /// The tally of a queue; of the further ones when it is not known.
+    /// Return the tally of a queue. If the queue is unknown or there is no position left, return the common tally.
     pub(super) fn tally(&mut self, queue: Option<&Name>) -> &mut Tally {
         let Some(queue) = queue else { return &mut self.other };
         if let Some(place) = self.places.get(queue) {
@@ -35,14 +35,14 @@ impl Slot {
         if self.tallies.len() >= MOST_QUEUES {
             return &mut self.other;
         }
-        // Once for each queue: whoever comes next finds it.
+        // This happens once per queue; later calls find the position above.
         let place = self.tallies.len();
         self.places.insert(queue.clone(), place);
         self.tallies.push(Tally::default());
         &mut self.tallies[place]
     }
 
-    /// Make places for the queues of another slot.
+    /// Add positions for the queues of another slot.
     pub(super) fn add_places_of(&mut self, other: &Self) {
         self.tallies.reserve(other.tallies.len());
         for queue in other.places.keys() {
@@ -50,7 +50,7 @@ impl Slot {
         }
     }
 
-    /// Every tally with its queue; that of the further ones has none.
+    /// Return every tally with its queue. The common tally has none.
     pub fn tallies(&self) -> impl Iterator<Item = (Option<&Name>, &Tally)> {
         let own = self.places.iter().map(|(queue, place)| (Some(queue), &self.tallies[*place]));
         own.chain([(None, &*self.other)])

@@ -1,11 +1,12 @@
-//! Spans of traces, and the way to the collector.
+//! Spans of traces, and their export to the collector.
 //!
-//! A request that enqueues is a span, a tick of a schedule and an attempt are, and the job carries the trace from the one to
-//! the other ([`TraceContext`]). Whether a trace is recorded is decided once, at its root: by the caller, if it came with
-//! one, otherwise by chance at the enqueue or the tick. Without a collector nothing of this costs anything but the carrying.
+//! A request that enqueues is a span; so are a tick of a schedule and an attempt. The job carries the trace from the
+//! enqueue to the attempt ([`TraceContext`]). The decision to record a trace is made once, at its root: by the caller
+//! if the request has a trace context, otherwise by chance at the enqueue or the tick. Without a collector, the only
+//! cost is to carry the context.
 //!
-//! The way to the collector is a bounded queue and one task behind it. Whoever ends a span never waits: a span that finds
-//! the queue full is dropped and counted. A collector that is out, slow or wrong costs spans and nothing else.
+//! Spans go through a bounded queue to one export task. The task that ends a span never waits: if the queue is full,
+//! the span is dropped and counted. If the collector is unreachable, slow or misconfigured, only spans are lost.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -23,39 +24,39 @@ use tokio_util::sync::CancellationToken;
 use super::otlp::{self, Resource};
 use crate::job::{JobId, Place, SpanId, TraceContext};
 
-/// Spans that may wait for the collector.
+/// Maximum number of spans that wait for the collector.
 const CAPACITY: usize = 4_096;
-/// Most spans in one request.
+/// Maximum number of spans in one request.
 const MOST_AT_ONCE: usize = 512;
-/// How long the first span of a request waits for others.
+/// Time that the first span of a request waits for others.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long a request may take.
+/// Time limit of one request.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How often a request is sent that the collector could not take now.
+/// Maximum number of times that a request is sent if the collector is temporarily unable to accept it.
 const TRIES: u32 = 3;
-/// How long a stop waits for what is still on its way.
+/// Time that a stop waits for the remaining spans.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Where spans go.
+/// Settings of the export.
 #[derive(Clone, Debug)]
 pub struct TracerSettings {
-    /// The collector's address, with or without `/v1/traces`.
+    /// URL of the collector, with or without `/v1/traces`.
     pub endpoint: String,
     /// Headers for every request: name and value.
     pub headers: Vec<(String, String)>,
-    /// Share of the traces that begin here and are recorded, 0 to 1.
+    /// Share of the traces started here that are recorded, 0 to 1.
     pub sample: f64,
-    /// What the collector knows this service by.
+    /// Service name for the collector.
     pub service: String,
-    /// What it knows this process by.
+    /// Name of this process for the collector.
     pub instance: String,
 }
 
-/// The exporter cannot be set up.
+/// The error of an exporter that cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TracerError {
-    /// A header has a name or value that HTTP does not allow.
-    #[error("a header for the collector is not one: {0:?}")]
+    /// A header has a name or value that HTTP does not permit.
+    #[error("a header for the collector is not valid: {0:?}")]
     Header(String),
     /// No TLS configuration is possible.
     #[error("set up tls for the collector")]
@@ -65,21 +66,21 @@ pub enum TracerError {
     Client(#[from] reqwest::Error),
 }
 
-/// What a span is to the spans around it; the numbers are those of the wire.
+/// Role of a span towards the spans around it. The numbers are those of the wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It answers a request.
     Server = 2,
-    /// It made what is worked on later, because nobody asked.
+    /// It created work for later without a request.
     Producer = 4,
-    /// It works on what was queued.
+    /// It processes queued work.
     Consumer = 5,
 }
 
 /// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Words.
+    /// Text.
     Text(Cow<'static, str>),
     /// A number.
     Number(u64),
@@ -103,32 +104,32 @@ impl From<u64> for Value {
     }
 }
 
-/// A span that ended. Its attributes name things, and never say what is in them.
+/// A finished span. Its attributes contain names and ids, never payloads or other content.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// What was done, of few different words.
+    /// Name of the operation, from a small set of names.
     pub name: Cow<'static, str>,
-    /// What it is to others.
+    /// Role of the span.
     pub role: Role,
-    /// Itself and its trace.
+    /// Its trace and span id.
     pub place: Place,
-    /// The span that it is part of.
+    /// The parent span.
     pub parent: Option<SpanId>,
-    /// What other tracing systems want to find again.
+    /// The `tracestate` of other tracing systems.
     pub state: Option<String>,
     /// A span of the same trace that this one follows.
     pub link: Option<SpanId>,
-    /// When it began, by the clock of this host.
+    /// Begin, by the clock of this host.
     pub started: SystemTime,
-    /// When it ended.
+    /// End, by the clock of this host.
     pub ended: SystemTime,
-    /// What is known of it.
+    /// Attributes.
     pub attributes: Vec<(&'static str, Value)>,
-    /// Did it fail?
+    /// True if the operation failed.
     pub failed: bool,
 }
 
-/// Where spans are handed in. Cheap to clone.
+/// The input of the export. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer {
     entrance: Option<Arc<Entrance>>,
@@ -142,16 +143,16 @@ struct Entrance {
 }
 
 impl Tracer {
-    /// One that records nothing.
+    /// Return a tracer that records nothing.
     #[must_use]
     pub fn off() -> Self {
         Self::default()
     }
 
-    /// One that hands what it is given to a collector, and the task that does so.
+    /// Start the export task. Return the tracer that hands spans to it, and the handle of the task.
     ///
     /// # Errors
-    /// [`TracerError`] when the settings cannot be used. Nobody is asked whether the collector is there.
+    /// [`TracerError`] if the settings cannot be used. The collector is not contacted.
     pub fn start(settings: TracerSettings) -> Result<(Self, Exporter), TracerError> {
         let mut headers = HeaderMap::new();
         for (name, value) in &settings.headers {
@@ -179,7 +180,8 @@ impl Tracer {
         Ok((Self { entrance: Some(Arc::new(entrance)) }, Exporter { stop, task, tallies }))
     }
 
-    /// Where a request stands that enqueues jobs: the span to record, if it is, and what its jobs carry on.
+    /// Begin the span of a request that enqueues jobs: the span to record, if it is recorded, and the context for its
+    /// jobs.
     #[must_use]
     pub fn request(&self, caller: Option<TraceContext>) -> RequestSpan {
         let Some(entrance) = &self.entrance else { return RequestSpan { carried: caller, recorded: None } };
@@ -187,7 +189,7 @@ impl Tracer {
             Some(context) if context.place.is_sampled() => {
                 (context.place.with_span(SpanId::random()), Some(context.place.span()), context.state.clone())
             }
-            // A caller that does not record speaks for the whole trace.
+            // The caller decides for the whole trace: if it does not record, neither does tickr.
             Some(_) => return RequestSpan { carried: caller, recorded: None },
             None if entrance.is_chosen() => (Place::root(), None, None),
             None => return RequestSpan { carried: None, recorded: None },
@@ -197,20 +199,20 @@ impl Tracer {
         RequestSpan { carried: Some(TraceContext { place, state }), recorded: Some(recorded) }
     }
 
-    /// The span of a tick that is to make a job, if chance records it: the root of that job's trace.
+    /// Begin the span of a tick that is to create a job, if chance selects it: the root of that job's trace.
     #[must_use]
     pub fn tick(&self) -> Option<TickSpan> {
         self.entrance.as_ref().filter(|entrance| entrance.is_chosen())?;
         Some(TickSpan { tracer: self.clone(), place: Place::root(), started: SystemTime::now() })
     }
 
-    /// Is an attempt recorded that continues this?
+    /// Return true if an attempt that continues this context is recorded.
     #[must_use]
     pub fn records(&self, context: &TraceContext) -> bool {
         self.entrance.is_some() && context.place.is_sampled()
     }
 
-    /// Hand in a span that ended. Never waits.
+    /// Hand in a finished span. Never waits.
     pub fn record(&self, span: Span) {
         let Some(entrance) = &self.entrance else { return };
         entrance.tallies.waiting.fetch_add(1, Ordering::Relaxed);
@@ -221,13 +223,13 @@ impl Tracer {
 }
 
 impl Entrance {
-    /// Is a trace recorded that begins here?
+    /// Decide by chance if a trace that begins here is recorded.
     fn is_chosen(&self) -> bool {
         rand::random::<f64>() < self.sample
     }
 }
 
-/// The span of a tick of a schedule. One that is dropped never was: somebody else saw to the tick.
+/// The span of a tick of a schedule. If it is dropped, nothing is recorded: another runner processed the tick.
 #[derive(Debug)]
 pub struct TickSpan {
     tracer: Tracer,
@@ -236,13 +238,13 @@ pub struct TickSpan {
 }
 
 impl TickSpan {
-    /// What the job of the tick carries on.
+    /// Return the context for the job of the tick.
     #[must_use]
     pub fn carried(&self) -> TraceContext {
         TraceContext { place: self.place, state: None }
     }
 
-    /// The tick fired, and made this job.
+    /// End the span of a tick that fired and created this job.
     pub fn end(self, schedule: &str, job: JobId) {
         let Self { tracer, place, started } = self;
         let job = job.to_string();
@@ -284,13 +286,13 @@ struct Recorded {
 }
 
 impl RequestSpan {
-    /// What the jobs of this request carry on.
+    /// Return the context for the jobs of this request.
     #[must_use]
     pub fn carried(&self) -> Option<&TraceContext> {
         self.carried.as_ref()
     }
 
-    /// The request was answered with this status.
+    /// End the span of a request that was answered with this status.
     pub fn end(self, route: &'static str, status: u16) {
         let Some(Recorded { tracer, place, parent, state, started }) = self.recorded else { return };
         tracer.record(Span {
@@ -312,13 +314,13 @@ impl RequestSpan {
     }
 }
 
-/// What became of spans.
+/// Counters of spans by outcome.
 #[derive(Debug)]
 struct Tallies {
     exported: Counter,
     dropped: Counter,
     failed: Counter,
-    /// Handed in and neither exported nor given up.
+    /// Spans handed in that are not exported, dropped or failed yet.
     waiting: AtomicU64,
 }
 
@@ -339,7 +341,7 @@ impl Tallies {
     }
 }
 
-/// The task behind a [`Tracer`].
+/// The export task of a [`Tracer`].
 #[derive(Debug)]
 pub struct Exporter {
     stop: CancellationToken,
@@ -348,7 +350,7 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Send what was handed in, for two seconds at the most; the rest is dropped and counted.
+    /// Send the remaining spans for at most two seconds. The rest is dropped and counted.
     pub async fn stop(mut self) {
         self.stop.cancel();
         if tokio::time::timeout(FLUSH, &mut self.task).await.is_err() {
@@ -356,23 +358,24 @@ impl Exporter {
             let _ = self.task.await;
             let left = self.tallies.waiting.swap(0, Ordering::Relaxed);
             self.tallies.dropped.increment(left);
-            tracing::warn!(spans = left, "the collector did not take the last spans in time");
+            tracing::warn!(spans = left, "the collector did not accept the last spans in time");
         }
     }
 }
 
-/// The way to the collector.
+/// The connection to the collector.
 struct Way {
     client: Client,
     endpoint: String,
     resource: Resource,
     tallies: Arc<Tallies>,
-    /// Did the last request fail? Said once, not for every request.
+    /// True if the last request failed. The failure is logged once, not for every request.
     silent: bool,
 }
 
 fn client(headers: HeaderMap) -> Result<Client, TracerError> {
-    // As for callbacks, a provider and roots of our own: what else runs in the process may install another provider or none.
+    // The client uses its own crypto provider and root certificates, like callbacks: other code in the process may
+    // install another provider or none.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     let tls = rustls::ClientConfig::builder_with_provider(provider)
@@ -409,7 +412,7 @@ async fn export_until_stopped(mut way: Way, mut spans: mpsc::Receiver<Span>, sto
         }
         way.send(&mut batch, &stop).await;
     }
-    // What is handed in from here on is dropped; what is here goes, as fast as it can.
+    // Spans handed in from here on are dropped. The queued spans are sent without delay.
     spans.close();
     while spans.recv_many(&mut batch, MOST_AT_ONCE).await > 0 {
         way.send(&mut batch, &stop).await;
@@ -417,7 +420,7 @@ async fn export_until_stopped(mut way: Way, mut spans: mpsc::Receiver<Span>, sto
 }
 
 impl Way {
-    /// Send these spans, a few times if the collector cannot take them now, and forget them.
+    /// Send these spans, several times if the collector is temporarily unable to accept them, then discard them.
     async fn send(&mut self, batch: &mut Vec<Span>, stop: &CancellationToken) {
         let spans = batch.len() as u64;
         let body = otlp::request(&self.resource, batch);
@@ -427,12 +430,12 @@ impl Way {
             let why = match self.post(body.clone()).await {
                 Ok(()) => {
                     if std::mem::replace(&mut self.silent, false) {
-                        tracing::info!("the collector takes spans again");
+                        tracing::info!("the collector accepts spans again");
                     }
                     return self.tallies.conclude(&self.tallies.exported, spans);
                 }
                 Err(Refusal { why, for_now }) if for_now && tried < TRIES && !stop.is_cancelled() => {
-                    tracing::debug!(why, tried, "the collector cannot take spans now");
+                    tracing::debug!(why, tried, "the collector cannot accept spans now");
                     tokio::select! {
                         () = stop.cancelled() => {}
                         () = tokio::time::sleep(pause.mul_f64(0.5 + rand::random::<f64>())) => {}
@@ -443,18 +446,18 @@ impl Way {
                 Err(Refusal { why, .. }) => why,
             };
             if !std::mem::replace(&mut self.silent, true) {
-                tracing::warn!(why, spans, "the collector does not take spans; they are given up, jobs go on");
+                tracing::warn!(why, spans, "the collector does not accept spans; they are discarded, jobs continue");
             }
             return self.tallies.conclude(&self.tallies.failed, spans);
         }
     }
 
     async fn post(&self, body: Vec<u8>) -> Result<(), Refusal> {
-        // The answer's body is not read: it is of no use here, and may be of any length.
+        // The body of the response is not read: it is not needed, and may be of any length.
         let sent = self.client.post(&self.endpoint).body(body).send().await;
         let status = match sent {
             Ok(response) => response.status(),
-            // Without the address, which an operator may have put a secret into.
+            // Without the URL, because an operator may have put a secret into it.
             Err(error) => return Err(Refusal { why: error.without_url().to_string(), for_now: true }),
         };
         let busy = [
@@ -470,9 +473,9 @@ impl Way {
     }
 }
 
-/// Why a request was not taken.
+/// The reason why a request was not accepted.
 struct Refusal {
     why: String,
-    /// May it be taken later?
+    /// True if the collector may accept the request later.
     for_now: bool,
 }

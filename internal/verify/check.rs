@@ -1,57 +1,57 @@
-//! What is checked, each under a name of its own.
+//! The checks, each with a name.
 
 use serde::Serialize;
 
-/// One promise that the tables can prove or disprove.
+/// One guarantee that the tables can prove or disprove.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// Every job is owed, or the last line of its ledger ends it.
+    /// Every job is unfinished, or its last attempt row ends it.
     Lost,
-    /// Nothing is owed and nothing was done for a job that was never asked for; copies say what was asked.
+    /// No unfinished row and no attempt belongs to a job that was never requested; copied columns match the request.
     Strange,
-    /// Executing means exactly one open attempt, with its runner, token and lease; not executing means none.
+    /// An executing job has exactly one open attempt, with its runner, token and lease; any other job has none.
     OpenAttempt,
-    /// The lines of a ledger are numbered from one without gaps, and the owed row has counted them all.
+    /// The attempt rows of a job are numbered from one without gaps, and the owed row has counted them all.
     Contiguous,
-    /// No attempt of a job began before the one before it had ended.
+    /// No attempt of a job began before the previous one had ended.
     Overlap,
-    /// Completed means that the last attempt succeeded, and only that one.
+    /// The last attempt of a completed job succeeded, and only that one.
     Completed,
     /// No attempt began before it was due, or before its job was accepted.
     Early,
-    /// Burned attempts are counted right and within `max_attempts`, and losses and snoozes within their bounds.
+    /// The attempts used are counted correctly and within `max_attempts`; losses and snoozes are within their limits.
     Bounded,
-    /// A job failed only when its attempts were spent or its failure was permanent.
+    /// A job failed only if its attempts were used up or its failure was permanent.
     Failed,
-    /// Each failed job has a dead letter, no other has one, and a replay is linked both ways.
+    /// Each failed job has a dead letter, no other job has one, and a replay is linked in both directions.
     DeadLetter,
-    /// A job was cancelled only when somebody had asked for it.
+    /// A job was cancelled only after a request.
     Cancelled,
-    /// An end is followed only by an operator's retry, never after a success.
+    /// Only an operator's retry follows an end state, and never after a success.
     Final,
-    /// At most one unfinished job for each key of a kind, and no key held for nobody.
+    /// At most one unfinished job exists for each unique key of a kind, and each unique key held belongs to such a job.
     UniqueKey,
-    /// Jobs that were accepted together are all there.
+    /// All jobs that were accepted together exist.
     Batch,
-    /// A tick of a schedule that fired has its job.
+    /// Every tick of a schedule that fired has its job.
     Tick,
-    /// Jobs that ended were counted when they ended.
+    /// Every ended job was counted at its end.
     Counted,
-    /// No lease ran out long ago without anybody ending its attempt.
+    /// Every lease that expired long ago led to the end of its attempt.
     Abandoned,
-    /// No job is overdue that nobody is going to start.
+    /// Every overdue job will be started by a runner.
     Overdue,
-    /// The index knows every job that is due within its horizon.
+    /// The index has every job that is due within its horizon.
     IndexMissing,
-    /// The index schedules nothing that does not wait.
+    /// The index schedules only waiting jobs.
     IndexExtra,
-    /// The index has the due time that the store has.
+    /// The index and the store have the same due times.
     IndexScore,
 }
 
 impl Check {
-    /// Every check, in the order of a report.
+    /// All checks, in the order of a report.
     pub const ALL: [Self; 21] = [
         Self::Lost,
         Self::Strange,
@@ -76,7 +76,7 @@ impl Check {
         Self::IndexScore,
     ];
 
-    /// Its name in reports.
+    /// Return the name used in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -104,7 +104,7 @@ impl Check {
         }
     }
 
-    /// The guarantee that it belongs to.
+    /// Return the guarantee that the check belongs to.
     #[must_use]
     pub const fn guarantee(self) -> &'static str {
         match self {
@@ -119,35 +119,35 @@ impl Check {
         }
     }
 
-    /// What holds when it finds nothing, in one sentence for people.
+    /// Return the guarantee in one sentence for people. It holds if the check finds nothing.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
-            Self::Lost => "every job is owed or has ended",
-            Self::Strange => "nothing is owed or was done that was not asked for",
-            Self::OpenAttempt => "executing means exactly one open attempt, with its token",
+            Self::Lost => "every job is unfinished or has ended",
+            Self::Strange => "every unfinished job and every attempt belongs to a requested job",
+            Self::OpenAttempt => "an executing job has exactly one open attempt, with its token",
             Self::Contiguous => "attempts are numbered without gaps",
             Self::Overlap => "no two attempts of a job at the same time",
-            Self::Completed => "completed means that the last attempt succeeded, and only that one",
+            Self::Completed => "the last attempt of a completed job succeeded, and only that one",
             Self::Early => "no attempt began before it was due",
-            Self::Bounded => "attempts, losses and snoozes are counted and within their bounds",
-            Self::Failed => "a job failed only when spent or permanently",
-            Self::DeadLetter => "each failed job has a dead letter, and replays are linked both ways",
-            Self::Cancelled => "a job was cancelled only when asked to",
-            Self::Final => "an end is followed only by an operator's retry",
-            Self::UniqueKey => "one unfinished job for each unique key",
-            Self::Batch => "batches are whole",
+            Self::Bounded => "attempts, losses and snoozes are counted correctly and within their limits",
+            Self::Failed => "a job failed only after its last attempt or a permanent failure",
+            Self::DeadLetter => "each failed job has a dead letter, and replays are linked in both directions",
+            Self::Cancelled => "a job was cancelled only after a request",
+            Self::Final => "only an operator's retry follows an end state",
+            Self::UniqueKey => "at most one unfinished job for each unique key",
+            Self::Batch => "batches are complete",
             Self::Tick => "a tick that fired has its job",
-            Self::Counted => "jobs that ended were counted",
-            Self::Abandoned => "no lease ran out without consequences",
-            Self::Overdue => "nothing is overdue that nobody will start",
-            Self::IndexMissing => "the index knows what is due within its horizon",
-            Self::IndexExtra => "the index schedules nothing that does not wait",
+            Self::Counted => "ended jobs were counted",
+            Self::Abandoned => "every lease that expired led to the end of its attempt",
+            Self::Overdue => "every overdue job will be started",
+            Self::IndexMissing => "the index has every job that is due within its horizon",
+            Self::IndexExtra => "the index schedules only waiting jobs",
             Self::IndexScore => "the index has the store's due times",
         }
     }
 
-    /// Is it about Redis, and cannot be made while Redis is out?
+    /// Return true if the check needs Redis, so that it is impossible while Redis does not answer.
     #[must_use]
     pub const fn needs_index(self) -> bool {
         matches!(self, Self::IndexMissing | Self::IndexExtra | Self::IndexScore)

@@ -1,5 +1,5 @@
-//! The index against the store. Both live on while they are compared, so a disagreement is a suspicion first: it is
-//! looked at again until it is gone or has lasted longer than the repair loops need.
+//! Comparison of the index with the store. Both change during the comparison, so a difference is only a suspicion at
+//! first. It is examined again until it disappears, or has lasted longer than the repair loops need.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -11,22 +11,22 @@ use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
 use crate::job::{JobId, Timestamp};
 use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
 
-/// Rows and entries read at a time.
+/// Number of rows and entries read at a time.
 const PAGE: usize = 2_000;
-/// Suspects of one comparison. With so many, the rest is no better.
+/// Maximum number of suspects in one comparison. With so many, more would not change the conclusion.
 const MOST_SUSPECTS: usize = 10_000;
-/// Between looks at suspects.
+/// Interval between examinations of the suspects.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Lost index entries are back within this (G3): a job overdue by more is suspect.
+/// Lost index entries are restored within this time (G3). A job that is overdue by more is suspect.
 const BOUND: TimeDelta = TimeDelta::seconds(6);
-/// A job that was offered to a runner which does not know its kind rests in the sorted set, but not for longer.
+/// Longest time that a job rests in the sorted set after it was delivered to a runner that does not know its kind.
 const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
-/// Overdue jobs of which at least one must be started while a runner is free.
+/// Number of overdue jobs of which at least one must be started while a runner has a free worker.
 const OLDEST: usize = 1_000;
-/// Of these, at least so many of each line.
+/// Minimum number of these jobs from each lane.
 const OLDEST_OF_LINE: usize = 10;
-/// A job that took runners along waits for a place where it can do no harm. Such a job counts as stuck when it is overdue
-/// by this.
+/// A job that caused the loss of runners waits until it can run without harm to other jobs. It counts as stuck if it is
+/// overdue by more than this.
 const SUSPECTS_WAIT: TimeDelta = TimeDelta::minutes(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ enum CompareError {
     Index(#[from] IndexError),
 }
 
-/// A disagreement that may pass.
+/// A difference that may disappear.
 #[derive(Clone, Debug)]
 struct Suspect {
     check: Check,
@@ -45,7 +45,7 @@ struct Suspect {
     what: String,
 }
 
-/// Compare, wait, compare again; report what lasted.
+/// Compare, wait and compare again. Report the differences that last.
 pub(super) async fn compare(
     store: &Store,
     index: &Index,
@@ -63,7 +63,8 @@ pub(super) async fn compare(
         }
     };
     let Some(stuck) = stuck else { return Ok(()) };
-    // What was not started although a runner was free at both ends of the patience, and the queue open all the time.
+    // Jobs that were not started although a runner had a free worker at both ends of the patience, and the queue was
+    // never paused.
     let mut left = stuck.still(store).await?;
     while !left.is_empty() && began.elapsed() < settings.patience {
         tokio::time::sleep(LOOK_EVERY.min(settings.patience)).await;
@@ -75,7 +76,7 @@ pub(super) async fn compare(
     Ok(())
 }
 
-/// The jobs that were reported or repaired.
+/// Compare the index with the store. Return the jobs that were reported or repaired.
 async fn compare_index(
     store: &Store,
     index: &Index,
@@ -84,7 +85,7 @@ async fn compare_index(
     began: Instant,
 ) -> Result<HashSet<JobId>, CompareError> {
     if !index.is_whole().await? {
-        report.notes.push("the index has no epoch: runners feed it again from the store".into());
+        report.notes.push("the index has no epoch: runners rebuild it from the store".into());
     }
     let mut suspects = suspects(store, index, settings.pace, report).await?;
     while !suspects.is_empty() && began.elapsed() < settings.patience {
@@ -119,13 +120,13 @@ fn entry(job: &DueJob) -> Entry {
     Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
 }
 
-/// First look: everything of served queues that is due within the horizon, and everything that is scheduled.
+/// Compare for the first time: all jobs of served queues that are due within the horizon, and all scheduled entries.
 async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report) -> Result<Vec<Suspect>, CompareError> {
     let mut suspects = Vec::new();
     let began = Instant::now();
     let now = store.clock().now();
     let horizon = TimeDelta::from_std(index.horizon()).unwrap_or(TimeDelta::minutes(15));
-    // The far end of the horizon is fed in steps.
+    // The far end of the horizon is fed in steps, so jobs there may not be in the index yet.
     let until = (now + horizon - (horizon / 4).min(TimeDelta::seconds(30)) - TimeDelta::seconds(10)).max(now);
     let mut look = Look::begin(index).await?;
     let mut walk = store.walk(ranges(store, until).await?, PAGE, Depth::Waiting);
@@ -153,22 +154,22 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         report.unchecked("time was over before all of Redis was compared with MySQL".into());
     }
     if left_over > 0 {
-        report.notes.push(format!("{left_over} entries of jobs that wait no more are dropped when they come due"));
+        report.notes.push(format!("{left_over} entries of jobs that no longer wait are dropped when they come due"));
     }
     Ok(suspects)
 }
 
-/// All that is due before or at `until` in the queues that runners serve. Redis need not hold the jobs of other queues: a
-/// runner that serves one of these feeds them when it starts.
+/// Return the ranges of all jobs due at `until` or earlier in the queues that runners serve. Redis need not have the
+/// jobs of other queues: a runner that starts to serve one of them feeds its jobs then.
 async fn ranges(store: &Store, until: Timestamp) -> Result<Vec<DueRange>, StoreError> {
     let queues = store.fed_queues().await?;
     let lines = store.lines_of(queues.into_iter().collect()).await?;
     Ok(lines.into_iter().map(|line| DueRange::until(line, until)).collect())
 }
 
-/// Entries that lead nowhere: long due and never moved, or of no job and farther ahead than anything is scheduled. An entry
-/// of a job that was cancelled, or run early, is none: it stays until its time, when its claim drops it, also after the job
-/// was removed.
+/// Return the entries without a purpose: long due and never moved, or of no existing job and further ahead than any job
+/// is scheduled. The entry of a job that was cancelled, or run early, is not one of them: it stays until its time, also
+/// if the job is removed, and its claim then drops it.
 async fn extra(
     store: &Store,
     index: &Index,
@@ -187,13 +188,13 @@ async fn extra(
             *left_over += 1;
             continue;
         }
-        let what = format!("scheduled for {} and does not wait", entry.execute_at);
+        let what = format!("scheduled for {}, but the job does not wait", entry.execute_at);
         suspects.push(Suspect { check: Check::IndexExtra, entry, what });
     }
     Ok(suspects)
 }
 
-/// Another look at suspects: those that are left.
+/// Examine suspects again and return those that remain.
 async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<Vec<Suspect>, CompareError> {
     let (extra_ones, others): (Vec<Suspect>, Vec<Suspect>) =
         suspects.into_iter().partition(|suspect| suspect.check == Check::IndexExtra);
@@ -201,7 +202,7 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
     let due = store.due_jobs(others.iter().map(|suspect| suspect.entry.id).collect()).await?;
     let mut look = Look::begin(index).await?;
     let mut left = Vec::new();
-    // The last runner that served a queue may have ended meanwhile.
+    // The last runner that served a queue may have stopped in the meantime.
     let fed = store.fed_queues().await?;
     let now_due = others.iter().filter_map(|suspect| due.get(&suspect.entry.id));
     let still: Vec<DueJob> = now_due.filter(|job| fed.contains(&job.queue)).cloned().collect();
@@ -215,7 +216,7 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
     Ok(left)
 }
 
-/// Compares rows with the index; each ready list is read once.
+/// Compares rows with the index. Each ready list is read once.
 struct Look<'a> {
     index: &'a Index,
     ready: HashMap<Line, HashSet<JobId>>,
@@ -227,7 +228,7 @@ impl<'a> Look<'a> {
         Ok(Self { index, ready: HashMap::new(), left_out: index.left_out().await? })
     }
 
-    /// Those of these waiting jobs that the index does not know, or knows for another time.
+    /// Return those of these waiting jobs that the index does not have, or has with another due time.
     async fn missing(&mut self, jobs: &[DueJob], now: Timestamp) -> Result<Vec<Suspect>, IndexError> {
         let entries: Vec<Entry> = jobs.iter().map(entry).collect();
         let scores = self.index.scores(&entries).await?;
@@ -235,13 +236,15 @@ impl<'a> Look<'a> {
         for (entry, score) in entries.into_iter().zip(scores) {
             let due_ms = entry.execute_at.timestamp_millis();
             let (check, what) = match score {
-                // It rests after it was offered to a runner without a handler for it, or is about to be moved.
+                // The job rests because it was delivered to a runner without a handler for it, or it is about to be
+                // moved.
                 Some(ms) if entry.execute_at <= now && ms <= (now + LONGEST_REST).timestamp_millis() => continue,
                 Some(ms) if ms == due_ms => continue,
-                // Run before its time: it is listed, and its old entry is dropped when it comes due.
+                // The job was run before its time: it is in its ready list, and its old entry is dropped when it comes
+                // due.
                 _ if entry.execute_at <= now && self.listed(&entry).await? => continue,
                 _ if entry.execute_at <= now - BOUND => {
-                    (Check::Overdue, format!("due {}, and the index will not bring it", entry.execute_at))
+                    (Check::Overdue, format!("due {}, and the index will not deliver it", entry.execute_at))
                 }
                 Some(ms) => (Check::IndexScore, format!("due {due_ms}, scheduled for {ms} (unix ms)")),
                 None => (Check::IndexMissing, format!("due {}, unknown to the index", entry.execute_at)),
@@ -251,7 +254,7 @@ impl<'a> Look<'a> {
         Ok(suspects)
     }
 
-    /// Does it stand in its ready list, or behind the place from which the refill will bring it?
+    /// Return true if the entry is in its ready list, or after the position from which the refill will deliver it.
     async fn listed(&mut self, entry: &Entry) -> Result<bool, IndexError> {
         if self.left_out.get(&entry.line).is_some_and(|place| entry.execute_at >= place.execute_at) {
             return Ok(true);
@@ -264,9 +267,9 @@ impl<'a> Look<'a> {
     }
 }
 
-/// Make the index say what the store says about these.
+/// Correct the index entries of these suspects from the store.
 async fn repair(store: &Store, index: &Index, suspects: &[Suspect]) -> Result<(), CompareError> {
-    // Without an epoch it takes nothing. What is committed after this is hinted by its own writer.
+    // Without an epoch the index accepts nothing. Each writer hints the jobs that are committed after this.
     index.begin_epoch().await?;
     let (extra, others): (Vec<&Suspect>, Vec<&Suspect>) =
         suspects.iter().partition(|suspect| suspect.check == Check::IndexExtra);
@@ -277,7 +280,7 @@ async fn repair(store: &Store, index: &Index, suspects: &[Suspect]) -> Result<()
     Ok(())
 }
 
-/// The oldest overdue jobs that a runner with a free slot could have started.
+/// The oldest overdue jobs that a runner with a free worker could have started.
 struct Stuck {
     jobs: Vec<DueJob>,
 }
@@ -285,7 +288,7 @@ struct Stuck {
 impl Stuck {
     async fn look(store: &Store) -> Result<Option<Self>, StoreError> {
         let late = store.clock().now() - BOUND;
-        // The oldest of each line: a long line must not hide what stands still in another.
+        // The oldest jobs of each lane: a long lane must not hide a blocked one.
         let ranges = ranges(store, late).await?;
         let most = (OLDEST / ranges.len().max(1)).max(OLDEST_OF_LINE);
         let pages = store.due_rows(ranges, most, Depth::Waiting).await?;
@@ -293,7 +296,8 @@ impl Stuck {
         Ok((!jobs.is_empty()).then_some(Self { jobs }))
     }
 
-    /// Those whose queue stands open, if not one of them has been started; otherwise nothing: work goes on.
+    /// Return the jobs whose queue is not paused, if none of the jobs has been started. If one has been started, return
+    /// nothing, because work continues.
     async fn still(&self, store: &Store) -> Result<Vec<DueJob>, StoreError> {
         let waiting = store.stuck_jobs(self.jobs.iter().map(|job| job.id).collect()).await?;
         let same = |job: &&DueJob| waiting.get(&job.id).is_some_and(|now| now.job.execute_at == job.execute_at);
@@ -306,7 +310,7 @@ impl Stuck {
     }
 }
 
-/// Those of these jobs that could be started at this moment: a living runner that takes work has a free slot, the queue
+/// Return those of these jobs that could be started now. A living runner that takes work has a free worker, the queue
 /// is neither paused nor at its limit, and the job need not wait because of the runners that it lost.
 async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, StoreError> {
     if jobs.is_empty() {
@@ -315,7 +319,7 @@ async fn startable(store: &Store, jobs: Vec<DueJob>) -> Result<Vec<DueJob>, Stor
     let waiting = store.stuck_jobs(jobs.iter().map(|job| job.id).collect()).await?;
     let late = store.clock().now() - SUSPECTS_WAIT;
     let now = store.startable().await?;
-    // While other suspects run there may be no room for one more, for as long as their handlers take.
+    // While other suspects run there may be no room for another one, for as long as their handlers run.
     let may_wait = |suspect: &StuckJob| now.suspects_run() || suspect.job.execute_at >= late;
     let is_due =
         |job: &DueJob| waiting.get(&job.id).is_some_and(|waiting| waiting.losses < SUSPECT_FROM || !may_wait(waiting));

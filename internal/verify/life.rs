@@ -1,4 +1,4 @@
-//! What the evidence about one job proves. Pure.
+//! The conclusions from the evidence about one job. Pure functions.
 
 use chrono::TimeDelta;
 
@@ -6,28 +6,29 @@ use super::Check;
 use crate::job::{State, Timestamp, Verdict};
 use crate::store::{ClockStep, JobEvidence, LedgerLine, MOST_LOSSES, MOST_SPARED};
 
-/// One thing that is wrong with a job, and what shows it.
+/// One fault of a job, with its evidence.
 pub(super) type Fault = (Check, String);
 
-/// What the snapshot as a whole says, for those checks that need it.
+/// The facts about the snapshot as a whole that some checks need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment<'a> {
-    /// The database's clock at the snapshot.
+    /// Time of the snapshot, by the database's clock.
     pub(super) at: Timestamp,
-    /// How long after its end a lease may still stand; absent while no runner lives that could end its attempt.
+    /// Time after its expiry for which a lease may remain; absent while no living runner could end its attempt.
     pub(super) patience: Option<TimeDelta>,
-    /// When the clock was set.
+    /// Recorded steps of the clock.
     pub(super) steps: &'a [ClockStep],
 }
 
 impl Moment<'_> {
-    /// Can what happened first have been given the time `first`, and what came after it the time `then`?
+    /// Return true if an event with the time `first` can have happened before one with the time `then`.
     fn in_order(&self, first: Timestamp, then: Timestamp) -> bool {
         first <= then || self.steps.iter().any(|step| step.explains(first, then))
     }
 }
 
-/// How long before the end of `first` the other began, by a clock that may have been set back while no runner watched.
+/// Describe how much earlier `then` is than the end `first`. A clock that was set back while no runner watched looks
+/// the same.
 fn too_early(first: Timestamp, then: Timestamp) -> String {
     format!(
         "{} ms before; a clock of MySQL that was set back while no runner ran looks the same",
@@ -35,7 +36,7 @@ fn too_early(first: Timestamp, then: Timestamp) -> String {
     )
 }
 
-/// Everything that is wrong with one job.
+/// Return all faults of one job.
 pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
     let mut faults = Vec::new();
     let mut wrong = |check: Check, what: String| faults.push((check, what));
@@ -44,18 +45,22 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
         (None, owed) => {
             wrong(
                 Check::Strange,
-                format!("{} lines, {}", job.lines.len(), if owed.is_some() { "owed" } else { "not owed" }),
+                format!(
+                    "{} attempt rows, {}",
+                    job.lines.len(),
+                    if owed.is_some() { "unfinished" } else { "not unfinished" }
+                ),
             );
         }
         (Some(_), None) if last.is_none_or(|line| line.end.is_none()) => {
-            wrong(Check::Lost, format!("{} lines, none of them last ended it", job.lines.len()));
+            wrong(Check::Lost, format!("{} attempt rows, and the last one does not end it", job.lines.len()));
         }
         (Some(asked), Some(owed)) => {
             if (&asked.kind, asked.max_attempts, asked.keyed) != (&owed.kind, owed.max_attempts, owed.keyed) {
-                wrong(Check::Strange, "owed row does not say what was asked".into());
+                wrong(Check::Strange, "the owed row differs from the requested job".into());
             }
             if !owed.key_held {
-                wrong(Check::UniqueKey, "its key is not held as it should be".into());
+                wrong(Check::UniqueKey, "its unique key is not held correctly".into());
             }
         }
         (Some(_), None) => {}
@@ -79,9 +84,9 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
         }
         let closed = job.lines.iter().any(|line| line.number >= owed.attempt);
         if executing && closed {
-            wrong(Check::OpenAttempt, format!("attempt {} is open and has a line", owed.attempt));
+            wrong(Check::OpenAttempt, format!("attempt {} is open and already has a row", owed.attempt));
         } else if owed.attempt != count + u32::from(executing) {
-            wrong(Check::Contiguous, format!("{count} lines and {} executions", owed.attempt));
+            wrong(Check::Contiguous, format!("{count} attempt rows and {} executions", owed.attempt));
         }
         if executing {
             if owed.started_at < owed.execute_at {
@@ -96,28 +101,28 @@ pub(super) fn faults(job: &JobEvidence, moment: &Moment<'_>) -> Vec<Fault> {
             }
         }
         if last.is_some_and(|line| line.end == Some(State::Completed)) {
-            wrong(Check::Final, "owed after it was completed".into());
+            wrong(Check::Final, "unfinished after it was completed".into());
         }
     }
     ledger(job, moment, &mut wrong);
     faults
 }
 
-/// What the lines say by themselves.
+/// Check the attempt rows by themselves.
 fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, String)) {
     let accepted = job.asked.as_ref().map(|asked| asked.created_at);
     let max_attempts = job.asked.as_ref().map(|asked| asked.max_attempts);
-    // Counted anew in every life; an operator's retry begins another.
+    // Counted separately for each life of the job. An operator's retry begins a new life.
     let mut life = Life::default();
     for (place, line) in job.lines.iter().enumerate() {
         let number = line.number;
         if number as usize != place + 1 {
-            wrong(Check::Contiguous, format!("line {} is numbered {number}", place + 1));
+            wrong(Check::Contiguous, format!("attempt row {} has the number {number}", place + 1));
         }
         let before = place.checked_sub(1).map(|place| &job.lines[place]);
         if let Some(before) = before.filter(|before| !moment.in_order(before.finished_at, line.started_at)) {
             let early = too_early(before.finished_at, line.started_at);
-            wrong(Check::Overlap, format!("attempt {number} began before the one before it ended, {early}"));
+            wrong(Check::Overlap, format!("attempt {number} began before the previous one ended, {early}"));
         }
         if line.finished_at < line.started_at {
             wrong(Check::Overlap, format!("attempt {number} ended before it began"));
@@ -132,16 +137,16 @@ fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, 
         }
         life.count(line);
         if line.burned != life.burned {
-            wrong(Check::Bounded, format!("line {number} says {} burned, its lines {}", line.burned, life.burned));
+            wrong(Check::Bounded, format!("row {number} says {} attempts used, its rows {}", line.burned, life.burned));
         }
         if max_attempts.is_some_and(|most| life.burned > most) {
-            wrong(Check::Bounded, format!("attempt {number} burned more than allowed"));
+            wrong(Check::Bounded, format!("attempt {number} used more attempts than allowed"));
         }
         let burned_out = max_attempts.is_some_and(|most| life.burned >= most);
         let spent = burned_out || life.losses >= MOST_LOSSES;
         let again = line.end.is_none() && (place + 1 < job.lines.len() || job.owed.is_some());
         if again && line.verdict.burns_attempt() && spent {
-            wrong(Check::Bounded, format!("it went on after attempt {number}, which was its last"));
+            wrong(Check::Bounded, format!("the job continued after attempt {number}, which was its last"));
         }
         if life.losses > MOST_LOSSES || life.snoozes > MOST_SPARED {
             wrong(Check::Bounded, format!("{} losses in a row, {} snoozes", life.losses, life.snoozes));
@@ -166,31 +171,32 @@ fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, 
             );
         }
         if line.end == Some(State::Cancelled) && line.cancel_requested_at.is_none() {
-            wrong(Check::Cancelled, format!("nobody asked before attempt {number} ended"));
+            wrong(Check::Cancelled, format!("no cancel was requested before attempt {number} ended"));
         }
     }
 }
 
-/// What one life of a job has used up so far.
+/// The counts of one life of a job so far.
 #[derive(Debug, Default)]
 struct Life {
     burned: u32,
-    /// In a row, so many at the least.
+    /// Losses in a row, at least.
     losses: u32,
-    /// In a row, if each snooze was of a runner that could not read the job, which is no verdict of the job's own.
+    /// Losses in a row, at most: if each snooze came from a runner that could not read the job, which is not a verdict
+    /// of the job itself.
     losses_at_most: u32,
     snoozes: u32,
 }
 
 impl Life {
     fn count(&mut self, line: &LedgerLine) {
-        // A line that only closes a waiting job executed nothing.
+        // A row that only closes a waiting job executed nothing.
         if line.executed && line.verdict.burns_attempt() {
             self.burned += 1;
         }
         let count = |losses: u32| match line.verdict {
             Verdict::Lost => losses + 1,
-            // No verdict of the job's own: see `decide` in store/settle.rs.
+            // Not a verdict of the job itself: see `decide` in store/settle.rs.
             Verdict::Interrupted => losses,
             _ => 0,
         };

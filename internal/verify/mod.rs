@@ -1,21 +1,23 @@
-//! The checker: proves from the tables of a live system that the promises were kept (G11).
+//! The checker: proves from the tables of a live system that the guarantees hold (G11).
 //!
-//! - [`Check`]: what is checked, each under a name of its own
-//! - `life.rs`: what the evidence about one job proves, a pure function
-//! - `drift.rs`: the index against the store, looked at again before it is believed, and repaired if asked
-//! - [`Report`]: what was found
+//! - `check`: [`Check`], the checks with their names
+//! - `drift`: the comparison of the index with the store, and its repair on request
+//! - `life`: the conclusions from the evidence about one job, pure functions
+//! - `report`: [`Report`], the findings
 //!
-//! The tables are read page by page in order of their keys, each page in a snapshot of its own. So a checker takes bounded
-//! memory however large the tables are, and the server keeps no old rows for it for longer than a page takes. What needs
-//! more than one page is looked at again before it is believed: a batch that seems torn is counted in one statement, and
-//! tallies may fall behind by the jobs that were retried meanwhile. The index cannot be read in a snapshot either: what it
-//! seems to lack may be on its way, so it is a fault only when it lasts longer than the repair loops need.
+//! The checker reads the tables page by page in primary key order, each page in its own snapshot. It needs bounded
+//! memory with tables of any size, and the server keeps old row versions no longer than one page takes. A fault that
+//! needs more than one page is examined again before it is reported: a batch that seems incomplete is counted in one
+//! statement, and tallies may be lower by the number of jobs that were retried in the meantime. The index has no
+//! snapshots: a missing entry may be on its way, so it is a fault only if it stays missing for longer than the repair
+//! loops need.
 //!
-//! What could not be looked at (Redis did not answer, time was over, a row cannot be read) is said, and then the verdict is
-//! never [`Outcome::Kept`].
+//! The report names everything that could not be checked (Redis did not answer, time was over, a row cannot be read).
+//! The verdict is then never [`Outcome::Kept`].
 //!
-//! It trusts the database's clock, but for the moments when that was set, which runners note (`store/clock_steps.rs`): the
-//! times around them prove no order. Where no runner noted a step, it cannot be told from a fault, and the finding says so.
+//! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
+//! (`store/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a fault;
+//! the finding mentions this.
 
 mod check;
 mod drift;
@@ -35,72 +37,74 @@ use crate::job::{BatchPlace, JobId, Timestamp};
 use crate::store::{Evidence, JobEvidence, Retention, Store, StoreError, TallyKey, TickPlace, Walk};
 use life::Moment;
 
-/// What to check, and how patiently.
+/// Scope and patience of a check.
 #[derive(Clone, Debug)]
 pub struct VerifySettings {
-    /// Only jobs made at this moment or later; all when absent.
+    /// Only jobs created at this moment or later; all jobs if absent.
     pub since: Option<Timestamp>,
-    /// How long a disagreement of index and store must last to be believed. The repair loops need six seconds (G3).
+    /// Time that a difference between index and store must last before it is reported. The repair loops need six
+    /// seconds (G3).
     pub patience: Duration,
-    /// Mend what the index gets wrong.
+    /// True to repair wrong index entries.
     pub repair: bool,
-    /// How long ended jobs are kept: batches as old as that may have been purged in part.
+    /// Retention of ended jobs. Batches older than that may have been purged in part.
     pub retention: Retention,
-    /// How hard the servers are worked.
+    /// The load on the servers.
     pub pace: Pace,
 }
 
-/// How hard a check works the servers.
+/// The load of a check on the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// As fast as it goes, and everything.
+    /// Check everything at full speed.
     Full,
-    /// After each page it rests as long as the page took, and after `limit` it looks at nothing more.
+    /// After each page, rest as long as the page took. After `limit`, check nothing more.
     Gentle {
-        /// How long to read, with all rests.
+        /// Time limit, including all rests.
         limit: Duration,
     },
 }
 
 impl Pace {
-    /// Rest after a page that was begun at this moment.
+    /// Rest after a page that began at this moment.
     async fn rest(self, page: Instant) {
         if let Self::Gentle { limit } = self {
             tokio::time::sleep(page.elapsed().min(limit)).await;
         }
     }
 
-    /// Rest after a page, and begin the next. False when there is no time left for it.
+    /// Rest after a page and begin the next one. Return false if no time is left for it.
     async fn goes_on(self, page: &mut Instant, began: Instant) -> bool {
         self.rest(*page).await;
         *page = Instant::now();
         !self.is_over(began)
     }
 
-    /// Is there no time left for what began at this moment?
+    /// Return true if no time is left for a check that began at this moment.
     fn is_over(self, began: Instant) -> bool {
         matches!(self, Self::Gentle { limit } if began.elapsed() >= limit)
     }
 }
 
 impl VerifySettings {
-    /// How long a disagreement must last when nobody says otherwise: the bound of G3 and a second.
+    /// Default time that a difference must last: the bound of G3 plus one second.
     pub const PATIENCE: Duration = Duration::from_secs(7);
 }
 
-/// After the end of its lease, an attempt is ended within this (G3).
+/// Time after the expiry of its lease within which an attempt is ended (G3).
 const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
 
-/// Leases that ended long ago and are looked at again, and for how long at most.
+/// Maximum number of long expired leases that are examined again, and the maximum time for that.
 const MOST_ABANDONED: usize = 1_000;
 const LONGEST_WAIT: Duration = Duration::from_secs(90);
-/// Batches that seem torn and are looked at again.
+/// Maximum number of seemingly incomplete batches that are examined again.
 const MOST_TORN: usize = 10_000;
 
-/// Check everything. `progress` is told of the jobs read so far.
+/// Check everything. `progress` receives the number of jobs read so far.
 ///
 /// # Errors
-/// When MySQL cannot be read. A Redis that is out is no error: its checks are reported as not made.
+/// [`StoreError`] if MySQL cannot be read. A Redis that does not answer is not an error: the report lists its checks as
+/// skipped.
 pub async fn verify(
     store: &Store,
     index: &Index,
@@ -126,7 +130,7 @@ pub async fn verify(
     while let Some(found) = evidence.next_page().await? {
         let moment = Moment {
             at: found.at,
-            // A reaper that has just come back to its store gives everybody one more lease.
+            // A reaper that has just reconnected to the store gives every runner one more lease.
             steps: &steps,
             patience: found.longest_lease_ms.map(|ms| TimeDelta::milliseconds(i64::from(ms)) + REAPED_WITHIN),
         };
@@ -152,7 +156,7 @@ pub async fn verify(
         page = Instant::now();
     }
     if whole {
-        // What is younger than that cannot have been purged.
+        // Jobs younger than this cannot have been purged.
         let kept_since = batches.kept_since;
         torn(&mut evidence, batches, &mut report).await?;
         whole = beyond_pages(&mut evidence, kept_since, (settings.pace, began), &mut report).await?;
@@ -176,14 +180,15 @@ pub async fn verify(
     Ok(report)
 }
 
-/// Attempts whose lease ended long ago. While MySQL is out no runner can end them, and afterwards reapers give every runner one
-/// more lease; the tables do not say when it was out. So they are looked at again for as long as that takes.
+/// Attempts whose lease expired long ago. While MySQL is down no runner can end them, and afterwards reapers give every
+/// runner one more lease. The tables do not show when MySQL was down, so the attempts are examined again for as long as
+/// that takes.
 #[derive(Default)]
 struct Abandoned {
     suspects: Vec<(JobId, Timestamp, String)>,
-    /// Those that were not kept. With so many, the rest is no better.
+    /// Number of further suspects that were not kept. With so many, more would not change the conclusion.
     more: u64,
-    /// What a reaper may take that has just come back.
+    /// Maximum time that a reaper needs after it has reconnected.
     wait: Duration,
 }
 
@@ -215,7 +220,7 @@ impl Abandoned {
     }
 }
 
-/// Batches of which jobs are missing, unless they were removed after they had ended.
+/// Report batches with missing jobs, unless the jobs were removed after their end.
 async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) -> Result<(), StoreError> {
     for (looked_at, Open { batch, last, .. }) in batches.open.into_values().enumerate() {
         if looked_at >= MOST_TORN {
@@ -223,7 +228,7 @@ async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) ->
             return Ok(());
         }
         let (there, removed) = evidence.batch_now(batch.first, last).await?;
-        // The note of what was removed goes with the last job of a batch.
+        // The record of removed jobs is deleted together with the last job of a batch.
         let gone = there == 0 && removed == 0;
         if !gone && there + removed < u64::from(batch.size) {
             let what = format!("{there} of {} jobs are there, {removed} were removed", batch.size);
@@ -233,8 +238,8 @@ async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) ->
     Ok(())
 }
 
-/// What no page of jobs shows: keys, ticks and replays, each walked through in the order of its own key. False when time
-/// was over before the end.
+/// Check what is not visible in pages of jobs: unique keys, ticks and replays, each scanned in the order of its own
+/// key. Return false if time was over before the end.
 async fn beyond_pages(
     evidence: &mut Evidence,
     kept_since: Timestamp,
@@ -246,7 +251,7 @@ async fn beyond_pages(
     while let Walk::From(after) = keys {
         let (stray, next) = evidence.stray_keys(after).await?;
         for id in stray {
-            report.found(Check::UniqueKey, id, "its key is not held as it should be".into());
+            report.found(Check::UniqueKey, id, "its unique key is not held correctly".into());
         }
         if !pace.goes_on(&mut page, began).await {
             return Ok(false);
@@ -257,7 +262,7 @@ async fn beyond_pages(
     while let Walk::From(after) = ticks {
         let (lost, next) = evidence.ticks_without_jobs(kept_since, after).await?;
         for (id, name, due_at) in lost {
-            report.found(Check::Tick, id, format!("the tick of {name} at {due_at} made it, and it is not there"));
+            report.found(Check::Tick, id, format!("the tick of {name} at {due_at} created it, but it is missing"));
         }
         if !pace.goes_on(&mut page, began).await {
             return Ok(false);
@@ -278,8 +283,8 @@ async fn beyond_pages(
     Ok(true)
 }
 
-/// Purged jobs stay counted, so the tallies may say more than the tables, never less; a retry takes one back, also of a
-/// job that was seen before its retry.
+/// Compare the tallies with the ended jobs. Purged jobs stay counted, so a tally may be higher than the number of jobs
+/// in the tables, never lower. A retry reduces the tally by one, also for a job that was read before its retry.
 async fn counted(
     evidence: &mut Evidence,
     ended: &BTreeMap<TallyKey, i64>,
@@ -308,20 +313,20 @@ fn ended_as(job: &JobEvidence) -> Option<TallyKey> {
     Some(TallyKey { queue: asked.queue.clone(), kind: asked.kind.clone(), state })
 }
 
-/// Counts the jobs of batches, whose ids lie close together: a batch is forgotten when it is whole.
+/// Counts the jobs of batches. The ids of a batch are close together, so a batch is dropped as soon as it is complete.
 struct Batches {
     /// Batches older than this may have been purged in part.
     kept_since: Timestamp,
-    /// Batches that begin up to here were not looked at from their beginning.
+    /// Batches whose first job is not after this id were not read from their beginning.
     begins_behind: JobId,
     open: BTreeMap<JobId, Open>,
 }
 
-/// A batch of which not all jobs were seen yet.
+/// A batch of which some jobs were not read yet.
 struct Open {
     batch: BatchPlace,
     seen: u16,
-    /// The last job that was seen.
+    /// The last job that was read.
     last: JobId,
 }
 

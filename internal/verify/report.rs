@@ -1,4 +1,4 @@
-//! What a check of everything found.
+//! The findings of a check.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,50 +10,50 @@ use super::Check;
 use crate::job::{JobId, Timestamp};
 use crate::store::JobEvidence;
 
-/// Samples kept of each kind of fault. All are counted.
+/// Maximum number of samples for each check. All faults are counted.
 const MOST_SAMPLES: usize = 20;
 
-/// The findings, check by check.
+/// The findings of all checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Were the promises kept?
+    /// The verdict of the check.
     pub verdict: Outcome,
-    /// True when everything was looked at, and nothing is wrong that was not repaired.
+    /// True if everything was checked, and no fault remains that was not repaired.
     pub ok: bool,
-    /// Was everything looked at?
+    /// True if everything was checked.
     pub complete: bool,
-    /// What could not be looked at, and why. Empty when everything was.
+    /// The parts that could not be checked, with the reasons. Empty if everything was checked.
     pub unchecked: Vec<String>,
-    /// The moment that the tables were looked at, by the database's clock.
+    /// Time at which the tables were read, by the database's clock.
     pub at: Timestamp,
-    /// Only jobs made since then were looked at.
+    /// Only jobs created since this time were checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// How much was looked at.
+    /// The amount of data checked.
     pub looked_at: LookedAt,
-    /// Every check, in a fixed order.
+    /// The findings of every check, in a fixed order.
     pub checks: Vec<Finding>,
-    /// What a person should know, though it breaks no promise.
+    /// Notes for a person that are not faults.
     pub notes: Vec<String>,
-    /// How long it took, in milliseconds.
+    /// Duration of the check, in milliseconds.
     #[serde(rename = "elapsed_ms", serialize_with = "in_ms")]
     pub elapsed: Duration,
 }
 
-/// What a check of everything came to.
+/// The verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Everything was looked at, and every promise was kept.
+    /// Everything was checked, and every guarantee holds.
     Kept,
-    /// A promise was broken.
+    /// A guarantee was broken.
     Broken,
-    /// No fault was found, and not everything could be looked at.
+    /// No fault was found, but not everything could be checked.
     Unchecked,
 }
 
 impl Outcome {
-    /// Its word in reports.
+    /// Return the word used in reports.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -64,46 +64,46 @@ impl Outcome {
     }
 }
 
-/// How much was looked at.
+/// The amount of data checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LookedAt {
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: u64,
-    /// Unfinished ones among them.
+    /// Number of unfinished jobs among them.
     pub owed: u64,
-    /// Lines of the ledger.
+    /// Number of attempt rows.
     pub attempts: u64,
-    /// Entries that the index schedules.
+    /// Number of entries that the index schedules.
     pub scheduled: u64,
 }
 
-/// What one check found.
+/// The findings of one check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// The check.
+    /// Name of the check.
     pub name: Check,
     /// The guarantee that it belongs to.
     pub guarantee: &'static str,
-    /// What holds when there are no faults.
+    /// The guarantee in one sentence; it holds if there are no faults.
     pub meaning: &'static str,
-    /// Why it could not be made, if it could not.
+    /// The reason why the check was skipped, if it was.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// How many faults there are.
+    /// Number of faults.
     pub faults: u64,
-    /// How many there were and have been mended.
+    /// Number of faults that were repaired.
     pub repaired: u64,
-    /// Some of the faults.
+    /// Examples of the faults.
     pub samples: Vec<Sample>,
 }
 
 /// One fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    /// The job, if it is about one.
+    /// The job, if the fault concerns one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<JobId>,
-    /// What shows it.
+    /// The evidence.
     pub what: String,
 }
 
@@ -132,16 +132,16 @@ impl Report {
         }
     }
 
-    /// The faults of each check that found any.
+    /// Return the number of faults of each check that found any.
     #[must_use]
     pub fn faults(&self) -> BTreeMap<Check, u64> {
         self.checks.iter().filter(|finding| finding.faults > 0).map(|finding| (finding.name, finding.faults)).collect()
     }
 
-    /// What this check found.
+    /// Return the findings of this check.
     #[must_use]
     pub fn finding(&self, check: Check) -> &Finding {
-        // Every check has its place in the order of `Check::ALL`.
+        // Every check has its position in the order of `Check::ALL`.
         &self.checks[check as usize]
     }
 
@@ -149,7 +149,7 @@ impl Report {
         self.add(check, Sample { job: Some(job), what });
     }
 
-    /// A fault of the tables as a whole.
+    /// Add a fault of the tables as a whole.
     pub(super) fn found_in_all(&mut self, check: Check, what: String) {
         self.add(check, Sample { job: None, what });
     }
@@ -167,14 +167,14 @@ impl Report {
         self.checks[check as usize].repaired += entries;
     }
 
-    /// Time was over before these checks could be made, which need all of the tables.
+    /// Mark checks that need all of the tables as skipped because time was over.
     pub(super) fn cut_short(&mut self, checks: &[Check]) {
         for check in checks {
             self.checks[*check as usize].skipped = Some("time was over before all rows were looked at".into());
         }
     }
 
-    /// Something could not be looked at.
+    /// Record that a part could not be checked.
     pub(super) fn unchecked(&mut self, why: String) {
         self.complete = false;
         self.ok = false;

@@ -1,8 +1,8 @@
-//! When a schedule ticks: a cron expression on somebody's wall clock, or an interval.
+//! The times of a schedule's ticks: a cron expression in a time zone, or an interval.
 //!
-//! Wall clocks are turned twice a year. A cron expression that names hours speaks of the wall clock, so a policy says
-//! what becomes of a time that does not exist and of one that exists twice. One that runs in every hour names none, and
-//! speaks of the passing of time: it ticks whenever the clock shows what it asks for, and the policy has no part in it.
+//! Wall clocks change twice a year. A cron expression that names hours refers to the wall clock, so a policy decides
+//! about a time that does not exist and a time that exists twice. An expression that runs in every hour names no hours
+//! and refers to elapsed time: it ticks whenever the clock matches, and the policy does not apply.
 
 use std::time::Duration;
 
@@ -14,20 +14,21 @@ use serde::{Deserialize, Serialize};
 use super::super::Timestamp;
 use super::zone::{Moments, Zone};
 
-/// Most wall times looked at for one tick. Those that come to nothing are rare: each is followed by a jump over the turn
-/// of the clocks that it fell into.
+/// Maximum number of wall times examined for one tick. Wall times without a tick are rare: after each one the search
+/// jumps past the clock change that it fell into.
 const MOST_STEPS: usize = 1_000;
 
-/// What happens when clocks are turned.
+/// Policy for clock changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dst {
-    /// Once: a time that does not exist ticks at the first moment after the gap, one that exists twice the first time.
+    /// Tick once: at the first moment after the gap for a time that does not exist, and at the first occurrence of a
+    /// time that exists twice.
     #[default]
     Once,
-    /// Not at all, in both cases.
+    /// Do not tick, in both cases.
     Skip,
-    /// As often as the clock shows it, and once for a time that does not exist.
+    /// Tick at every occurrence on the clock, and once for a time that does not exist.
     Both,
 }
 
@@ -36,11 +37,11 @@ pub enum Dst {
 pub struct CronExpression {
     text: String,
     cron: Box<Cron>,
-    /// Does it run in every hour?
+    /// True if it runs in every hour.
     hourly: bool,
 }
 
-/// The fields of an expression, with what each takes.
+/// The fields of an expression, each with its permitted values.
 const FIELDS: [(&str, &str); 6] = [
     ("second", "0 to 59"),
     ("minute", "0 to 59"),
@@ -55,7 +56,7 @@ fn parse_cron(text: &str) -> Result<Cron, ()> {
     parser.parse(text).map_err(drop)
 }
 
-/// Which field of a refused expression is wrong, found by trying each with stars in the others.
+/// Describe the invalid field of a refused expression. It is found by trying each field with stars in the others.
 fn what_is_wrong(text: &str) -> String {
     let given: Vec<&str> = text.split_whitespace().collect();
     let names = match given.len() {
@@ -80,17 +81,17 @@ fn what_is_wrong(text: &str) -> String {
             );
         }
     }
-    "is not a cron expression: its fields together never come".to_owned()
+    "is not a cron expression: no time matches all of its fields".to_owned()
 }
 
 impl CronExpression {
     /// Longest text.
     pub const MAX_BYTES: usize = 255;
 
-    /// Read one.
+    /// Parse an expression.
     ///
     /// # Errors
-    /// In a few words, what is wrong with it.
+    /// A short description of the problem.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.len() > Self::MAX_BYTES {
@@ -101,47 +102,47 @@ impl CronExpression {
         Ok(Self { text: text.to_owned(), cron: Box::new(cron), hourly })
     }
 
-    /// As it was written.
+    /// Return the expression as it was written.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// In English words.
+    /// Describe the expression in English.
     #[must_use]
     pub fn describe(&self) -> String {
         self.cron.describe()
     }
 
-    /// The minutes of an hour and the seconds of a minute at which it runs.
+    /// Return the minutes of an hour and the seconds of a minute at which it runs.
     pub(super) fn faces(&self) -> (Vec<u32>, Vec<u32>) {
         let values = |values: Vec<u16>| values.into_iter().map(u32::from).collect();
         (values(self.cron.pattern.minutes.values()), values(self.cron.pattern.seconds.values()))
     }
 
-    /// The first wall time that matches after this one, or at it.
+    /// Return the first wall time that matches after this one, or at it if `inclusive`.
     fn wall_from(&self, wall: NaiveDateTime, inclusive: bool) -> Option<NaiveDateTime> {
         self.cron.find_next_occurrence(&wall, inclusive).ok()
     }
 }
 
-/// When a schedule ticks.
+/// The times at which a schedule ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cadence {
-    /// Whenever a wall clock in `zone` shows what `cron` asks for.
+    /// Whenever a wall clock in `zone` matches `cron`.
     Cron {
-        /// What it asks for.
+        /// The expression.
         cron: CronExpression,
-        /// Whose clock.
+        /// The time zone of the wall clock.
         zone: Zone,
-        /// What happens when that clock is turned.
+        /// Policy for clock changes.
         dst: Dst,
     },
-    /// Every so often, counted from a fixed moment, so that it does not drift.
+    /// At a fixed interval, counted from a fixed moment, so that it does not drift.
     Every {
         /// The interval, whole milliseconds, at least a second.
         every: Duration,
-        /// A tick, from which all others are counted; the first.
+        /// The first tick, from which all others are counted.
         anchor: Timestamp,
     },
 }
@@ -152,7 +153,7 @@ impl Cadence {
     /// Longest interval: a leap year.
     pub const MAX_EVERY: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-    /// The first tick after a moment; none when there is none before the year 5000.
+    /// Return the first tick after a moment, or `None` if there is none before the year 5000.
     #[must_use]
     pub fn next_after(&self, moment: Timestamp) -> Option<Timestamp> {
         match self {
@@ -168,12 +169,12 @@ impl Cadence {
         }
     }
 
-    /// The ticks after a moment, in order.
+    /// Return the ticks after a moment, in order.
     pub fn after(&self, moment: Timestamp) -> impl Iterator<Item = Timestamp> {
         std::iter::successors(self.next_after(moment), |tick| self.next_after(*tick))
     }
 
-    /// In English words.
+    /// Describe the cadence in English.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -183,7 +184,7 @@ impl Cadence {
     }
 }
 
-/// A duration in its largest exact unit.
+/// Return a duration in its largest exact unit.
 fn in_words(every: Duration) -> String {
     let ms = every.as_millis();
     let units = [("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000), ("millisecond", 1)];
@@ -204,7 +205,7 @@ fn next_of(cron: &CronExpression, zone: Zone, dst: Dst, moment: Timestamp) -> Op
         && let Some(wall) = cron.wall_from(zone.wall(turn), true)
         && let Moments::Two(_, second) = zone.moments(wall)
     {
-        // The clock will be put back before it gets beyond what it shows again: the repetition comes first.
+        // The clock will be set back before it passes the repeated period, so the repetition comes first.
         again = Some(second);
     }
     let onward = onward(cron, zone, dst, moment, wall);
@@ -214,7 +215,7 @@ fn next_of(cron: &CronExpression, zone: Zone, dst: Dst, moment: Timestamp) -> Op
     }
 }
 
-/// The first tick after `moment` whose wall time lies beyond `wall`.
+/// Return the first tick after `moment` whose wall time is later than `wall`.
 fn onward(
     cron: &CronExpression,
     zone: Zone,
@@ -236,7 +237,7 @@ fn onward(
                     Dst::Skip => [None, None],
                 };
                 if !ticks.iter().flatten().any(|tick| *tick > moment) {
-                    // So it is with everything that the clock shows twice.
+                    // The same holds for the whole period that the clock shows twice, so skip it.
                     wall = zone.unturned(zone.turn(wall)?);
                     inclusive = true;
                 }
@@ -267,7 +268,7 @@ mod tests {
         Cadence::Cron { cron: CronExpression::parse(text).unwrap(), zone: Zone::named(zone).unwrap(), dst }
     }
 
-    /// The ticks of one local day and the morning after, as people there write them, without the date and the seconds.
+    /// Return the ticks of one local day and the morning after, as local time without the date and the seconds.
     fn ticks(text: &str, zone: &str, dst: Dst, day: &str) -> Vec<String> {
         let date: NaiveDate = day.parse().unwrap();
         let from = (date.and_hms_opt(0, 0, 0).unwrap() - TimeDelta::hours(30)).and_utc();
@@ -291,7 +292,7 @@ mod tests {
             (WARSAW, "30 2 * * *", "2026-03-29", vec!["03:00+02:00"]),
             (NEW_YORK, "30 2 * * *", "2026-03-08", vec!["03:00-04:00"]),
             (LORD_HOWE, "10 2 * * *", "2026-10-04", vec!["02:30+11:00"]),
-            // All that fell into the gap comes together.
+            // All ticks that fall into the gap happen together.
             (WARSAW, "*/15 2 * * *", "2026-03-29", vec!["03:00+02:00"]),
             (WARSAW, "30 1,2,3 * * *", "2026-03-29", vec!["01:30+01:00", "03:00+02:00", "03:30+02:00"]),
         ] {
@@ -319,11 +320,11 @@ mod tests {
             assert_eq!(ticks(text, zone, Dst::Both, day), [first, second], "{zone}");
             assert_eq!(ticks(text, zone, Dst::Skip, day), [""; 0], "{zone}");
         }
-        // The hour as a whole comes again, not each of its times at once.
+        // The whole hour is repeated, not each of its times in turn.
         let both = ["02:00+02:00", "02:30+02:00", "02:00+01:00", "02:30+01:00"];
         assert_eq!(ticks("*/30 2 * * *", WARSAW, Dst::Both, "2026-10-25"), both);
         assert_eq!(ticks("*/30 2 * * *", WARSAW, Dst::Once, "2026-10-25"), both[..2]);
-        // Half an hour comes again, and only what lies in it.
+        // Half an hour is repeated, with only the ticks within it.
         assert_eq!(ticks("15,45 1 * * *", LORD_HOWE, Dst::Both, "2026-04-05").len(), 3);
     }
 
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(next(Dst::Both, second), at("2026-10-25T01:30:00Z"));
         assert_eq!(next(Dst::Once, second), at("2026-10-26T01:30:00Z"));
         assert_eq!(next(Dst::Skip, second), at("2026-10-26T01:30:00Z"));
-        // Every second of the hour, of which none is left.
+        // A cron expression for every second of the hour, of which none is left.
         let every_second = cadence("* * 2 * * *", WARSAW, Dst::Once);
         assert_eq!(every_second.next_after(second).unwrap(), at("2026-10-26T01:00:00Z"));
     }
@@ -403,7 +404,7 @@ mod tests {
             let mut before = from;
             for tick in cadence.after(from).take(60) {
                 prop_assert!(tick > before);
-                // From wherever in between it is asked, the answer is the same.
+                // The result is the same from every moment in between.
                 let asked = (tick - TimeDelta::seconds(back)).max(before);
                 prop_assert_eq!(cadence.next_after(asked), Some(tick));
                 before = tick;

@@ -1,4 +1,5 @@
-//! How many ticks lie between two moments, without walking over each of them: a schedule of every second has 86,400 a day.
+//! The number of ticks between two moments, without a step for each of them: a schedule of every second has 86,400 a
+//! day.
 
 use chrono::{NaiveDateTime, TimeDelta, Timelike};
 
@@ -6,13 +7,13 @@ use super::cadence::CronExpression;
 use super::{Cadence, Zone};
 use crate::job::Timestamp;
 
-/// How far around an hour the clocks must not be turned for its ticks to be counted by the clock face. A time that a turn
-/// swallows ticks when the gap is over, and no clock was ever turned by more than a day.
+/// The distance around an hour within which the clocks must not change, so that its ticks can be counted from the clock
+/// face. A time inside a gap ticks at the end of the gap, and no clock was ever changed by more than a day.
 const QUIET: TimeDelta = TimeDelta::hours(26);
 
 impl Cadence {
-    /// How many ticks there are at `from` or later and before `to`. For a cron expression this takes a step for each hour
-    /// that has ticks, and a step for each tick near a turn of the clocks.
+    /// Return the number of ticks at `from` or later and before `to`. For a cron expression this takes one step for
+    /// each hour that has ticks, and one step for each tick near a clock change.
     #[must_use]
     pub fn ticks_between(&self, from: Timestamp, to: Timestamp) -> u64 {
         match self {
@@ -47,8 +48,8 @@ impl Cadence {
 }
 
 impl CronExpression {
-    /// How many of its times there are from `wall`, which is one, for so long, within an hour: the days and hours of an
-    /// expression go with each of its minutes, and those with each of its seconds.
+    /// Return the number of matching times in `length` from `wall`, which matches itself, within one hour: the matching
+    /// days and hours apply to each matching minute, and those to each matching second.
     fn in_one_hour(&self, wall: NaiveDateTime, length: TimeDelta) -> u64 {
         let start = i64::from(wall.num_seconds_from_midnight() % 3_600);
         let end = start + length.num_seconds() + i64::from(length.subsec_nanos() > 0);
@@ -90,7 +91,7 @@ mod tests {
         let each = cron("* * * * * *", "Europe/Warsaw", Dst::Once);
         for (from, to, ticks) in [
             ("2026-11-21T00:00:00Z", "2026-11-22T00:00:00Z", 86_400),
-            // Local midnights around the turns of the clocks.
+            // Local midnights around the clock changes.
             ("2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z", 23 * 3_600),
             ("2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z", 25 * 3_600),
             ("2026-11-21T10:00:00.500Z", "2026-11-21T10:00:02.500Z", 2),
@@ -98,7 +99,7 @@ mod tests {
         ] {
             assert_eq!(each.ticks_between(at(from), at(to)), ticks, "{from}");
         }
-        // At half past two there is none, or there are two, or one.
+        // At half past two there is no tick, or there are two, or one.
         let night = ("2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z");
         for (dst, ticks) in [(Dst::Once, 1), (Dst::Skip, 0), (Dst::Both, 2)] {
             let half_past_two = cron("30 2 * * *", "Europe/Warsaw", dst);
@@ -109,7 +110,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is counted is what a walk from tick to tick finds, in any zone, whatever happens to its clocks.
+        /// The count equals the number of ticks that a walk finds, in any zone, across all clock changes.
         #[test]
         fn a_count_is_what_a_walk_finds(
             text in prop::sample::select(vec![
@@ -119,7 +120,7 @@ mod tests {
                 "UTC", "Europe/Warsaw", "Australia/Lord_Howe", "Asia/Kolkata", "America/New_York", "Pacific/Apia",
             ]),
             dst in prop::sample::select(vec![Dst::Once, Dst::Skip, Dst::Both]),
-            // Around the turns of 2026, and in 2011, when Samoa left out a day.
+            // Around the clock changes of 2026, and in 2011, when Samoa left out a day.
             start in prop::sample::select(vec![
                 "2026-03-28T00:00:00Z", "2026-10-24T00:00:00Z", "2026-04-04T00:00:00Z", "2026-10-03T00:00:00Z",
                 "2026-07-01T00:00:00Z", "2011-12-29T00:00:00Z", "2026-03-07T00:00:00Z",

@@ -1,4 +1,4 @@
-//! A schedule as somebody words it, before it is checked.
+//! A requested schedule before it is checked.
 
 use std::time::Duration;
 
@@ -7,57 +7,57 @@ use serde_json::value::RawValue;
 use super::{Cadence, CronExpression, Dst, Misfire, Overlap, Schedule, Template, Zone};
 use crate::job::{Name, Priority, RetryPolicy, Timestamp, ceil_ms, limits};
 
-/// What somebody asks for. Everything but the kind and one of `cron` and `every_ms` may be left open.
+/// A requested schedule. Everything except the kind and one of `cron` and `every_ms` is optional.
 #[derive(Clone, Debug)]
 pub struct ScheduleDraft {
-    /// A cron expression; or else `every_ms`.
+    /// Cron expression; an alternative to `every_ms`.
     pub cron: Option<String>,
-    /// An interval; or else `cron`.
+    /// Interval in milliseconds; an alternative to `cron`.
     pub every_ms: Option<u64>,
-    /// Where the interval begins; now when left open.
+    /// First tick of the interval. Default: now.
     pub anchor: Option<Timestamp>,
-    /// A time zone's name; UTC when left open.
+    /// Time zone name. Default: UTC.
     pub zone: Option<String>,
-    /// What happens when clocks are turned.
+    /// Policy for clock changes.
     pub dst: Option<Dst>,
-    /// What becomes of ticks that nobody was there for.
+    /// Policy for missed ticks.
     pub misfire: Option<Misfire>,
-    /// How late a tick may be without counting as missed.
+    /// Maximum lateness of a tick, in milliseconds, before it counts as missed.
     pub misfire_grace_ms: Option<u64>,
-    /// What happens when the previous job has not ended.
+    /// Policy if the previous job has not ended.
     pub overlap: Option<Overlap>,
-    /// The kind's name.
+    /// Kind of the jobs.
     pub kind: String,
     /// The handler's input.
     pub payload: Box<RawValue>,
-    /// The queue's name; `default` when left open.
+    /// Queue name. Default: `default`.
     pub queue: Option<String>,
-    /// 0 (first) to 9 (last).
+    /// Priority, 0 (first) to 9 (last).
     pub priority: Option<u8>,
-    /// 1 to 100; the kind's own when left open.
+    /// Maximum attempts, 1 to 100; the default of the kind if absent.
     pub max_attempts: Option<u32>,
-    /// Time limit of one attempt; the kind's own when left open.
+    /// Time limit of one attempt, in milliseconds; the default of the kind if absent.
     pub timeout_ms: Option<u64>,
-    /// Backoff; the kind's own when left open.
+    /// Backoff; the default of the kind if absent.
     pub retry: Option<RetryPolicy>,
 }
 
-/// One thing that is wrong with a draft.
+/// One problem of a draft.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrongField {
-    /// The field, as it is called everywhere; `retry/cap_ms` for one inside another.
+    /// Name of the field in the API; `retry/cap_ms` for a field inside another.
     pub field: String,
-    /// What is wrong, and what would be right.
+    /// The problem, and a correct value.
     pub detail: String,
 }
 
-/// How late a tick may be without counting as missed, when nobody says: a runner that is restarted takes less.
+/// Default of the maximum lateness before a tick counts as missed. A runner restarts in less time.
 const USUAL_GRACE: Duration = Duration::from_secs(15);
-/// The longest such time.
+/// Longest permitted value of that time.
 const MAX_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl ScheduleDraft {
-    /// A draft that leaves everything open.
+    /// Make a draft with all options unset.
     #[must_use]
     pub fn new(kind: impl Into<String>, payload: Box<RawValue>) -> Self {
         Self {
@@ -79,11 +79,11 @@ impl ScheduleDraft {
         }
     }
 
-    /// Check everything but what only the kind knows. `now` is where an interval begins that does not say, and from where
-    /// on a cron expression must tick at all.
+    /// Check everything except what only the kind knows. `now` is the default begin of an interval. A cron expression
+    /// must tick at least once after `now`.
     ///
     /// # Errors
-    /// Everything that is wrong.
+    /// All problems found.
     pub fn check(self, now: Timestamp) -> Result<Schedule, Vec<WrongField>> {
         let mut wrong = Vec::new();
         let cadence = self.cadence(now, &mut wrong);
@@ -144,30 +144,27 @@ impl ScheduleDraft {
             (None, None) => says("cron", "give cron or every_ms".to_owned()),
             (Some(text), None) => {
                 if self.anchor.is_some() {
-                    says("anchor", "means something only together with every_ms".to_owned());
+                    says("anchor", "applies only together with every_ms".to_owned());
                 }
                 let cron = CronExpression::parse(text).map_err(|why| says("cron", why)).ok()?;
                 let zone = zone?;
                 let cadence = Cadence::Cron { cron, zone, dst: self.dst.unwrap_or_default() };
                 if cadence.next_after(now).is_none() {
-                    says("cron", "asks for a time that never comes".to_owned());
+                    says("cron", "matches no time in the future".to_owned());
                     return None;
                 }
                 return Some((cadence, zone));
             }
             (None, Some(ms)) => {
                 if self.dst.is_some() {
-                    says(
-                        "dst",
-                        "means something only together with cron: an interval goes by no wall clock".to_owned(),
-                    );
+                    says("dst", "applies only together with cron: an interval does not follow a wall clock".to_owned());
                 }
                 let (least, most) = (millis(Cadence::MIN_EVERY), millis(Cadence::MAX_EVERY));
                 if !(least..=most).contains(&ms) {
                     says("every_ms", format!("must be {least} to {most}"));
                 }
                 let anchor = self.anchor.unwrap_or(now);
-                // Beyond this nothing can be counted in milliseconds and columns.
+                // Values outside this range overflow the columns and the arithmetic in milliseconds.
                 if (anchor - now).abs() > chrono::TimeDelta::days(366 * 100) {
                     says("anchor", "must lie within a century of now".to_owned());
                     return None;

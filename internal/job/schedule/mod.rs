@@ -1,8 +1,11 @@
-//! Schedules: jobs that come by the clock.
+//! Schedules: jobs that are created by a cron expression or an interval.
 //!
-//! - [`Schedule`]: what is asked for; [`ScheduleDraft`]: as it is worded, before it is checked
-//! - [`Cadence`]: when it ticks, and what happens to that when clocks are turned; [`Zone`]: whose clocks
-//! - [`plan`]: what becomes of the ticks that are due, also of those that nobody was there for
+//! - `cadence`: [`Cadence`], the times of the ticks, and the policy for clock changes
+//! - `count`: the number of ticks between two moments
+//! - `draft`: [`ScheduleDraft`], a requested schedule before it is checked
+//! - `plan`: [`plan`], the decision about due ticks, including missed ones
+//! - `spec`: [`Schedule`], a checked schedule with its policies and the jobs it creates
+//! - `zone`: [`Zone`], a time zone and its clock changes
 
 mod cadence;
 mod count;

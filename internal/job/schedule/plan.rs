@@ -1,8 +1,8 @@
-//! What becomes of the ticks that are due.
+//! The decision about due ticks.
 //!
-//! Usually that is one tick, a few milliseconds old. After an outage it may be millions. Whatever the policy, the work of
-//! one plan is bounded, and so is what is written about it: the latest ticks get a line each, and the first line stands
-//! for all those before them.
+//! Usually one tick is due, a few milliseconds old. After an outage there may be millions. With every policy, the work
+//! of one plan is bounded, and so is the number of rows written: the latest ticks get a row each, and the first row
+//! stands for all ticks before them.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,79 +13,79 @@ use super::spec::words;
 use super::{Cadence, Misfire};
 use crate::job::Timestamp;
 
-/// Most lines of one plan; what lies beyond them is planned next.
+/// Maximum number of rows of one plan; later ticks are planned next time.
 const MOST_LINES: usize = 200;
-/// Ticks that were missed and get a line each although they do not fire.
+/// Maximum number of missed ticks that get a row each although they do not fire.
 const MOST_TOLD: usize = 100;
-/// Ticks that were missed and fire all the same, when the policy wants all of them.
+/// Maximum number of missed ticks that fire late if the policy is to fire all of them.
 const MOST_FIRED: usize = 1_000;
-/// How far ticks are counted that share a line.
+/// Counting limit for ticks that share a row.
 const MOST_COUNTED: u32 = 10_000;
 
-/// What the planner needs to know.
+/// The input of the planner.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
-    /// The first tick that nobody has seen to yet.
+    /// The first tick that is not processed yet.
     pub from: Timestamp,
-    /// The moment, by the store's clock.
+    /// The current time, by the store's clock.
     pub now: Timestamp,
-    /// Nothing fires, for this reason.
+    /// The reason why no tick fires, if there is one.
     pub withheld: Option<SkipCause>,
 }
 
-/// What becomes of ticks, in order.
+/// The decisions about ticks, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Line by line.
+    /// The rows, in order of time.
     pub lines: Vec<Planned>,
-    /// The first tick that is not in the plan; none when there will be no more.
+    /// The first tick after the plan; `None` if no tick follows.
     pub next: Option<Timestamp>,
 }
 
-/// What becomes of a tick, or of several that share a line.
+/// The decision about one tick, or about several that share a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// When the tick was due; the first of several.
+    /// Due time of the tick; of the first one if there are several.
     pub due_at: Timestamp,
-    /// How many they are, at least: counting ends at ten thousand.
+    /// Number of ticks, at least: counting stops at ten thousand.
     pub count: u32,
-    /// What becomes of it.
+    /// The decision.
     pub fate: Fate,
 }
 
-/// What becomes of a tick.
+/// The decision about a tick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It makes a job, unless the schedule's previous job is in the way.
+    /// Create a job, unless the schedule's previous job prevents it.
     Fire,
-    /// It does not.
+    /// Create no job.
     Skip(SkipCause),
 }
 
-/// Why a tick made no job.
+/// The reason why a tick created no job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipCause {
-    /// Nobody was there in time.
+    /// No runner processed it in time.
     Missed,
     /// The schedule was paused.
     Paused,
     /// The schedule's previous job had not ended.
     Overlap,
-    /// The kind does not take the payload any more.
+    /// The kind no longer accepts the payload.
     Invalid,
-    /// The schedule was changed after the tick was due and before anybody saw to it.
+    /// The schedule was changed after the tick was due and before it was processed.
     Changed,
 }
 words!(SkipCause {
     Missed => "missed", Paused => "paused", Overlap => "overlap", Invalid => "invalid", Changed => "changed"
 });
 
-/// Plan what becomes of the ticks from `situation.from` to `situation.now`.
+/// Plan the ticks from `situation.from` to `situation.now`.
 #[must_use]
 pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Situation) -> Plan {
     let Situation { from, now, withheld } = situation;
     let just_after = now + TimeDelta::microseconds(1);
-    // What is due at this moment or later is on time. When nothing fires anyway, nothing is.
+    // Ticks due at this moment or later are on time. If ticks are withheld, none is on time.
     let on_time = match withheld {
         Some(_) => just_after,
         None => now - TimeDelta::from_std(grace).unwrap_or(TimeDelta::zero()),
@@ -122,7 +122,7 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
     Plan { lines, next }
 }
 
-/// The latest ticks before `end`, at most `most`, and how many there are before them. `from` is a tick.
+/// Return the latest ticks before `end`, at most `most`, and the number of ticks before them. `from` is a tick.
 fn latest(cadence: &Cadence, from: Timestamp, end: Timestamp, most: usize) -> (u32, Vec<Timestamp>) {
     let ticks_from = |start: Timestamp, most: usize| -> Vec<Timestamp> {
         let first = if start <= from { Some(from) } else { cadence.next_after(start - TimeDelta::microseconds(1)) };
@@ -135,8 +135,8 @@ fn latest(cadence: &Cadence, from: Timestamp, end: Timestamp, most: usize) -> (u
     if all.len() <= most {
         return (0, all);
     }
-    // Look for a moment from which there are at least as many as wanted, and not many more. One at a time is the step in
-    // which their number changes, so there is one.
+    // Search for a moment with at least as many ticks after it as wanted, and not many more. The number of ticks
+    // changes in steps of one, so such a moment exists.
     let (mut too_early, mut too_late) = (from, end);
     let mut found = Vec::new();
     while too_late - too_early > TimeDelta::milliseconds(1) {
@@ -153,14 +153,14 @@ fn latest(cadence: &Cadence, from: Timestamp, end: Timestamp, most: usize) -> (u
     (count(cadence, from, *first), latest)
 }
 
-/// How many ticks there are from `from`, which is one, up to `end`.
+/// Count the ticks from `from`, which is a tick, up to `end`.
 fn count(cadence: &Cadence, from: Timestamp, end: Timestamp) -> u32 {
     let ticks = std::iter::successors(Some(from), |tick| cadence.next_after(*tick)).take_while(|tick| *tick < end);
     u32::try_from(ticks.take(MOST_COUNTED as usize).count()).unwrap_or(MOST_COUNTED)
 }
 
 impl Planned {
-    /// Are there more ticks behind the line than it counts?
+    /// Return true if counting stopped at its limit, so that the row may stand for more ticks.
     #[must_use]
     pub const fn counts_no_further(&self) -> bool {
         self.count >= MOST_COUNTED
@@ -184,7 +184,7 @@ mod tests {
         Cadence::Every { every: Duration::from_millis(ms), anchor: at(0) }
     }
 
-    /// The plan as words: when, in seconds, and what.
+    /// Return the plan as text: the time in seconds, and the decision.
     fn told(cadence: &Cadence, misfire: Misfire, now_ms: i64, withheld: Option<SkipCause>) -> (Vec<String>, i64) {
         let made = plan(cadence, misfire, GRACE, Situation { from: at(0), now: at(now_ms), withheld });
         let line = |line: &Planned| {
@@ -221,7 +221,7 @@ mod tests {
         for misfire in [Misfire::Skip, Misfire::One, Misfire::All] {
             assert_eq!(told(&hourly, misfire, now, Some(SkipCause::Paused)), expect(["paused"; 3]));
         }
-        // One that is on time fires beside them.
+        // A tick that is on time fires in addition.
         assert_eq!(told(&hourly, Misfire::Skip, 7_205_000, None), expect(["missed", "missed", "fire"]));
         assert_eq!(told(&hourly, Misfire::One, 7_205_000, None), expect(["missed", "fire", "fire"]));
     }
@@ -231,7 +231,7 @@ mod tests {
         let month = 30 * 86_400_000;
         let (lines, next) = told(&every(1_000), Misfire::Skip, month, None);
         assert_eq!(lines[0], "0 missed x10000");
-        // A hundred that were missed, and those of the last ten seconds.
+        // A hundred missed ticks, and those of the last ten seconds.
         assert_eq!((lines.len(), next), (1 + 100 + 11, month / 1_000 + 1));
         let (lines, next) = told(&every(1_000), Misfire::All, month, None);
         assert_eq!((lines.len(), &lines[1]), (200, &format!("{} fire", month / 1_000 - 10 - 1_000)));
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn a_burst_long_ago_is_counted_and_not_walked() {
         let zone = Zone::UTC;
-        // Every second of one day of the year; two years of nobody being there.
+        // Every second of one day of the year, after two years without a runner.
         let cron = CronExpression::parse("* * * 1 1 *").unwrap();
         let cadence = Cadence::Cron { cron, zone, dst: Dst::Once };
         let from = cadence.next_after(at(0)).unwrap();

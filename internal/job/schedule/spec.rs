@@ -1,4 +1,4 @@
-//! What a schedule asks for.
+//! A checked schedule.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,39 +9,39 @@ use serde_json::value::RawValue;
 use super::{Cadence, Dst, Zone};
 use crate::job::{Name, Priority, RetryPolicy, Timestamp};
 
-/// A schedule as it is asked for: complete and checked.
+/// A requested schedule: complete and checked.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// When it ticks.
+    /// The times of its ticks.
     pub cadence: Cadence,
-    /// The anchor of the interval is the moment of asking, because nobody named one.
+    /// True if the interval begins at the time of the request because the request has no anchor.
     pub unanchored: bool,
-    /// Whose clock people read its times by. A cron expression's own zone.
+    /// The time zone in which its times are displayed. The zone of a cron expression.
     pub zone: Zone,
-    /// What becomes of ticks that nobody was there for.
+    /// Policy for missed ticks.
     pub misfire: Misfire,
-    /// How late a tick may be without counting as missed.
+    /// Maximum lateness of a tick before it counts as missed.
     pub grace: Duration,
-    /// What happens when the job of the tick before has not ended.
+    /// Policy if the job of the previous tick has not ended.
     pub overlap: Overlap,
-    /// The jobs it makes.
+    /// The jobs it creates.
     pub template: Template,
 }
 
-/// The jobs that a schedule makes. What is left open is the kind's own when the tick fires.
+/// The jobs that a schedule creates. Absent values take the default of the kind when the tick fires.
 #[derive(Clone)]
 pub struct Template {
-    /// Picks the handler.
+    /// Kind, which selects the handler.
     pub kind: Name,
-    /// The handler's input, JSON text.
+    /// The handler's input, as JSON text.
     pub payload: Box<RawValue>,
-    /// The line they wait in.
+    /// Queue in which the jobs wait.
     pub queue: Name,
     /// Urgency within the queue.
     pub priority: Priority,
     /// Attempts before a job fails.
     pub max_attempts: Option<u32>,
-    /// Time limit of one attempt.
+    /// Time limit of one attempt, in milliseconds.
     pub timeout_ms: Option<u64>,
     /// Backoff.
     pub retry: Option<RetryPolicy>,
@@ -49,13 +49,13 @@ pub struct Template {
 
 impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The payload is nobody's business but the handler's.
+        // Payloads must not appear in logs.
         f.debug_struct("Template").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
     }
 }
 
 impl Schedule {
-    /// Does this ask for what is there already?
+    /// Return true if this schedule equals the existing one.
     #[must_use]
     pub fn says_the_same(&self, other: &Self) -> bool {
         let (mine, theirs) = (&self.template, &other.template);
@@ -67,7 +67,8 @@ impl Schedule {
                 == (&theirs.kind, &theirs.queue, theirs.priority, theirs.max_attempts, theirs.timeout_ms, theirs.retry)
     }
 
-    /// Does this ask for the times that are there already? An interval that does not say where it begins goes on as it is.
+    /// Return true if this schedule has the same ticks as the existing one. An interval without an anchor keeps the
+    /// existing one.
     #[must_use]
     pub fn ticks_the_same(&self, other: &Self) -> bool {
         match (&self.cadence, &other.cadence) {
@@ -79,20 +80,20 @@ impl Schedule {
     }
 }
 
-/// Words for columns and the API, one for each variant.
+/// Define the words of an enum for columns and the API, one for each variant.
 macro_rules! words {
     ($type:ident { $($variant:ident => $word:literal),+ }) => {
         impl $type {
-            /// Every one.
+            /// All variants.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Its word.
+            /// Return the word used in the tables and the API.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
 
-            /// The one with this word.
+            /// Return the variant of this word, if there is one.
             #[must_use]
             pub fn from_word(word: &str) -> Option<Self> {
                 Self::ALL.iter().copied().find(|one| one.as_str() == word)
@@ -108,41 +109,41 @@ macro_rules! words {
 }
 pub(super) use words;
 
-/// What becomes of ticks whose time passed while nobody was there to fire them.
+/// Policy for missed ticks, whose time passed while no runner could fire them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Misfire {
-    /// Nothing.
+    /// Fire none of them.
     Skip,
-    /// The latest of them fires, late.
+    /// Fire the latest of them, late.
     #[default]
     One,
-    /// Each of them fires, late; of very many, the latest thousand.
+    /// Fire each of them, late. If there are very many, fire the latest thousand.
     All,
 }
 words!(Misfire { Skip => "skip", One => "one", All => "all" });
 
-/// What happens to a tick when the schedule's previous job has not ended.
+/// Policy for a tick when the schedule's previous job has not ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlap {
-    /// It fires.
+    /// Fire.
     #[default]
     Allow,
-    /// It does not fire.
+    /// Do not fire.
     Skip,
-    /// It fires; the previous job is cancelled if it waits, and asked to stop if it executes.
+    /// Fire. The previous job is cancelled if it waits, and asked to stop if it executes.
     Replace,
 }
 words!(Overlap { Allow => "allow", Skip => "skip", Replace => "replace" });
 
 words!(Dst { Once => "once", Skip => "skip", Both => "both" });
 
-/// The schedule that a job comes from.
+/// The schedule that created a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScheduledBy {
-    /// The schedule.
+    /// Name of the schedule.
     pub name: Name,
-    /// The tick: when it was due, or when somebody pulled the trigger.
+    /// Due time of the tick, or time of the trigger.
     pub tick_at: Timestamp,
 }

@@ -1,4 +1,4 @@
-//! Time zones: what a wall clock shows at a moment, and at which moments it shows a time.
+//! Time zones: conversion between moments and wall times.
 
 use std::fmt;
 
@@ -13,14 +13,14 @@ use super::super::suggest::nearest;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Zone(Tz);
 
-/// A name that is no time zone's.
+/// The error for a name that is not a time zone.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not a time zone of the IANA database{}", .near.map_or_else(
     || "; write one such as UTC or Europe/Warsaw".to_owned(),
     |near| format!("; did you mean {near}?"),
 ))]
 pub struct UnknownZone {
-    /// The name that was probably meant.
+    /// The time zone name that was probably meant.
     pub near: Option<&'static str>,
 }
 
@@ -28,17 +28,17 @@ pub struct UnknownZone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moments {
     One(Timestamp),
-    /// The clock was put back: the first and the second time.
+    /// The clock was set back: the first and the second moment.
     Two(Timestamp, Timestamp),
-    /// The clock was put forward over it.
+    /// The clock was set forward past this time.
     None,
 }
 
 impl Zone {
-    /// Coordinated universal time: the zone of a schedule that names none.
+    /// Coordinated universal time: the default zone of a schedule.
     pub const UTC: Self = Self(Tz::UTC);
 
-    /// The zone of this name.
+    /// Return the zone with this name.
     ///
     /// # Errors
     /// [`UnknownZone`], with the name that was probably meant.
@@ -46,24 +46,24 @@ impl Zone {
         name.parse().map(Self).map_err(|_| UnknownZone { near: near(name) })
     }
 
-    /// Its name.
+    /// Return the IANA name.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0.name()
     }
 
-    /// A moment as people there write it: RFC 3339 with their offset.
+    /// Format a moment as RFC 3339 with the offset of this zone.
     #[must_use]
     pub fn local(self, moment: Timestamp) -> String {
         moment.with_timezone(&self.0).to_rfc3339_opts(chrono::SecondsFormat::Millis, false)
     }
 
-    /// What a wall clock shows.
+    /// Return the wall time at a moment.
     pub(super) fn wall(self, moment: Timestamp) -> NaiveDateTime {
         moment.with_timezone(&self.0).naive_local()
     }
 
-    /// When a wall clock shows this.
+    /// Return the moments at which a wall clock shows this time.
     pub(super) fn moments(self, wall: NaiveDateTime) -> Moments {
         match self.0.from_local_datetime(&wall) {
             LocalResult::Single(moment) => Moments::One(moment.to_utc()),
@@ -72,9 +72,9 @@ impl Zone {
         }
     }
 
-    /// The moment near this wall time at which the clocks are turned, in whole seconds.
+    /// Return the moment of the clock change near this wall time, in whole seconds.
     pub(super) fn turn(self, wall: NaiveDateTime) -> Option<Timestamp> {
-        // No clock is farther from UTC than fourteen hours, nor was it ever turned by more than a day.
+        // No clock is farther from UTC than fourteen hours, and none was ever changed by more than a day.
         let far = TimeDelta::hours(40);
         let (mut before, mut after) = ((wall - far).and_utc(), (wall + far).and_utc());
         let offset = |moment: Timestamp| self.0.offset_from_utc_datetime(&moment.naive_utc()).fix();
@@ -93,13 +93,13 @@ impl Zone {
         Some(after)
     }
 
-    /// Are the clocks as far from UTC at the one moment as at the other?
+    /// Return true if the offset from UTC is the same at both moments.
     pub(super) fn is_quiet(self, from: Timestamp, to: Timestamp) -> bool {
         let offset = |moment: Timestamp| self.0.offset_from_utc_datetime(&moment.naive_utc()).fix();
         offset(from) == offset(to)
     }
 
-    /// What the clocks would show at the moment they are turned, had nobody turned them.
+    /// Return the wall time that the clocks would show at the moment of a change, without the change.
     pub(super) fn unturned(self, turn: Timestamp) -> NaiveDateTime {
         self.wall(turn - TimeDelta::seconds(1)) + TimeDelta::seconds(1)
     }
@@ -117,14 +117,15 @@ impl fmt::Debug for Zone {
     }
 }
 
-/// The name that was probably meant: the same letters in another case, a city without its region, or a slip.
+/// Find the name that was probably meant: the same letters in another case, a city without its region, or a typing
+/// error.
 fn near(name: &str) -> Option<&'static str> {
     let names = || TZ_VARIANTS.iter().map(|zone| zone.name());
     let city = |name: &str| name.rsplit('/').next().unwrap_or_default().replace(' ', "_").to_ascii_lowercase();
     let alike = names().find(|known| known.eq_ignore_ascii_case(name));
     let same_city = || names().find(|known| known.contains('/') && city(known) == city(name));
     let slip = || nearest(name, names());
-    // A long list of short names finds something near any word.
+    // In a long list of short names some name is near any word, so limit the length.
     alike.or_else(same_city).or_else(|| (3..=64).contains(&name.len()).then(slip).flatten())
 }
 
