@@ -1,4 +1,4 @@
-//! A whole tickr with a kind of your own: the kinds that ship, the API, the command line of `tickr serve`, and
+//! A complete tickr with your own kind: the built-in kinds, the API, the command line of `tickr serve`, and the kind
 //! `thumbnail`.
 //!
 //!     export TICKR_MYSQL_URL=mysql://… TICKR_REDIS_URL=redis://…
@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tickr::handlers::{Context, Failure, Kind, Outcome, Output, Registry};
 
-/// What a job asks for. Its JSON Schema is served at `/v1/kinds` and enforced at enqueue.
+/// Payload of a `thumbnail` job. Its JSON Schema is published at `/v1/kinds` and enforced at enqueue.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Thumbnail {
@@ -28,7 +28,7 @@ async fn thumbnail(job: Thumbnail, ctx: Context) -> Outcome {
         return Err(Failure::reject(format!("{} is not a PNG", job.image)));
     }
     ctx.progress(50.0, "scaling");
-    // The real work would go here. An error passed up with `?` means: try again later.
+    // The real work would go here. An error returned with `?` means that the attempt is retried.
     let file = format!("{}-{}px.png", job.image.trim_end_matches(".png"), job.width);
     Output::json(&serde_json::json!({"file": file, "attempt": ctx.attempt()}))
 }

@@ -1,4 +1,4 @@
-//! `tickr bench`: measure this build on this machine, beside the bare store.
+//! `tickr bench`: measure this build on this machine, and the bare store for comparison.
 
 use std::time::Duration;
 
@@ -11,23 +11,25 @@ use tickr::services::{Options, Services};
 
 use crate::{Done, Failure};
 
-/// The largest payload; the API takes 1 MiB in one request.
+/// Largest payload. The API accepts 1 MiB in one request.
 const MOST_PAYLOAD: u64 = 512 << 10;
-/// How long what is left on the servers may take to be removed.
+/// Time limit for the removal of databases and keys from servers that keep running.
 const SWEEP_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) fn command() -> Command {
     let all: Vec<&str> = Scenario::USUAL.iter().map(|scenario| scenario.as_str()).chain(["all"]).collect();
     Command::new("bench")
-        .about("Measure this build, beside the bare store on the same servers")
+        .about("Measure this build, and the bare store on the same servers for comparison")
         .long_about(
-            "Starts private MySQL and Redis servers that sync every commit, measures, and prints a table: each figure as the \
-             median and range of several runs, beside the bare store's (the same rows in whole batches, without a runner), \
-             their ratio, and the aim, if there is one. Every run must complete each job exactly once, without a deadlock.\n\n\
-             With --mysql-url and --redis-url it uses servers that run already. It makes databases and keys of its own there, \
-             named tickr_bench_…, and removes them at the end; nothing else is touched, but the server is put under load.\n\n\
-             Exit code 0 when every job completed exactly once, however slow; 1 when one did not, or when the bench could \
-             not be finished.",
+            "Start private MySQL and Redis servers that sync every commit, measure, and print a table: each figure as \
+             the median and range of several runs, the same figure of the bare store (the same rows in full batches, \
+             without a runner), the ratio of both, and the target if there is one. Every run must complete each job \
+             exactly once, without a deadlock.\n\n\
+             With --mysql-url and --redis-url the bench uses running servers. It creates databases and keys named \
+             tickr_bench_… there and removes them at the end. It touches nothing else, but puts the servers under \
+             load.\n\n\
+             Exit code 0 when every job completed exactly once, at any speed; 1 when one did not, or when the bench \
+             could not finish.",
         )
         .arg(
             Arg::new("scenario")
@@ -35,47 +37,51 @@ pub(crate) fn command() -> Command {
                 .value_parser(PossibleValuesParser::new(all))
                 .num_args(0..)
                 .default_value("all")
-                .help("What to measure"),
+                .help("Scenarios to measure"),
         )
-        .arg(number("repeat", "N", 1..=100).help("Measured runs of each [default: 3, or 1 with --short]"))
+        .arg(number("repeat", "N", 1..=100).help("Measured runs of each scenario [default: 3, or 1 with --short]"))
         .arg(number("jobs", "N", 1..=100_000_000).help("Jobs of one run [default: each scenario's own]"))
         .arg(
             Arg::new("short")
                 .long("short")
                 .action(ArgAction::SetTrue)
-                .help("One tiny run of each without a warm-up, to see that everything works"),
+                .help("One tiny run of each scenario without a warm-up, to check that everything works"),
         )
         .arg(
             Arg::new("growth")
                 .long("growth")
                 .action(ArgAction::SetTrue)
-                .help("Also drain on top of 5 M finished and 1 M waiting jobs, which takes minutes"),
+                .help("Also measure the drain scenario beside 5 M finished and 1 M waiting jobs, which takes minutes"),
         )
-        .arg(number("payload", "BYTES", LEAST_PAYLOAD as u64..=MOST_PAYLOAD).default_value("200").help("Size of each payload"))
-        .arg(number("callers", "N", 1..=4_096).default_value("32").help("Callers of the library at the same time"))
-        .arg(number("connections", "N", 1..=4_096).default_value("64").help("HTTP connections at the same time"))
-        .arg(number("workers", "N", 1..=4_096).default_value("1024").help("Workers of the runner that is measured"))
+        .arg(
+            number("payload", "BYTES", LEAST_PAYLOAD as u64..=MOST_PAYLOAD)
+                .default_value("200")
+                .help("Size of each payload"),
+        )
+        .arg(number("callers", "N", 1..=4_096).default_value("32").help("Concurrent callers of the library"))
+        .arg(number("connections", "N", 1..=4_096).default_value("64").help("Concurrent HTTP connections"))
+        .arg(number("workers", "N", 1..=4_096).default_value("1024").help("Workers of the measured runner"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"))
         .arg(
             Arg::new("mysql-url")
                 .long("mysql-url")
                 .value_name("URL")
                 .requires("redis-url")
-                .help("A MySQL server that runs already; its account must be allowed to create and drop databases"),
+                .help("URL of a running MySQL server; its account must be allowed to create and drop databases"),
         )
         .arg(
             Arg::new("redis-url")
                 .long("redis-url")
                 .value_name("URL")
                 .requires("mysql-url")
-                .help("A Redis server that runs already"),
+                .help("URL of a running Redis server"),
         )
         .arg(
             Arg::new("log")
                 .long("log")
                 .value_name("FILTER")
                 .default_value("error")
-                .help("What the runners under measurement log"),
+                .help("Log filter of the measured runners"),
         )
 }
 
@@ -87,7 +93,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let text = |name: &str| matches.get_one::<String>(name).map(String::as_str);
     tickr::telemetry::init_logs(text("log").unwrap_or("error"), false);
     let settings = settings(matches)?;
-    // Signals before servers: a Ctrl-C during their start stops them in order as well.
+    // Register signals before the servers start, so that Ctrl-C during their start also stops them in order.
     let runtime = crate::runtime()?;
     let mut signals = runtime.block_on(async { Signals::register() })?;
     let (services, ground) = match (text("mysql-url"), text("redis-url")) {
@@ -104,10 +110,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             signal = signals.next() => Err(anyhow::anyhow!("stopped by {signal} before the end")),
         }
     });
-    // Whatever still runs ends here; only then is there nothing that writes into what is swept up.
+    // End all tasks first: none may write into the databases that are removed next.
     runtime.shutdown_timeout(SHUTDOWN);
     let swept = match &services {
-        // Private servers go with everything they hold.
+        // Private servers are removed with everything they hold.
         Some(_) => Ok(()),
         None => sweep(&ground),
     };
@@ -145,8 +151,8 @@ fn settings(matches: &ArgMatches) -> Result<Settings, Failure> {
     })
 }
 
-/// Servers of its own, as careful as a real installation: every commit is synced, and the memory is what a small machine
-/// gives to a database.
+/// Start private servers that are as durable as a real installation: they sync every commit. Their memory is that of a
+/// database on a small machine.
 fn private_servers(short: bool) -> Result<Services, Failure> {
     let dir = std::env::temp_dir().join(format!("tickr-bench-{}", std::process::id()));
     let options = Options::ephemeral(dir).durable(true);
@@ -154,11 +160,11 @@ fn private_servers(short: bool) -> Result<Services, Failure> {
     Ok(Services::start(&options)?)
 }
 
-/// Remove what a bench left on servers that go on, also after it was interrupted.
+/// Remove the bench's databases and keys from servers that keep running, also after an interruption.
 fn sweep(ground: &Ground) -> Done {
     let swept = crate::runtime()?.block_on(async { tokio::time::timeout(SWEEP_LIMIT, ground.sweep()).await });
     let swept = swept.map_err(anyhow::Error::from).and_then(|swept| swept.map_err(anyhow::Error::from));
-    Ok(swept.context("databases named tickr_bench_… may be left")?)
+    Ok(swept.context("databases named tickr_bench_… may be left over")?)
 }
 
 fn judge(report: &Report) -> Done {

@@ -1,4 +1,4 @@
-//! `tickr check --pending`: would this binary run what waits, and what schedules will make?
+//! `tickr check --pending`: check that this binary can run the unfinished jobs, and the jobs that schedules will make.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use indicatif::ProgressBar;
@@ -10,14 +10,23 @@ use crate::{Done, Failure};
 
 pub(crate) fn command() -> Command {
     let command = Command::new("check")
-        .about("Check with this binary what waits in MySQL, and what is scheduled, before a rollout")
+        .about("Before a rollout: check that this binary can run the unfinished jobs and the schedules")
         .long_about(
-            "With --pending, decodes the payload of every unfinished job as the handlers of this binary would, and lists \
-             what they would reject; then what every schedule asks for: when it ticks, and with which payload. Names the kinds that living runners have in another version: what one version cannot read waits, unburned, for a runner of the other. Reads MySQL page by page without locks, beside running systems, and changes \
-             nothing. A job of a kind that this binary does not have waits for a runner that has it, and burns no attempt.\n\n\
-             Exit code 0 when nothing would be rejected, 1 when something would, or when MySQL cannot be read.",
+            "With --pending, decode the payload of every unfinished job with the handlers of this binary, and list the \
+             payloads that they would reject. Then check every schedule: its ticks, and the payload of its jobs. The \
+             report names the kinds that living runners have in another version: a job that one version cannot read \
+             waits for a runner of the other version and burns no attempt. A job of a kind that this binary does not \
+             have waits for a runner that has it, and burns no attempt either. The check reads MySQL page by page \
+             without locks, changes nothing, and may run beside a live system.\n\n\
+             Exit code 0 when nothing would be rejected, 1 when something would be rejected or MySQL cannot be read.",
         )
-        .arg(Arg::new("pending").long("pending").action(ArgAction::SetTrue).required(true).help("Check unfinished jobs and schedules"))
+        .arg(
+            Arg::new("pending")
+                .long("pending")
+                .action(ArgAction::SetTrue)
+                .required(true)
+                .help("Check unfinished jobs and schedules"),
+        )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"));
     Flags::args(command, Subset::All)
 }

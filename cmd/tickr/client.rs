@@ -1,4 +1,4 @@
-//! The command line's view of a running tickr: the public HTTP API and nothing else.
+//! The HTTP client of the commands. It uses the public API and nothing else.
 
 use std::time::Duration;
 
@@ -14,47 +14,53 @@ pub(crate) fn args(command: Command) -> Command {
                 .long("url")
                 .env("TICKR_URL")
                 .default_value("http://127.0.0.1:7070")
-                .help("Where tickr listens"),
+                .help("Base URL of a running tickr"),
         )
         .arg(
             Arg::new("token")
                 .long("token")
                 .env("TICKR_TOKEN")
                 .hide_env_values(true)
-                .help("A token, if tickr asks for one"),
+                .help("Token of an API key, if the API requires one"),
         )
 }
 
-/// The argument of commands that change something.
+/// The argument of commands that change something: the idempotency key.
 pub(crate) fn idempotency_key() -> Arg {
     Arg::new("idempotency-key")
         .long("idempotency-key")
         .value_name("KEY")
-        .help("Do it at most once: the same command with the same key gets the first answer")
+        .help("Idempotency key: repeats with the same key change nothing and get the first response")
 }
 
-/// The parameters of a filter, as flags; `q` takes all of them as words.
+/// Parameters of a filter, as flags: name in the API, flag, name of the value, help. `q` is a query that can express
+/// all the others.
 const FILTER: [(&str, &str, &str, &str); 15] = [
     ("state", "state", "STATE", "Only jobs in this state"),
     ("kind", "kind", "NAME", "Only jobs of this kind"),
     ("queue", "queue", "NAME", "Only jobs of this queue"),
-    ("schedule", "schedule", "NAME", "Only jobs that this schedule made"),
+    ("schedule", "schedule", "NAME", "Only jobs made by this schedule"),
     (
         "created_after",
         "created-after",
         "MOMENT",
-        "Accepted at this moment or later, such as 2026-11-01 or 2026-11-01T10:00:00Z",
+        "Only jobs accepted at this time or later, such as 2026-11-01 or 2026-11-01T10:00:00Z",
     ),
-    ("created_before", "created-before", "MOMENT", "Accepted before this moment"),
-    ("due_after", "due-after", "MOMENT", "Due at this moment or later"),
-    ("due_before", "due-before", "MOMENT", "Due before this moment"),
-    ("finished_after", "finished-after", "MOMENT", "Ended at this moment or later"),
-    ("finished_before", "finished-before", "MOMENT", "Ended before this moment"),
-    ("unique_key", "unique-key", "KEY", "With this unique key"),
-    ("tag", "tag", "TAG", "With this tag"),
-    ("error", "error", "TEXT", "Whose last unsuccessful attempt said this"),
-    ("fingerprint", "group", "GROUP", "Only failed jobs of this group, as `tickr dead groups` shows it"),
-    ("q", "query", "WORDS", "In the words of a filter bar: 'state:failed kind:email created:<2h payload.user.id:42'"),
+    ("created_before", "created-before", "MOMENT", "Only jobs accepted before this time"),
+    ("due_after", "due-after", "MOMENT", "Only jobs due at this time or later"),
+    ("due_before", "due-before", "MOMENT", "Only jobs due before this time"),
+    ("finished_after", "finished-after", "MOMENT", "Only jobs that ended at this time or later"),
+    ("finished_before", "finished-before", "MOMENT", "Only jobs that ended before this time"),
+    ("unique_key", "unique-key", "KEY", "Only jobs with this unique key"),
+    ("tag", "tag", "TAG", "Only jobs with this tag"),
+    ("error", "error", "TEXT", "Only jobs whose last unsuccessful attempt has this text in its error"),
+    ("fingerprint", "group", "GROUP", "Only failed jobs of this group; `tickr dead groups` lists the groups"),
+    (
+        "q",
+        "query",
+        "WORDS",
+        "Filter as one query, as in the dashboard: 'state:failed kind:email created:<2h payload.user.id:42'",
+    ),
 ];
 
 /// The arguments of commands that take a filter.
@@ -65,13 +71,13 @@ pub(crate) fn filter() -> impl Iterator<Item = Arg> {
     })
 }
 
-/// The filter that was given, by the names that the API has for its parameters.
+/// Read the filter from the flags. The names are those of the API's parameters.
 pub(crate) fn filter_given(matches: &ArgMatches) -> Vec<(&'static str, String)> {
     let given = |name: &'static str| matches.get_one::<String>(name).map(|value| (name, value.clone()));
     FILTER.iter().filter_map(|(name, ..)| given(name)).collect()
 }
 
-/// One running tickr.
+/// HTTP client of one running tickr.
 pub(crate) struct Client {
     url: String,
     token: Option<String>,
@@ -91,7 +97,7 @@ impl Client {
         self.call(self.http.get(format!("{}{path}", self.url))).await
     }
 
-    /// For what is the same however often it is done.
+    /// Send a PUT: for changes that have the same result however often they are repeated.
     pub(crate) async fn put(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
         self.call(self.http.put(format!("{}{path}", self.url)).json(body)).await
     }
@@ -104,7 +110,8 @@ impl Client {
         self.call(self.http.delete(format!("{}{path}", self.url))).await
     }
 
-    /// With an idempotency key, if there is one: sent again with the same key, the request is not carried out again.
+    /// Send a POST, with an idempotency key if there is one. A repeated request with the same idempotency key changes
+    /// nothing and gets the first response.
     pub(crate) async fn post(&self, path: &str, body: &Value, key: Option<&String>) -> anyhow::Result<Value> {
         let request = self.http.post(format!("{}{path}", self.url)).json(body);
         self.call(match key {
@@ -114,12 +121,12 @@ impl Client {
         .await
     }
 
-    /// Where it listens.
+    /// Base URL of the tickr that this client calls.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// Send a request in our name.
+    /// Send a request with the token and the name of the caller.
     pub(crate) async fn send(&self, request: reqwest::RequestBuilder) -> anyhow::Result<reqwest::Response> {
         let request = match &self.token {
             Some(token) => request.bearer_auth(token),
@@ -137,13 +144,14 @@ impl Client {
         self.read(self.send(request).await?).await
     }
 
-    /// A problem document becomes an error that a person can act on.
+    /// Read a response. A problem document becomes an error that tells the operator what is wrong.
     pub(crate) async fn read(&self, response: reqwest::Response) -> anyhow::Result<Value> {
         let status = response.status();
         if status == reqwest::StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        let body: Value = response.json().await.map_err(|e| anyhow!("{}: not a tickr: {e}", self.url))?;
+        let body: Value =
+            response.json().await.map_err(|e| anyhow!("{}: this is not a tickr server: {e}", self.url))?;
         if status.is_success() {
             return Ok(body);
         }
@@ -157,7 +165,7 @@ impl Client {
     }
 }
 
-/// Who sits here, for the audit: `ada@build-7`.
+/// Name of the caller for the audit, such as `ada@build-7`: user and host.
 fn actor() -> String {
     let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()).unwrap_or_default();
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `tickr config`: the effective settings, where each came from, secrets masked.
+//! `tickr config`: print the effective settings and their sources, with secrets masked.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tickr::config::{Config, Flags, Subset, markdown_table};
@@ -6,11 +6,11 @@ use tickr::config::{Config, Flags, Subset, markdown_table};
 use crate::Done;
 
 pub(crate) fn command() -> Command {
-    let command = Command::new("config").about("Show the effective settings and where each came from").arg(
+    let command = Command::new("config").about("Show the effective settings and the source of each").arg(
         Arg::new("reference")
             .long("reference")
             .action(ArgAction::SetTrue)
-            .help("Print the table of all settings, as it stands in the README"),
+            .help("Print the reference table of all settings as Markdown"),
     );
     Flags::args(command, Subset::All)
 }

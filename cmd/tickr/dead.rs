@@ -1,4 +1,5 @@
-//! `tickr dead list|groups|show|replay|discard`: jobs that failed for good, through the API.
+//! `tickr dead list|groups|show|replay|discard`: dead letters, through the API. A dead letter is a job that failed for
+//! good.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -22,40 +23,52 @@ pub(crate) fn command() -> Command {
                     Arg::new("standing")
                         .long("standing")
                         .value_name("STANDING")
-                        .help("open, replayed or discarded; open when left out"),
+                        .help("Only dead letters in this state: open, replayed or discarded [default: open]"),
                 )
                 .arg(limit())
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("groups")
-                .about("List failures with the same cause, the one that happened last first")
-                .arg(Arg::new("kind").long("kind").value_name("NAME").help("Only of this kind"))
+                .about("List groups of failures with the same cause, the most recent first")
+                .arg(Arg::new("kind").long("kind").value_name("NAME").help("Only failures of this kind"))
                 .arg(limit())
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("show")
-                .about("Show a dead letter with its attempts, or a group")
+                .about("Show a dead letter with its attempts, or a group of failures")
                 .arg(
-                    Arg::new("id").required(true).value_name("ID").help("The failed job's id, or 16 digits of a group"),
+                    Arg::new("id")
+                        .required(true)
+                        .value_name("ID")
+                        .help("The failed job's id, or the 16 digits of a group"),
                 )
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("replay")
-                .about("Make a new job of a failed one; the two are linked")
+                .about("Run a failed job again as a new job, linked to the failed one")
                 .arg(id())
-                .arg(Arg::new("payload").long("payload").value_name("JSON").help("Another payload for the new job"))
+                .arg(
+                    Arg::new("payload")
+                        .long("payload")
+                        .value_name("JSON")
+                        .help("Payload of the new job [default: the payload of the failed job]"),
+                )
                 .arg(client::idempotency_key())
                 .arg(json()),
         ))
         .subcommand(client::args(
             Command::new("discard")
-                .about("Take a failed job out of the dead letters")
+                .about("Discard a dead letter that needs no replay")
                 .arg(id())
                 .arg(
-                    Arg::new("reason").long("reason").required(true).value_name("TEXT").help("Why; kept for the audit"),
+                    Arg::new("reason")
+                        .long("reason")
+                        .required(true)
+                        .value_name("TEXT")
+                        .help("Reason, recorded in the audit"),
                 )
                 .arg(client::idempotency_key())
                 .arg(json()),
@@ -75,7 +88,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
                 return list(&pages(&client, matches, "/v1/dead", &standing).await?, as_json);
             }
             "groups" => return groups(&client, matches, as_json).await,
-            // A group is 16 digits, an id has hyphens.
+            // The name of a group has 16 digits. The id of a job has hyphens.
             "show" if id.len() == 16 => {
                 let group = client.get(&format!("/v1/dead/groups/{id}")).await?;
                 if !as_json {

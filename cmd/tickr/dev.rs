@@ -1,4 +1,4 @@
-//! `tickr dev`: everything on one machine, with private servers in a data folder.
+//! `tickr dev`: a complete tickr on one machine, with private servers in a data folder.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ use tickr::services::{Address, Options, Services};
 
 use crate::Done;
 
-/// The sample report, over tickr's own tables.
+/// The sample report. It reads tickr's own tables.
 const SAMPLE_REPORT: &str = r#"
 [reports.queries.jobs_by_state]
 title = "Jobs by kind and state"
@@ -42,9 +42,9 @@ pub(crate) fn command() -> Command {
     let command = Command::new("dev")
         .about("Run tickr with private MySQL and Redis servers in a data folder")
         .long_about(
-            "Starts a private MySQL (or MariaDB) and Redis in the data folder, migrates, serves, and enqueues a few sample \
-             jobs. Mails are written to an outbox, callbacks may go to this machine. Ctrl-C stops everything; the data \
-             folder keeps the jobs.",
+            "Start private MySQL (or MariaDB) and Redis servers in the data folder, create the tables, run jobs and \
+             the HTTP API, and enqueue a few sample jobs. Mails are written to an outbox folder, and callbacks may go \
+             to this machine. Ctrl-C stops everything; the data folder keeps the jobs.",
         )
         .arg(
             Arg::new("dir")
@@ -63,13 +63,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let dir = matches.get_one::<PathBuf>("dir").cloned().unwrap_or_else(|| ".tickr".into());
     std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let dir = dir.canonicalize().with_context(|| format!("find {}", dir.display()))?;
-    // The configuration is read before the servers start: a mistake in it is answered at once. What stands in for
-    // their addresses here is never used.
+    // Read the configuration before the servers start, so that a mistake in it is reported at once. The addresses given
+    // here are placeholders and are never used.
     let flags = Flags::from_matches(matches);
     let loaded = crate::load_flags(
         &flags.clone().with("mysql_url", "mysql://localhost/tickr").with("redis_url", "redis://placeholder"),
     )?;
-    // Signals before servers: a Ctrl-C during their start stops them in order as well.
+    // Register signals before the servers start, so that Ctrl-C during their start also stops them in order.
     let runtime = crate::runtime()?;
     let mut signals = runtime.block_on(async { Signals::register() })?;
     let services = Services::start(&Options::persistent(dir.join("servers")))?;
@@ -84,7 +84,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         let addresses = Addresses::write(&app, &config, &dir)?;
         welcome(&app, &config, &services, &dir, &addresses).await;
         if !matches.get_flag("no-samples") {
-            // A signal meanwhile is kept by the stream and seen right after.
+            // A signal that arrives meanwhile stays in the stream and is handled right after.
             let enqueued = enqueue_samples(&app, began).await;
             enqueued.unwrap_or_else(|error| tracing::warn!(%error, "could not enqueue the sample jobs"));
         }
@@ -92,14 +92,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         anyhow::Ok(())
     });
     runtime.shutdown_timeout(SHUTDOWN);
-    // The servers go last, also after a failed start.
+    // Stop the servers last, also after a failed start.
     drop(services);
     Ok(outcome?)
 }
 
-/// What a development machine wants and nothing else was said about: an outbox, reports in the data folder, signed
-/// callbacks to this machine, a free port, the sample report. Written like a file and read below it, so that processes of
-/// suspects, which read all of it again, have the same configuration.
+/// Settings for a development machine, where the operator set nothing else: an outbox, reports in the data folder,
+/// signed callbacks to this machine, a free port, the sample report. They are written like a configuration file and
+/// read below the real one, because the child processes of suspect jobs read the whole configuration again and must get
+/// the same.
 fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
     let Loaded { config, origins, .. } = loaded;
     let is_default =
@@ -121,7 +122,8 @@ fn defaults(loaded: &Loaded, dir: &Path) -> anyhow::Result<String> {
     Ok(lines + SAMPLE_REPORT)
 }
 
-/// The secret that signs the callbacks of this data folder: made once, so that receivers need to be told once.
+/// Read the secret that signs the callbacks of this data folder. It is created once, so that receivers have to be
+/// configured once.
 fn callback_secret(dir: &Path) -> anyhow::Result<CallbackSecret> {
     let path = dir.join("callback-secret");
     let text = match std::fs::read_to_string(&path) {
@@ -139,12 +141,13 @@ fn callback_secret(dir: &Path) -> anyhow::Result<CallbackSecret> {
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
     };
     CallbackSecret::parse(text.trim()).with_context(|| {
-        format!("{} holds no callback secret; delete it, and the next start makes another", path.display())
+        format!("{} is not a callback secret; delete the file, and the next start creates a new one", path.display())
     })
 }
 
-/// A file of this folder that names the running servers to the other commands, such as `tickr verify`. It is not for the
-/// screen: where the servers listen on ports, their addresses carry a password. Removed at the end, with the servers.
+/// The file `env` in the data folder. It gives the addresses of the running servers to other commands, such as `tickr
+/// verify`. The addresses are not printed, because they contain a password where the servers listen on ports. The file
+/// is removed at the end, together with the servers.
 struct Addresses(PathBuf);
 
 impl Addresses {
@@ -176,7 +179,7 @@ impl Drop for Addresses {
 
 async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, addresses: &Addresses) {
     let url = format!("http://{}", app.addr());
-    // Passwords are masked; private servers have some only where they listen on ports.
+    // Passwords are masked. Private servers have passwords only where they listen on ports.
     let [mysql, redis] =
         [config.mysql_url(), config.redis_url()].map(|url| url.map(ToString::to_string).unwrap_or_default());
     println!("tickr {} is running; Ctrl-C stops it\n", env!("CARGO_PKG_VERSION"));
@@ -187,7 +190,7 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     println!("  outbox     {}", config.outbox_dir.as_deref().unwrap_or(dir).display());
     println!("  MySQL      {mysql}");
     println!("  Redis      {redis}");
-    // Of this machine alone, and its receivers need it.
+    // The secret is valid on this machine only, and its receivers need it.
     if let [secret] = config.callback_secret.as_slice() {
         println!("  callbacks are signed with {}", secret.show());
     }
@@ -211,16 +214,16 @@ async fn welcome(app: &App, config: &Config, services: &Services, dir: &Path, ad
     );
 }
 
-/// How to look into a private server by hand.
+/// Command or address to open a private server by hand.
 fn place(address: &Address, client: &str, database: &str) -> String {
     match address {
         Address::Socket(path) => format!("{client}{} {database}", path.display()),
-        // Behind a password, which is not for the screen: the folder of the servers holds it.
+        // The server needs a password, which is not printed. The folder of the servers holds it.
         Address::Tcp(port) => format!("127.0.0.1:{port}"),
     }
 }
 
-/// One job of each kind that ships, and the first of them watched to its end.
+/// Enqueue one job of each built-in kind, and wait for the end of the first one.
 async fn enqueue_samples(app: &App, began: Instant) -> anyhow::Result<()> {
     let raw = |value: serde_json::Value| -> anyhow::Result<Box<RawValue>> { Ok(to_raw_value(&value)?) };
     let mut email = Draft::new(

@@ -1,17 +1,17 @@
-//! How a job ended, as an exit code for scripts: the same of `tickr enqueue --wait` and of `tickr jobs watch`.
+//! Exit codes for the state of a job, for scripts. `tickr enqueue --wait` and `tickr jobs watch` share them.
 
 use serde_json::Value;
 
 use crate::print::{printable, text};
 use crate::{Done, Failure};
 
-/// Exit codes beside those of all commands.
+/// Exit codes in addition to those of all commands.
 const FAILED: u8 = 3;
 const CANCELLED: u8 = 4;
-/// The job is not over yet.
+/// The job has not ended yet.
 const NOT_OVER: u8 = 5;
 
-/// What a job's state means for the exit code. The reason goes to standard error, unless `quiet`.
+/// Turn the state of a job into an exit code. The reason goes to standard error, unless `quiet`.
 pub(crate) fn of(job: &Value, quiet: bool) -> Done {
     let state = text(job, "state");
     let code = match state.as_str() {
@@ -20,7 +20,11 @@ pub(crate) fn of(job: &Value, quiet: bool) -> Done {
         "cancelled" => CANCELLED,
         "waiting" | "executing" | "retrying" => NOT_OVER,
         other => {
-            return Err(anyhow::anyhow!("the job is {}, which this tickr does not know", printable(other)).into());
+            return Err(anyhow::anyhow!(
+                "the job is in state {}, which this version of tickr does not know",
+                printable(other)
+            )
+            .into());
         }
     };
     if quiet {

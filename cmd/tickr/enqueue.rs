@@ -10,7 +10,7 @@ use crate::client::{self, Client};
 use crate::print::{self, printable};
 use crate::{Done, ending};
 
-/// Longest wait that one call of the API takes.
+/// Longest wait that the API accepts in one call.
 const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 pub(crate) fn command() -> Command {
@@ -20,26 +20,26 @@ pub(crate) fn command() -> Command {
     let command = Command::new("enqueue")
         .about("Enqueue one job through the API")
         .long_about(
-            "Enqueues one job and prints its id and its state; with --quiet the id alone, for scripts.\n\n\
-             With --wait it waits for the end of the job, prints the result, and the exit code says how it ended: \
-             0 completed, 3 failed, 4 cancelled, 5 not over yet after that time. Without --wait 0 means accepted. \
-             1 it could not be enqueued, 2 wrong usage.",
+            "Enqueue one job and print its id and its state. With --quiet, print the id alone, for scripts.\n\n\
+             With --wait, wait for the end of the job and print its result; the exit code then shows how the job \
+             ended: 0 completed, 3 failed, 4 cancelled, 5 not over yet when the time is up. Without --wait, 0 means \
+             accepted. 1 the job could not be enqueued, 2 wrong usage.",
         )
-        .arg(Arg::new("kind").required(true).value_name("KIND").help("One of the registered kinds"))
+        .arg(Arg::new("kind").required(true).value_name("KIND").help("Kind of the job, one of the registered kinds"))
         .arg(
             Arg::new("payload")
                 .value_name("JSON")
                 .default_value("{}")
-                .help("The payload; @FILE reads it, - takes standard input"),
+                .help("Payload of the job; @FILE reads a file, - reads standard input"),
         )
-        .arg(text("queue", "NAME", "The queue [default: default]"))
+        .arg(text("queue", "NAME", "Queue of the job [default: default]"))
         .arg(
-            text("at", "TIME", "Start at this moment, like 2027-01-01T10:00:00Z")
+            text("at", "TIME", "Start at this time, such as 2027-01-01T10:00:00Z")
                 .value_parser(moment)
                 .conflicts_with("delay-ms"),
         )
         .arg(
-            text("delay-ms", "MS", "Start this many milliseconds after now")
+            text("delay-ms", "MS", "Start this many milliseconds from now")
                 .value_parser(milliseconds)
                 .allow_negative_numbers(true),
         )
@@ -50,21 +50,28 @@ pub(crate) fn command() -> Command {
                 .allow_negative_numbers(true),
         )
         .arg(text("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
-        .arg(text("unique-key", "KEY", "At most one unfinished job per kind and key"))
+        .arg(text("unique-key", "KEY", "Unique key: at most one unfinished job per kind and unique key"))
         .arg(
-            text("on-conflict", "WHAT", "If a job has the unique key: return it, reject this one, or replace it")
-                .value_parser(["return", "reject", "replace"])
-                .requires("unique-key"),
+            text(
+                "on-conflict",
+                "WHAT",
+                "When an unfinished job has the unique key: return that job, reject this one, or replace that job",
+            )
+            .value_parser(["return", "reject", "replace"])
+            .requires("unique-key"),
         )
         .arg(client::idempotency_key())
-        .arg(text("wait", "DURATION", "Wait for the end, such as 30s or 10m").value_parser(duration))
+        .arg(
+            text("wait", "DURATION", "Wait at most this long for the end of the job, such as 30s or 10m")
+                .value_parser(duration),
+        )
         .arg(
             Arg::new("quiet")
                 .long("quiet")
                 .short('q')
                 .action(ArgAction::SetTrue)
                 .conflicts_with("json")
-                .help("Print the id and nothing else"),
+                .help("Print only the id"),
         )
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the job as JSON"));
     client::args(command)
@@ -98,11 +105,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         let mut job = client.post("/v1/jobs", &Value::Object(job), text("idempotency-key").as_ref()).await?;
         let id = job.get("id").and_then(Value::as_str).unwrap_or_default().to_owned();
         let (as_json, quiet) = (matches.get_flag("json"), matches.get_flag("quiet"));
-        // Said before the wait: a script that is interrupted knows what it enqueued.
+        // Print the id before the wait, so that an interrupted script knows which job it enqueued.
         if quiet {
             println!("{id}");
         }
-        // With --json they are in the job.
+        // With --json the warnings are part of the printed job.
         let warnings = job.get("warnings").and_then(Value::as_array).filter(|_| !as_json);
         for warning in warnings.into_iter().flatten() {
             eprintln!("tickr: {}", printable(warning.as_str().unwrap_or_default()));
@@ -123,7 +130,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-/// Wait until a job is over, for so long at the most; the job as it is then.
+/// Wait until a job has ended, but at most for `wait`. Return the job as it is then.
 async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result<Value> {
     let end = Instant::now() + wait;
     loop {
@@ -138,24 +145,25 @@ async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result
     }
 }
 
-/// A flag's moment. The API says the same, but only after a call.
+/// Parse the time of a flag. The API checks it as well, but only after a call.
 pub(crate) fn moment(text: &str) -> Result<String, String> {
     match chrono::DateTime::parse_from_rfc3339(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(_) => Err("write a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z".to_owned()),
+        Err(_) => Err("write the time in RFC 3339 with an offset, such as 2027-01-01T10:00:00Z".to_owned()),
     }
 }
 
 fn milliseconds(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "write a whole number of milliseconds, 0 or more, like 30000 for 30 s".to_owned())
+    text.parse().map_err(|_| "write a whole number of milliseconds, 0 or more, such as 30000 for 30 s".to_owned())
 }
 
-/// A flag's length of time.
+/// Parse the duration of a flag.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    tickr::config::parse_duration(text).map_err(|wrong| format!("{wrong}; write it like 250ms, 30s, 15m or 2h"))
+    tickr::config::parse_duration(text)
+        .map_err(|wrong| format!("{wrong}; write a duration such as 250ms, 30s, 15m or 2h"))
 }
 
-/// JSON as it is given: in words, with `@` from a file, with `-` from standard input.
+/// Read the JSON of an argument: the argument itself, a file after `@`, or standard input for `-`.
 pub(crate) fn payload(text: &str) -> anyhow::Result<Value> {
     let read = match text.strip_prefix('@') {
         Some(file) => std::fs::read_to_string(file).with_context(|| format!("read {file}"))?,

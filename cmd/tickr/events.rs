@@ -1,4 +1,4 @@
-//! `tickr events`: hear what happens in the whole cluster, through the API.
+//! `tickr events`: print the events of the whole cluster, through the API.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use crate::stream::{self, Stream, Told, until_signalled};
 
 /// The parameters of the stream, as flags.
 const WANTED: [(&str, &str, &str); 4] = [
-    ("kind", "NAME", "Only what is about jobs of this kind"),
-    ("queue", "NAME", "Only what is about this queue or its jobs"),
-    ("schedule", "NAME", "Only what is about this schedule"),
+    ("kind", "NAME", "Only events about jobs of this kind"),
+    ("queue", "NAME", "Only events about this queue or its jobs"),
+    ("schedule", "NAME", "Only events about this schedule"),
     ("type", "TYPES", "Only events of these types, such as settled,queue_paused"),
 ];
-/// Fields that stand in front, in this order.
+/// Fields that are printed first, in this order.
 const FIRST: [&str; 4] = ["job", "kind", "queue", "schedule"];
 
 pub(crate) fn command() -> Command {
     let flags = WANTED.map(|(name, value, help)| Arg::new(name).long(name).value_name(value).help(help));
     client::args(
         Command::new("events")
-            .about("Hear what happens in the whole cluster, a line for each event")
+            .about("Follow the events of the whole cluster, one line per event")
             .long_about(
-                "Hears what happens in the whole cluster, from about a second after it began, until it is interrupted. \
-                 When the server restarts, it goes on behind the last event. A `gap` says that \
-                 something was left out, a `reset` that the last event is not kept any more.",
+                "Print the events of the whole cluster until it is interrupted. The first events arrive about a second \
+                 after the start. When the server restarts, the output continues after the last event. A `gap` event \
+                 means that events are missing, a `reset` that the server no longer keeps the last event.",
             )
             .args(flags)
             .arg(stream::patience())
@@ -46,7 +46,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let wanted: Vec<String> = wanted.collect();
     let path = format!("/v1/events?{}", wanted.join("&"));
     crate::runtime()?.block_on(async {
-        // An interrupt is how this ends.
+        // An interrupt is the normal end of this command.
         let followed = until_signalled(follow(&client, path, patience, as_json)).await?;
         Ok(followed.unwrap_or(Ok(()))?)
     })
@@ -64,7 +64,7 @@ async fn follow(client: &Client, path: String, patience: Duration, as_json: bool
     Ok(())
 }
 
-/// An event for people: when, what, and every field that it has, whether or not this binary knows it.
+/// Format an event for operators: time, type, and every field, also fields that this binary does not know.
 fn line(told: &Told) -> String {
     let fields = told.data.as_object();
     let value = |name: &str, value: &Value| {

@@ -1,5 +1,5 @@
-//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|watch`: read, steer and follow jobs
-//! through the API.
+//! `tickr jobs list|count|show|explain|cancel|retry|run-now|reschedule|set-priority|watch`: read, change and follow
+//! jobs through the API.
 
 use std::time::Duration;
 
@@ -17,39 +17,39 @@ pub(crate) fn command() -> Command {
     let one =
         |name: &'static str, about: &'static str| client::args(Command::new(name).about(about).arg(id()).arg(json()));
     Command::new("jobs")
-        .about("Read and steer jobs through the API")
+        .about("Read, change and follow jobs through the API")
         .subcommand_required(true)
         .subcommand(client::args(
             Command::new("list").about("List jobs, newest first").args(client::filter()).arg(limit()).arg(json()),
         ))
         .subcommand(client::args(
-            Command::new("count").about("Count the jobs of a filter").args(client::filter()).arg(json()),
+            Command::new("count").about("Count the jobs that match a filter").args(client::filter()).arg(json()),
         ))
-        .subcommand(one("show", "Show a job with its attempts, and why it waits if it does"))
-        .subcommand(one("explain", "Say why a job does not run, the first reason first"))
+        .subcommand(one("show", "Show a job with its attempts, and the reasons if it waits"))
+        .subcommand(one("explain", "List the reasons why a job does not run, the most important first"))
         .subcommand(one("cancel", "Cancel a job").arg(client::idempotency_key()))
-        .subcommand(one("retry", "Give a failed or cancelled job a new life").arg(client::idempotency_key()))
+        .subcommand(one("retry", "Run a failed or cancelled job again").arg(client::idempotency_key()))
         .subcommand(one("run-now", "Make a waiting job due now").arg(client::idempotency_key()))
         .subcommand(
-            one("reschedule", "Give a waiting job another due time")
+            one("reschedule", "Change the due time of a waiting job")
                 .arg(
                     Arg::new("at")
                         .long("at")
                         .value_name("TIME")
                         .value_parser(enqueue::moment)
-                        .help("Due at this moment, like 2027-01-01T10:00:00Z"),
+                        .help("New due time, such as 2027-01-01T10:00:00Z"),
                 )
                 .arg(
                     Arg::new("in")
                         .long("in")
                         .value_name("DURATION")
                         .value_parser(enqueue::duration)
-                        .help("Due this long after now, such as 30s, 15m or 2h"),
+                        .help("New due time as a delay from now, such as 30s, 15m or 2h"),
                 )
                 .group(ArgGroup::new("when").args(["at", "in"]).required(true)),
         )
         .subcommand(
-            one("set-priority", "Make a waiting job more or less urgent").arg(
+            one("set-priority", "Change the priority of a waiting job").arg(
                 Arg::new("priority")
                     .required(true)
                     .value_name("0-9")
@@ -113,7 +113,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-/// The reasons of an explanation, a line each.
+/// Print the reasons of an explanation, one line each.
 fn print_reasons(explanation: &Value) {
     for reason in explanation.get("reasons").and_then(Value::as_array).into_iter().flatten() {
         println!("  {:<18} {}", text(reason, "code"), printable(&text(reason, "text")));
@@ -128,7 +128,7 @@ async fn count(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
         println!("{answer:#}");
         return Ok(());
     }
-    // A count that stopped early says so.
+    // The API stops to count at a limit. Such a count is printed with a plus sign.
     let more = if answer.get("capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
     println!("{}{more}", number(&answer, "count"));
     Ok(())
@@ -144,7 +144,7 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     Ok(())
 }
 
-/// Pages of jobs, until there are as many as the flag `limit` asks for.
+/// Read pages of jobs until there are as many as the flag `limit` requests.
 pub(crate) async fn pages(
     client: &Client,
     matches: &ArgMatches,
@@ -174,9 +174,9 @@ pub(crate) async fn pages(
     Ok(jobs)
 }
 
-/// The argument of listings.
+/// The argument `limit` of commands that list something.
 pub(crate) fn limit() -> Arg {
-    Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("How many")
+    Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("Number of rows")
 }
 
 fn print_table(jobs: &[Value]) {

@@ -1,4 +1,4 @@
-//! `tickr keys list|create|revoke`: who may call the API.
+//! `tickr keys list|create|revoke`: API keys.
 
 use anyhow::{Context as _, bail};
 use chrono::SecondsFormat;
@@ -17,31 +17,35 @@ use crate::print::{encoded, table, text};
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
-    let name = || Arg::new("name").value_name("NAME").help("The key's name, which no other key has or had");
+    let name = || {
+        Arg::new("name")
+            .value_name("NAME")
+            .help("Name of the API key; a name is never used twice, not even after a revocation")
+    };
     let scope = Arg::new("scope")
         .long("scope")
         .required(true)
         .value_parser(PossibleValuesParser::new(Scope::ALL.map(Scope::as_str)))
-        .help("read: read everything; enqueue: enqueue jobs and read them back; admin: everything");
+        .help("Scope: read (read everything), enqueue (enqueue jobs and read them back) or admin (everything)");
     let in_store = |help: &'static str| Arg::new("in-store").long("in-store").action(ArgAction::SetTrue).help(help);
-    let make = "Write to MySQL and not through the API: for the first key, and for who locked the door from inside";
-    let end = "Write to MySQL and not through the API: for when the API cannot answer, or the last admin key is lost";
+    let make = "Write to MySQL instead of calling the API: for the first API key, or when no admin key is at hand";
+    let end = "Write to MySQL instead of calling the API: when the API does not answer, or the last admin key is lost";
     const STORE: &[&str] = &["mysql_url", "log", "log_format"];
     let kinds = Arg::new("kinds")
         .long("kinds")
         .value_name("KINDS")
         .value_delimiter(',')
-        .help("With --scope enqueue: the only kinds that it may enqueue, comma separated");
+        .help("With --scope enqueue: kinds that the API key may enqueue, comma separated [default: all]");
     let producer = Arg::new("producer")
         .long("producer")
         .value_name("NAME")
-        .help("With --scope enqueue: whose unique keys it shares; itself alone when left out");
+        .help("With --scope enqueue: the producer, whose API keys share unique keys [default: the name of the key]");
     let yes = Arg::new("yes")
         .long("yes")
         .action(ArgAction::SetTrue)
-        .help("Make the first key: from then on every call without a key is refused");
+        .help("Confirm the first API key: from then on every call without an API key is refused");
     let create = Command::new("create")
-        .about("Make a key and show it, once")
+        .about("Create an API key and print its token, which is shown only once")
         .arg(name())
         .arg(scope)
         .arg(kinds)
@@ -49,13 +53,15 @@ pub(crate) fn command() -> Command {
         .arg(yes)
         .arg(json());
     let create = Flags::args(create.arg(in_store(make)), Subset::Only(STORE));
-    let revoke =
-        Command::new("revoke").about("End a key, within 2 s everywhere").arg(name().required(true)).arg(json());
+    let revoke = Command::new("revoke")
+        .about("Revoke an API key; within 2 s every runner refuses it")
+        .arg(name().required(true))
+        .arg(json());
     let revoke = Flags::args(revoke.arg(in_store(end)), Subset::Only(STORE));
     Command::new("keys")
-        .about("List, make and revoke keys of the API")
+        .about("List, create and revoke API keys")
         .subcommand_required(true)
-        .subcommand(client::args(Command::new("list").about("List the keys").arg(json())))
+        .subcommand(client::args(Command::new("list").about("List the API keys").arg(json())))
         .subcommand(client::args(create))
         .subcommand(client::args(revoke))
 }
@@ -83,7 +89,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
         list(&answer);
     } else if verb == "create" {
         println!("{}", text(&answer, "token"));
-        eprintln!("key {} ({}); it is not shown again", text(&answer, "name"), text(&answer, "scope"));
+        eprintln!("API key {} ({}); its token is not shown again", text(&answer, "name"), text(&answer, "scope"));
     } else {
         println!("revoked {}", text(&answer, "name"));
     }
@@ -112,14 +118,14 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
     let config = crate::load(matches, &["mysql_url"])?.config;
     let token = tickr::api::new_key();
     let made = crate::runtime()?.block_on(async {
-        let name: Name = name.parse().context("the key's name")?;
-        let scope = Scope::from_word(&scope).context("the key's scope")?;
+        let name: Name = name.parse().context("read the name of the API key")?;
+        let scope = Scope::from_word(&scope).context("read the scope of the API key")?;
         let kinds = matches.get_many::<String>("kinds").map(|kinds| kinds.map(|kind| kind.parse()).collect());
-        let kinds = kinds.transpose().context("the key's kinds")?;
+        let kinds = kinds.transpose().context("read the kinds of the API key")?;
         let producer = matches.get_one::<String>("producer").map(|producer| producer.parse()).transpose();
-        let producer = producer.context("the key's producer")?;
+        let producer = producer.context("read the producer of the API key")?;
         if scope != Scope::Enqueue && (kinds.is_some() || producer.is_some()) {
-            bail!("--kinds and --producer are for keys with --scope enqueue");
+            bail!("--kinds and --producer are for API keys with --scope enqueue");
         }
         let store = connect_store(&config).await?;
         store.migrate().await?;
@@ -129,36 +135,38 @@ fn create(matches: &ArgMatches) -> Result<Value, crate::Failure> {
         store.close().await;
         match made? {
             MadeKey::Made(key) => Ok(key),
-            MadeKey::NameTaken => bail!("a key is or was called {name}; a name belongs to one key for ever"),
-            MadeKey::TooMany => bail!("there are too many keys; revoke those that are not used"),
+            MadeKey::NameTaken => {
+                bail!("an API key has or had the name {name}; choose another, a name is never used twice")
+            }
+            MadeKey::TooMany => bail!("there are too many API keys; revoke those that are not used"),
         }
     })?;
     Ok(json!({"name": made.name.as_str(), "scope": made.scope.as_str(), "token": token}))
 }
 
-/// The first key closes an API that was open: that is said before it happens.
+/// Refuse to create the first API key without `--yes`: it closes an API that was open until then.
 async fn not_the_first(client: &Client) -> anyhow::Result<()> {
     let whoami = client.get("/v1/whoami").await?;
     if whoami.get("open").and_then(Value::as_bool) != Some(true) {
         return Ok(());
     }
     bail!(
-        "this is the first key. From then on every call without a key gets 401: of producers, the dashboard, /metrics, \
-         /docs and /openapi.json too. Repeat with --yes, and give the others keys of their own"
+        "this is the first API key. From then on every call without an API key gets 401, also calls of producers, the \
+         dashboard, /metrics, /docs and /openapi.json. Repeat with --yes, and give each caller an API key",
     )
 }
 
-/// End a key without the API. Every runner refuses it as soon as it has read its copy of the keys again.
+/// Revoke an API key without the API. Every runner refuses it after its next read of the API keys.
 fn revoke_in_store(matches: &ArgMatches, name: &str) -> Result<Value, crate::Failure> {
     let config = crate::load(matches, &["mysql_url"])?.config;
     let key = crate::runtime()?.block_on(async {
-        let name: Name = name.parse().context("the key's name")?;
+        let name: Name = name.parse().context("read the name of the API key")?;
         let store = connect_store(&config).await?;
         let revoked = store.revoke_key(&name, &Actor::command()).await;
         store.close().await;
         match revoked? {
             RevokedKey::Revoked(key) | RevokedKey::Before(key) => Ok(key),
-            RevokedKey::Missing => bail!("there is no key {name}; `tickr keys list` shows them"),
+            RevokedKey::Missing => bail!("there is no API key {name}; `tickr keys list` shows all of them"),
         }
     })?;
     let revoked_at = key.revoked.map(|(at, _)| at.to_rfc3339_opts(SecondsFormat::Millis, true));

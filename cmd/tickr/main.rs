@@ -1,6 +1,32 @@
 //! The `tickr` command: one file per subcommand.
+//!
+//! - `main.rs`: the list of subcommands, exit codes, configuration and runtime
+//! - `serve.rs`: run jobs and the HTTP API
+//! - `dev.rs`: the same, with private servers in a data folder
+//! - `migrate.rs`: create or upgrade the tables
+//! - `enqueue.rs`: enqueue one job
+//! - `jobs.rs`: read, change and follow jobs
+//! - `watch.rs`: `tickr jobs watch`, which follows one job to its end
+//! - `schedules.rs`: create, change, pause and trigger schedules
+//! - `dead.rs`: list, replay and discard dead letters
+//! - `operations.rs`: bulk operations on many jobs
+//! - `keys.rs`: list, create and revoke API keys
+//! - `queues.rs`: list, pause, prioritise and limit queues
+//! - `runners.rs`: list, drain and resume runners
+//! - `events.rs`: follow the events of the cluster
+//! - `rebuild.rs`: rebuild the Redis index from MySQL
+//! - `verify.rs`: check the guarantees against the tables
+//! - `check.rs`: check that this binary can run the unfinished jobs and the schedules
+//! - `bench.rs`: measure this build
+//! - `config.rs`: print the effective settings
+//! - `top.rs`: a live view in the terminal
+//! - `completions.rs`: completion scripts for shells
+//! - `client.rs`: HTTP client of the commands that call the API
+//! - `stream.rs`: event streams that reconnect
+//! - `ending.rs`: exit codes for the end state of a job
+//! - `print.rs`: tables, and output that cannot control a terminal
 
-// First: its macros are for all that follow.
+// First, because its macros are visible only in the modules declared after it.
 #[macro_use]
 mod print;
 
@@ -34,15 +60,16 @@ use clap::{ArgMatches, Command};
 use tickr::config::{Config, Flags, Loaded};
 use tickr::handlers::Registry;
 
-/// Exit codes: 0 done, 1 failed, 2 wrong usage or configuration; `tickr enqueue --wait` and `tickr jobs watch` have
-/// their own beside them.
+/// Exit codes of every command: 0 success, 1 failure, 2 wrong usage or configuration. `tickr enqueue --wait`, `tickr
+/// jobs watch` and `tickr verify` have further ones.
 fn main() -> ExitCode {
-    // Started by a runner. No command of the list below: it is of no use to people.
+    // A runner started this process to run a suspect job. It is not in the list of commands, because operators never
+    // call it.
     if tickr::app::is_for_a_suspect() {
         return tickr::app::run_suspect(Registry::new());
     }
     end_with_the_reader();
-    // One TLS implementation for everything, chosen before anybody asks for one.
+    // One TLS implementation for the whole process, installed before any connection needs it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let command = Command::new("tickr")
         .about("A durable job runner for teams on MySQL")
@@ -50,7 +77,8 @@ fn main() -> ExitCode {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .after_help(
-            "Settings: flags > TICKR_* environment > tickr.toml > default. `tickr config` shows the effective ones.",
+            "Settings come from flags, else from the TICKR_* environment, else from tickr.toml, else from the defaults. \
+             `tickr config` shows the effective values.",
         )
         .subcommands([
             serve::command(),
@@ -94,13 +122,13 @@ fn main() -> ExitCode {
         Some(("config", matches)) => config::run(matches),
         Some(("top", matches)) => top::run(matches),
         Some(("completions", matches)) => completions::run(matches, command),
-        // clap refuses every other word.
+        // clap refuses all other subcommands.
         _ => Ok(()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, error }) => {
-            // `{:#}` for the chain of causes; returning the error from main would print a backtrace.
+            // `{:#}` prints the chain of causes. Returning the error from `main` would print a backtrace.
             if let Some(error) = error {
                 eprintln!("tickr: {error:#}");
             }
@@ -109,8 +137,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// `tickr jobs list | head` ends when `head` has seen enough, as other commands do: without a word, with the exit code that
-/// a shell gives to SIGPIPE.
+/// End quietly when the reader of a pipe ends, as in `tickr jobs list | head`. The exit code is 141, the one that a
+/// shell reports for SIGPIPE.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -124,10 +152,10 @@ fn end_with_the_reader() {
     }));
 }
 
-/// Why a subcommand failed, and its exit code.
+/// The cause of a failed subcommand, and its exit code.
 struct Failure {
     code: u8,
-    /// Nothing is said without one.
+    /// Printed to standard error. `None` prints nothing.
     error: Option<anyhow::Error>,
 }
 
@@ -136,7 +164,7 @@ impl Failure {
         Self { code, error: Some(error.into()) }
     }
 
-    /// With a word to nobody.
+    /// A failure that prints nothing.
     const fn quiet(code: u8) -> Self {
         Self { code, error: None }
     }
@@ -152,7 +180,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 
 type Done = Result<(), Failure>;
 
-/// The configuration for a subcommand whose arguments came from the table of settings.
+/// Load the configuration of a subcommand whose flags come from the table of settings.
 fn load(matches: &ArgMatches, requiring: &[&'static str]) -> Result<Loaded, Failure> {
     load_flags(&Flags::from_matches(matches).requiring(requiring))
 }
@@ -166,7 +194,7 @@ fn load_flags(flags: &Flags) -> Result<Loaded, Failure> {
     Ok(loaded)
 }
 
-/// A runtime for a server or a short command.
+/// Build the runtime of a server or of a short command.
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }

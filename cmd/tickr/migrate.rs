@@ -1,4 +1,4 @@
-//! `tickr migrate`: bring the tables to the shape this binary needs. `serve` does it as well.
+//! `tickr migrate`: create or upgrade the tables. `tickr serve` does it as well.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ pub(crate) fn command() -> Command {
     let command = Command::new("migrate")
         .about("Create or upgrade the tables")
         .long_about(
-            "Creates the tables, or adds what this binary needs to those of an older one. One process migrates a database \
-             at a time, others wait for it. Killed at any moment, it goes on where it was when it is run again. Needs the \
-             rights CREATE and ALTER, and checks them before it changes anything.",
+            "Create the tables, or add to them what this binary needs. Only one process migrates a database at a time; \
+             others wait for it. If it is killed, run it again: it continues with the step that it did not finish. It \
+             needs the privileges CREATE and ALTER, and checks them before it changes anything.",
         )
         .arg(Arg::new("patience").long("patience").value_name("DURATION").value_parser(parse_duration).help(
-            "How long to try when other transactions hold a table, such as 30s or 1h; 10m when left out. Their work goes \
-             on meanwhile",
+            "How long to retry when other transactions lock a table, such as 30s or 1h [default: 10m]. Those \
+             transactions are not interrupted",
         ));
     Flags::args(command, Subset::Only(&["mysql_url", "log", "log_format"]))
 }

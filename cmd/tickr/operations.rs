@@ -1,4 +1,4 @@
-//! `tickr operations list|show|start|cancel|watch`: what is done to many jobs at once, through the API.
+//! `tickr operations list|show|start|cancel|watch`: bulk operations on many jobs, through the API.
 
 use std::time::Duration;
 
@@ -11,63 +11,73 @@ use crate::client::{self, Client};
 use crate::jobs::limit;
 use crate::print::{encoded, number, printable, table, text};
 
-/// How often a watch asks.
+/// Interval between two reads of a followed bulk operation.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
-    let id = || Arg::new("id").required(true).value_name("ID").help("The operation's id");
+    let id = || Arg::new("id").required(true).value_name("ID").help("The bulk operation's id");
     let one =
         |name: &'static str, about: &'static str| client::args(Command::new(name).about(about).arg(id()).arg(json()));
     let start = Command::new("start")
-        .about("Do something to all jobs of a filter, in the background")
+        .about("Start a bulk operation on all jobs that match a filter; it runs in the background")
         .arg(
             Arg::new("action")
                 .required(true)
                 .value_name("ACTION")
-                .help("cancel, retry, run_now, reschedule, set_priority, delete, replay or discard"),
+                .help("Action: cancel, retry, run_now, reschedule, set_priority, delete, replay or discard"),
         )
         .args(client::filter())
-        .arg(Arg::new("all").long("all").action(ArgAction::SetTrue).help("Without a filter: yes, all jobs"))
+        .arg(
+            Arg::new("all")
+                .long("all")
+                .action(ArgAction::SetTrue)
+                .help("Required without a filter: apply the action to all jobs"),
+        )
         .arg(
             Arg::new("rate")
                 .long("rate")
                 .value_name("N")
                 .value_parser(value_parser!(u32))
-                .help("Jobs per second; as fast as it goes when left out"),
+                .help("Jobs per second [default: as fast as possible]"),
         )
         .arg(
             Arg::new("dry-run")
                 .long("dry-run")
                 .action(ArgAction::SetTrue)
-                .help("Say what would happen, change nothing"),
+                .help("Show what would happen, change nothing"),
         )
-        .arg(Arg::new("reason").long("reason").value_name("TEXT").help("Why; a discard needs one"))
-        .arg(Arg::new("execute-at").long("execute-at").value_name("MOMENT").help("The new due time of a reschedule"))
+        .arg(Arg::new("reason").long("reason").value_name("TEXT").help("Reason; required for a discard"))
+        .arg(Arg::new("execute-at").long("execute-at").value_name("MOMENT").help("New due time, for reschedule"))
         .arg(
             Arg::new("priority")
                 .long("priority")
                 .value_name("0-9")
                 .value_parser(value_parser!(u8))
-                .help("The new priority of a set_priority"),
+                .help("New priority, for set_priority"),
         )
-        .arg(Arg::new("watch").long("watch").action(ArgAction::SetTrue).help("Follow it to its end"))
+        .arg(Arg::new("watch").long("watch").action(ArgAction::SetTrue).help("Follow the bulk operation to its end"))
         .arg(client::idempotency_key())
         .arg(json());
     Command::new("operations")
-        .about("What is done to many jobs at once, through the API")
+        .about("Bulk operations: one action on many jobs, through the API")
         .subcommand_required(true)
         .subcommand(client::args(
             Command::new("list")
-                .about("List operations, newest first")
-                .arg(Arg::new("state").long("state").value_name("STATE").help("running, done, cancelled or failed"))
+                .about("List bulk operations, newest first")
+                .arg(
+                    Arg::new("state")
+                        .long("state")
+                        .value_name("STATE")
+                        .help("Only in this state: running, done, cancelled or failed"),
+                )
                 .arg(limit())
                 .arg(json()),
         ))
-        .subcommand(one("show", "Show an operation with its progress"))
+        .subcommand(one("show", "Show a bulk operation with its progress"))
         .subcommand(client::args(start))
-        .subcommand(one("cancel", "Stop an operation").arg(client::idempotency_key()))
-        .subcommand(one("watch", "Follow an operation to its end; exit code 1 unless it is done"))
+        .subcommand(one("cancel", "Stop a bulk operation").arg(client::idempotency_key()))
+        .subcommand(one("watch", "Follow a bulk operation to its end; exit code 0 only if it ends as done"))
 }
 
 pub(crate) fn run(matches: &ArgMatches) -> Done {
@@ -121,7 +131,8 @@ async fn start(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
     Ok(())
 }
 
-/// Follow an operation: with a progress bar on a terminal, with a line for each change elsewhere.
+/// Follow a bulk operation to its end. On a terminal it shows a progress bar; elsewhere it prints a line for each
+/// change.
 async fn watch(client: &Client, id: &str, as_json: bool) -> Done {
     let bar = ProgressBar::new(0);
     let mut said = String::new();
@@ -164,7 +175,7 @@ async fn list(client: &Client, matches: &ArgMatches, as_json: bool) -> Done {
         println!("{data:#}");
         return Ok(());
     }
-    let mut table = table(["ID", "ACTION", "STATE", "DONE", "SKIPPED", "FAILED", "OF", "ASKED BY", "CREATED"]);
+    let mut table = table(["ID", "ACTION", "STATE", "DONE", "SKIPPED", "FAILED", "OF", "REQUESTED BY", "CREATED"]);
     for operation in data.as_array().into_iter().flatten() {
         let more = if operation.get("estimate_capped").and_then(Value::as_bool) == Some(true) { "+" } else { "" };
         table.add_row([
@@ -190,7 +201,7 @@ fn print(answer: &Value, as_json: bool) {
     }
     for (field, value) in answer.as_object().into_iter().flatten() {
         match value {
-            Value::Null if field == "rate" => println!("{field:<15} as fast as it goes"),
+            Value::Null if field == "rate" => println!("{field:<15} as fast as possible"),
             Value::Null => {}
             Value::String(text) => println!("{field:<15} {}", printable(text)),
             Value::Array(items) => {

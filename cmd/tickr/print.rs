@@ -1,4 +1,4 @@
-//! What the commands print: tables for people, and words out of JSON.
+//! Output of the commands: tables for operators, and texts and numbers read from JSON.
 
 use std::io::IsTerminal as _;
 
@@ -6,7 +6,7 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 use tickr::job::steers;
 
-/// A table without lines, which greps and copies well.
+/// Make a table without borders, which is easy to grep and to copy.
 pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -14,30 +14,31 @@ pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
     table
 }
 
-/// Percent-encoded. Ids and names are plain; anything else must reach the API as it is, to be refused there, and must
-/// not lead to another path.
+/// Percent-encode a part of a path. Ids and names contain plain characters only. Every other text must reach the API
+/// unchanged, so that the API refuses it, and must not lead to another path.
 pub(crate) fn encoded(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"_-".contains(&b);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
-/// A text field; empty when it is missing or null.
+/// Read a text field. It is empty when the field is missing or null.
 pub(crate) fn text(value: &Value, field: &str) -> String {
     value.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// A number field; 0 when it is missing.
+/// Read a number field. It is 0 when the field is missing.
 pub(crate) fn number(value: &Value, field: &str) -> u64 {
     value.get(field).and_then(Value::as_u64).unwrap_or_default()
 }
 
-/// On one line, without control characters and marks of writing direction: for what others have written.
+/// Put a text on one line, without control characters and marks of writing direction. For texts from producers and
+/// handlers.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if steers(c) { ' ' } else { c }).collect()
 }
 
-/// What is about to be printed, with every character written out that steers a terminal or turns a line around. Within JSON
-/// that is the same text in other words: there such characters stand in strings alone.
+/// Write out every character that could control a terminal or reverse the direction of a line. JSON keeps its meaning:
+/// such characters occur only within its strings, where the escape stands for the same character.
 pub(crate) fn harmless(text: String) -> String {
     let written_out = |c: char| steers(c) && !matches!(c, '\n' | '\t');
     if !text.contains(written_out) {
@@ -54,8 +55,8 @@ pub(crate) fn harmless(text: String) -> String {
     safe
 }
 
-// The macros of the standard library under their own names, so that no command can forget it: much of what is printed came
-// from producers, handlers and the services that they called.
+// These macros have the names of those in the standard library, so that no command can print without the protection.
+// Much of the printed text comes from producers, handlers and the services that they called.
 macro_rules! print {
     ($($said:tt)*) => { ::std::print!("{}", $crate::print::harmless(::std::format!($($said)*))) };
 }
@@ -67,13 +68,13 @@ macro_rules! eprintln {
     ($($said:tt)*) => { ::std::eprintln!("{}", $crate::print::harmless(::std::format!($($said)*))) };
 }
 
-/// The beginning of a text, where a table would not fit the terminal otherwise. What is piped elsewhere is whole.
+/// The first characters of a text, so that a table fits the terminal. Output to a pipe or a file keeps the whole text.
 pub(crate) fn brief(text: &str, most: usize) -> String {
     let text = printable(text);
     if std::io::stdout().is_terminal() { text.chars().take(most).collect() } else { text }
 }
 
-/// A duration as people say it.
+/// A duration in readable units.
 pub(crate) fn said(ms: u64) -> String {
     match ms {
         0..10_000 => format!("{ms} ms"),

@@ -1,4 +1,4 @@
-//! `tickr queues list|show|pause|resume|set`: what is set about queues, through the API.
+//! `tickr queues list|show|pause|resume|set`: settings of queues, through the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::{Map, Value, json};
@@ -10,28 +10,32 @@ use crate::print::{encoded, number, printable, table, text};
 pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let name = || Arg::new("name").required(true).value_name("QUEUE").help("The queue");
-    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("For whoever wonders why nothing runs");
+    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("Reason, shown to other operators");
     let create = || {
         Arg::new("create")
             .long("create")
             .action(ArgAction::SetTrue)
-            .help("Also if no job and no runner has ever named the queue")
+            .help("Allow a queue that no job and no runner has named yet")
     };
     let priority = Arg::new("priority").long("priority").value_name("0-9").value_parser(value_parser!(u8).range(0..=9));
     let limit = Arg::new("concurrency").long("concurrency").value_name("N|none");
     let verb =
         |word: &'static str, about: &'static str| client::args(Command::new(word).about(about).arg(name()).arg(json()));
     Command::new("queues")
-        .about("See, pause and limit queues")
+        .about("List, pause, prioritise and limit queues")
         .subcommand_required(true)
         .subcommand(client::args(Command::new("list").about("List the queues").arg(json())))
         .subcommand(verb("show", "Show a queue"))
-        .subcommand(verb("pause", "Start nothing of a queue any more, within 2 s everywhere").arg(reason).arg(create()))
-        .subcommand(verb("resume", "Let a paused queue go on"))
         .subcommand(
-            verb("set", "Set a queue's priority and limit")
-                .arg(priority.help("0 is served first, 9 last; 5 unless set"))
-                .arg(limit.help("Jobs that may run at the same time, all runners together; `none` for no limit"))
+            verb("pause", "Pause a queue: within 2 s no runner starts its jobs; running jobs finish")
+                .arg(reason)
+                .arg(create()),
+        )
+        .subcommand(verb("resume", "Resume a paused queue"))
+        .subcommand(
+            verb("set", "Set the priority and the concurrency limit of a queue")
+                .arg(priority.help("0 is served first, 9 last; 5 for a queue without this setting"))
+                .arg(limit.help("Most jobs that may run at the same time on all runners together; `none` for no limit"))
                 .arg(create())
                 .arg_required_else_help(true),
         )
@@ -74,7 +78,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-/// A name that no job, no runner and no setting has is most likely a slip of the finger: it would look like a paused queue.
+/// Refuse the name of a queue that no job, no runner and no setting has. It is most likely a typing error, and would
+/// show up as a paused queue.
 async fn known(client: &Client, name: &str) -> anyhow::Result<()> {
     let answer = client.get("/v1/queues").await?;
     let queues: Vec<String> =
@@ -84,7 +89,7 @@ async fn known(client: &Client, name: &str) -> anyhow::Result<()> {
     }
     let few = queues.iter().take(20).map(|queue| printable(queue)).collect::<Vec<_>>().join(", ");
     anyhow::bail!(
-        "there is no queue {}; there are {few}. To set it before its first job, repeat with --create",
+        "there is no queue {}; known queues: {few}. To set a queue before its first job, repeat with --create",
         printable(name)
     )
 }
@@ -98,7 +103,7 @@ fn changes(matches: &ArgMatches) -> anyhow::Result<Value> {
         None => {}
         Some("none") => drop(changes.insert("concurrency".into(), Value::Null)),
         Some(limit) => {
-            let limit: u32 = limit.parse().map_err(|_| anyhow::anyhow!("--concurrency is a number or `none`"))?;
+            let limit: u32 = limit.parse().map_err(|_| anyhow::anyhow!("--concurrency must be a number or `none`"))?;
             changes.insert("concurrency".into(), limit.into());
         }
     }
@@ -151,7 +156,7 @@ fn show(queue: &Value) {
     }
 }
 
-/// The limit, and how much of it is taken.
+/// The limit, and how many of its permits are in use.
 fn limit(queue: &Value) -> String {
     match queue.get("concurrency").and_then(Value::as_u64) {
         Some(limit) => format!("{}/{limit}", number(queue, "permits")),

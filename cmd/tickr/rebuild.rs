@@ -1,4 +1,4 @@
-//! `tickr rebuild`: have the index fed again from the store.
+//! `tickr rebuild`: empty the index, so that the runners fill it again from the store.
 
 use anyhow::Context as _;
 use clap::{ArgMatches, Command};
@@ -8,9 +8,10 @@ use tickr::config::{Flags, Subset};
 use crate::Done;
 
 pub(crate) fn command() -> Command {
-    let command = Command::new("rebuild").about("Have the runners feed Redis again from MySQL").long_about(
-        "Forgets everything that Redis holds for this prefix. Every runner notices within a second and feeds Redis from \
-         MySQL. Harmless at any time: claims drop what is delivered twice.",
+    let command = Command::new("rebuild").about("Rebuild the Redis index from MySQL").long_about(
+        "Delete everything that Redis holds for this prefix. Every runner notices within a second and fills Redis \
+         again from MySQL. This is safe at any time: a job that Redis delivers twice is claimed once, because claims \
+         are made in MySQL.",
     );
     Flags::args(command, Subset::Only(&["redis_url", "redis_prefix", "log", "log_format"]))
 }
@@ -24,7 +25,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             let url = config.redis_url().map(ToString::to_string).unwrap_or_default();
             format!("tried {url}; TICKR_REDIS_URL or --redis-url names another Redis")
         })?;
-        println!("forgot {keys} keys; running tickr processes feed Redis again within a second");
+        println!("forgot {keys} Redis keys; the runners feed Redis again from MySQL within a second");
         Ok(())
     })
 }

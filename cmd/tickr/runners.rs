@@ -1,4 +1,5 @@
-//! `tickr runners` and `tickr runners drain|resume`: who runs, and who takes new work, through the API.
+//! `tickr runners` and `tickr runners drain|resume`: list the runners, and choose which of them take new work, through
+//! the API.
 
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
@@ -9,23 +10,27 @@ use crate::print::{encoded, number, printable, said, table, text};
 
 pub(crate) fn command() -> Command {
     let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
-    let id = || Arg::new("id").required(true).value_name("RUNNER").help("The runner, as the list calls it");
-    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("For whoever wonders why it is idle");
+    let id =
+        || Arg::new("id").required(true).value_name("RUNNER").help("The runner's id, as listed by `tickr runners`");
+    let reason = Arg::new("reason").long("reason").value_name("TEXT").help("Reason, shown to other operators");
     let verb = |word: &'static str, about: &'static str| {
         client::args(Command::new(word).about(about).arg(id()).arg(flag("json", "Print JSON")))
     };
     client::args(
         Command::new("runners")
-            .about("List the runners: what they can run, how busy they are, when they were last heard")
+            .about("List the runners: their queues and kinds, busy workers and last heartbeats")
             .long_about(
-                "Lists the runners, the newest first. `silent` is one that was not heard for as long as its leases last: \
-                 its jobs go to others, and soon after it counts as stopped.",
+                "List the runners, newest first. A runner is `silent` when its last heartbeat is older than its lease: \
+                 other runners take over its jobs, and soon after it counts as stopped.",
             )
-            .arg(flag("all", "Those too that have stopped or were found dead, up to 200 together"))
+            .arg(flag("all", "Include runners that stopped or were found dead, up to 200 runners in all"))
             .arg(flag("json", "Print JSON"))
             .args_conflicts_with_subcommands(true)
-            .subcommand(verb("drain", "Have a runner take no new work, within 2 s; what it runs it finishes").arg(reason))
-            .subcommand(verb("resume", "Have a drained runner take work again")),
+            .subcommand(
+                verb("drain", "Drain a runner: within 2 s it takes no new work, and it finishes its running jobs")
+                    .arg(reason),
+            )
+            .subcommand(verb("resume", "Let a drained runner take new work again")),
     )
 }
 
@@ -50,7 +55,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     Ok(())
 }
 
-/// Have one runner take no new work, or take it again.
+/// Drain or resume one runner.
 fn switch(verb: &str, matches: &ArgMatches) -> Done {
     let client = Client::from_matches(matches)?;
     let id = encoded(matches.get_one::<String>("id").map_or("", String::as_str));
@@ -65,7 +70,7 @@ fn switch(verb: &str, matches: &ArgMatches) -> Done {
     Ok(())
 }
 
-/// A runner's state in a word.
+/// The state of a runner, in one word.
 pub(crate) fn state(runner: &Value) -> &'static str {
     if runner.get("stopped_at").is_some_and(|at| !at.is_null()) {
         return "stopped";
@@ -77,7 +82,7 @@ pub(crate) fn state(runner: &Value) -> &'static str {
 }
 
 fn print(runners: &[Value]) {
-    let mut table = table(["RUNNER", "VERSION", "STATE", "BUSY", "HEARD", "STARTED", "QUEUES", "KINDS"]);
+    let mut table = table(["RUNNER", "VERSION", "STATE", "BUSY", "HEARTBEAT", "STARTED", "QUEUES", "KINDS"]);
     for runner in runners {
         let names = |field: &str| {
             let names = runner.get(field).and_then(Value::as_array).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! `tickr schedules list|show|put|delete|pause|resume|trigger|ticks|preview`: jobs that come by the clock.
+//! `tickr schedules list|show|put|delete|pause|resume|trigger|ticks|preview`: jobs on a cron expression or an interval.
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -14,7 +14,7 @@ pub(crate) fn command() -> Command {
     let json = || Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON");
     let name = || Arg::new("name").required(true).value_name("NAME").help("The schedule's name");
     let limit =
-        || Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("How many");
+        || Arg::new("limit").long("limit").value_parser(value_parser!(u32)).default_value("20").help("Number of rows");
     let one =
         |verb: &'static str, about: &'static str| client::args(Command::new(verb).about(about).arg(name()).arg(json()));
     let policies = ["allow", "skip", "replace"];
@@ -22,33 +22,39 @@ pub(crate) fn command() -> Command {
     let undeclared = Arg::new("undeclared")
         .long("undeclared")
         .action(ArgAction::SetTrue)
-        .help("Also one that a configuration file declared, if the runner that is asked does not declare it any more");
+        .help("Allow a schedule from a configuration file, if the runner that answers does not declare it any more");
     Command::new("schedules")
-        .about("Declare and steer schedules through the API")
+        .about("Create, change, pause and trigger schedules through the API")
         .subcommand_required(true)
         .subcommand(client::args(Command::new("list").about("List schedules by name").arg(limit()).arg(json())))
         .subcommand(one("show", "Show a schedule with its next runs"))
         .subcommand(
-            put(one("put", "Make a schedule, or make it say this"))
-                .arg(overlap("While the previous job has not ended: allow, skip or replace [default: allow]")),
+            put(one("put", "Create or replace a schedule"))
+                .arg(overlap("Policy while the previous job has not ended: allow, skip or replace [default: allow]")),
         )
-        .subcommand(one("delete", "Delete a schedule; its jobs stay").arg(undeclared))
-        .subcommand(one("pause", "Let its ticks pass without firing").arg(text_arg("reason", "TEXT", "What for")))
-        .subcommand(one("resume", "Let its ticks fire again"))
+        .subcommand(one("delete", "Delete a schedule and keep its jobs").arg(undeclared))
+        .subcommand(one("pause", "Pause a schedule: its ticks are skipped").arg(text_arg(
+            "reason",
+            "TEXT",
+            "Reason, shown to other operators",
+        )))
+        .subcommand(one("resume", "Resume a paused schedule"))
         .subcommand(
-            one("trigger", "Fire it now")
-                .arg(overlap("The policy for this once, instead of the schedule's own"))
+            one("trigger", "Enqueue a job of a schedule now")
+                .arg(overlap(
+                    "Overlap policy for this trigger only: allow, skip or replace [default: the schedule's own]",
+                ))
                 .arg(client::idempotency_key()),
         )
         .subcommand(
-            one("ticks", "List what became of its ticks, newest first")
-                .arg(text_arg("outcome", "WORD", "Only these: fired or skipped"))
+            one("ticks", "List the recorded ticks of a schedule with their outcome, newest first")
+                .arg(text_arg("outcome", "WORD", "Only ticks with this outcome: fired or skipped"))
                 .arg(limit()),
         )
         .subcommand(client::args(
-            cadence(Command::new("preview").about("Show when a schedule would tick"))
-                .arg(text_arg("from", "TIME", "From when on, RFC 3339 [default: now]"))
-                .arg(text_arg("count", "N", "How many").value_parser(value_parser!(u32)).default_value("5"))
+            cadence(Command::new("preview").about("Show when a cron expression or an interval would tick"))
+                .arg(text_arg("from", "TIME", "Start of the preview, RFC 3339 [default: now]"))
+                .arg(text_arg("count", "N", "Number of ticks").value_parser(value_parser!(u32)).default_value("5"))
                 .arg(json()),
         ))
 }
@@ -57,29 +63,43 @@ fn text_arg(name: &'static str, value: &'static str, help: &'static str) -> Arg 
     Arg::new(name).long(name).value_name(value).help(help)
 }
 
-/// What says when a schedule ticks.
+/// Add the arguments that decide when a schedule ticks.
 fn cadence(command: Command) -> Command {
     command
-        .arg(text_arg("cron", "CRON", "Five fields, or six with seconds first").required_unless_present("every"))
-        .arg(text_arg("every", "DURATION", "An interval, such as 30s").conflicts_with("cron"))
-        .arg(text_arg("anchor", "TIME", "Where the interval begins, RFC 3339").requires("every"))
-        .arg(text_arg("zone", "ZONE", "An IANA time zone [default: UTC]"))
         .arg(
-            text_arg("dst", "POLICY", "When clocks are turned: once, skip or both [default: once]")
-                .value_parser(["once", "skip", "both"]),
+            text_arg("cron", "CRON", "Cron expression of five fields, or six with seconds first")
+                .required_unless_present("every"),
+        )
+        .arg(text_arg("every", "DURATION", "Interval, such as 30s").conflicts_with("cron"))
+        .arg(text_arg("anchor", "TIME", "Start of the first interval, RFC 3339").requires("every"))
+        .arg(text_arg("zone", "ZONE", "IANA time zone of the cron expression [default: UTC]"))
+        .arg(
+            text_arg(
+                "dst",
+                "POLICY",
+                "Local times that a clock change repeats or leaves out: once, skip or both [default: once]",
+            )
+            .value_parser(["once", "skip", "both"]),
         )
 }
 
 fn put(command: Command) -> Command {
     cadence(command)
-        .arg(text_arg("kind", "KIND", "The kind of its jobs").required(true))
-        .arg(text_arg("payload", "JSON", "The payload; @FILE reads it, - takes standard input").default_value("{}"))
+        .arg(text_arg("kind", "KIND", "Kind of its jobs").required(true))
         .arg(
-            text_arg("misfire", "POLICY", "Ticks that nobody was there for: skip, one or all [default: one]")
+            text_arg("payload", "JSON", "Payload of its jobs; @FILE reads a file, - reads standard input")
+                .default_value("{}"),
+        )
+        .arg(
+            text_arg("misfire", "POLICY", "Ticks missed while no runner was up: skip, one or all [default: one]")
                 .value_parser(["skip", "one", "all"]),
         )
-        .arg(text_arg("misfire-grace", "DURATION", "How late a tick may be without counting as missed [default: 15s]"))
-        .arg(text_arg("queue", "NAME", "The queue of its jobs [default: default]"))
+        .arg(text_arg(
+            "misfire-grace",
+            "DURATION",
+            "Longest delay of a tick that does not count as missed [default: 15s]",
+        ))
+        .arg(text_arg("queue", "NAME", "Queue of its jobs [default: default]"))
         .arg(text_arg("priority", "LEVEL", "0 runs first, 9 last").value_parser(value_parser!(u8)))
         .arg(text_arg("max-attempts", "N", "Attempts before a job fails").value_parser(value_parser!(u32)))
         .arg(text_arg("timeout", "DURATION", "Time limit of one attempt"))
@@ -104,9 +124,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     }
     if verb == "list" {
         let (rows, unreadable) = crate::runtime()?.block_on(pages(&client, "/v1/schedules?", matches))?;
-        // Beside the table, so that scripts read what they did before.
+        // On standard error, so that the table for scripts stays the same.
         for row in &unreadable {
-            eprintln!("{} cannot be understood: {}", printable(&text(row, "name")), printable(&text(row, "reason")));
+            eprintln!(
+                "{} cannot be read by this runner: {}",
+                printable(&text(row, "name")),
+                printable(&text(row, "reason"))
+            );
         }
         return print(as_json, &rows, list);
     }
@@ -149,7 +173,7 @@ fn print(as_json: bool, answer: &Value, for_people: impl FnOnce(&Value)) -> Done
     Ok(())
 }
 
-/// As many rows as are asked for, page by page, and those among them that the runner cannot understand.
+/// Read as many rows as the flag `limit` requests, page by page. Return them, and the rows that the runner cannot read.
 async fn pages(client: &Client, path: &str, matches: &ArgMatches) -> anyhow::Result<(Value, Vec<Value>)> {
     let wanted = *matches.get_one::<u32>("limit").unwrap_or(&20) as usize;
     let (mut rows, mut unreadable): (Vec<Value>, Vec<Value>) = Default::default();

@@ -1,4 +1,4 @@
-//! `tickr serve`: run jobs and the API until told to stop.
+//! `tickr serve`: run jobs and the HTTP API until a signal stops the process.
 
 use clap::{ArgMatches, Command};
 use tickr::app::Suspects;
@@ -9,8 +9,8 @@ use crate::Done;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("serve").about("Run jobs and the HTTP API until SIGTERM").long_about(
-        "Run jobs and the HTTP API. The first SIGTERM or SIGINT stops fetching and gives running jobs the shutdown grace; \
-         a second one gives them back at once. Exits 0 either way.",
+        "Run jobs and the HTTP API. The first SIGTERM or SIGINT stops fetching and gives running jobs the shutdown \
+         grace to finish; a second one returns them to their queues at once. The exit code is 0 in both cases.",
     );
     Flags::args(command, Subset::All)
 }

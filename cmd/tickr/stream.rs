@@ -1,5 +1,5 @@
-//! A followed stream of server-sent events: read as it comes, and taken up again behind the last event when the line breaks
-//! or the server restarts, for a bounded time.
+//! Event streams that reconnect. When the connection breaks or the server restarts, the stream continues after the last
+//! event, within a limited time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,32 +12,32 @@ use tickr::app::Signals;
 
 use crate::client::Client;
 
-/// How long a connection may take.
+/// Longest time that a connection may take to open.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a line may be silent: the server says every 15 s that it lives.
+/// Longest time without data. The server sends at least a comment every 15 s.
 const SILENCE: Duration = Duration::from_secs(45);
 /// Pauses between tries, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
-/// Longest line of a stream, in bytes. Those of a tickr have some hundred.
+/// Longest line of a stream, in bytes. The lines of tickr have a few hundred.
 const LONGEST_LINE: usize = 1 << 20;
 
-/// The argument that says how long a stream is tried again.
+/// The argument `--patience`: the time during which a broken stream is opened again.
 pub(crate) fn patience() -> Arg {
     Arg::new("patience")
         .long("patience")
         .value_name("SECONDS")
         .value_parser(value_parser!(u64))
         .default_value("60")
-        .help("How long to try again when the line breaks or the server restarts")
+        .help("Seconds to keep trying when the connection breaks or the server restarts")
 }
 
-/// What it says.
+/// Read the argument `--patience`.
 pub(crate) fn patience_of(matches: &ArgMatches) -> Duration {
     Duration::from_secs(matches.get_one::<u64>("patience").copied().unwrap_or(60))
 }
 
-/// One event.
+/// One event of a stream.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Told {
     pub(crate) kind: String,
@@ -46,7 +46,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    /// The event as one JSON object: its type, its id if it has one, and what it says.
+    /// The event as one JSON object: its type, its id if it has one, and its fields.
     pub(crate) fn as_json(&self) -> Value {
         let mut all = Map::new();
         all.insert("type".into(), self.kind.as_str().into());
@@ -60,7 +60,7 @@ impl Told {
     }
 }
 
-/// An open stream.
+/// An open stream of events.
 pub(crate) struct Stream<'a> {
     client: &'a Client,
     http: reqwest::Client,
@@ -68,28 +68,29 @@ pub(crate) struct Stream<'a> {
     response: Option<Response>,
     reader: Reader,
     told: VecDeque<Told>,
-    /// The last event that had an id.
+    /// Id of the last event that had one.
     last: Option<String>,
-    /// How long it is tried again after the last word that came over it.
+    /// Time during which the stream is opened again after the last data.
     patience: Duration,
-    /// Since when nothing was heard; unknown while all is well.
+    /// Time of the break, while nothing arrives. `None` while the stream delivers.
     lost: Option<Instant>,
     pause: Duration,
-    /// Where it says that the line is broken, and that it is not any more.
+    /// Called with a message when the stream breaks, and when it works again.
     say: Box<dyn Fn(&str) + 'a>,
 }
 
-/// What an attempt to open a stream came to.
+/// Outcome of a try to open a stream.
 enum Opened {
     Stream(Response),
-    /// The server has nothing more to say.
+    /// The server has no more events.
     Over,
-    /// Not now.
+    /// Failed, but worth another try.
     Later(anyhow::Error),
 }
 
 impl<'a> Stream<'a> {
-    /// Open the stream of a path. A server that does not answer or lets nobody in is not tried again.
+    /// Open the stream of a path. When the server does not answer, or refuses the caller, this returns the error at
+    /// once.
     pub(crate) async fn open(
         client: &'a Client,
         path: String,
@@ -118,9 +119,9 @@ impl<'a> Stream<'a> {
         Ok(stream)
     }
 
-    /// The next event; nothing when the server has nothing more to say.
+    /// Return the next event, or `None` when the server has no more events.
     ///
-    /// Can be dropped and called again without losing an event.
+    /// The future can be dropped and the method called again without losing an event.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Told>> {
         loop {
             if let Some(told) = self.told.pop_front() {
@@ -145,7 +146,7 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Take the stream up again behind the last event.
+    /// Open the stream again, after the last event.
     async fn reopen(&mut self, broken: anyhow::Error) -> anyhow::Result<()> {
         let since = *self.lost.get_or_insert_with(Instant::now);
         let url = self.client.url();
@@ -188,15 +189,15 @@ impl<'a> Stream<'a> {
         if status == StatusCode::OK {
             let kind = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
             if kind.is_none_or(|kind| !kind.starts_with("text/event-stream")) {
-                bail!("{}: not a tickr: its answer is no stream of events", self.client.url());
+                bail!("{}: this is not a tickr server: its answer is not a stream of events", self.client.url());
             }
             return Ok(Opened::Stream(response));
         }
         let refused = match self.client.read(response).await {
-            Ok(_) => anyhow::anyhow!("{}: not a tickr: it answered {status}", self.client.url()),
+            Ok(_) => anyhow::anyhow!("{}: this is not a tickr server: it answered {status}", self.client.url()),
             Err(error) => error,
         };
-        // What is busy, stopping or behind a proxy that misses it may be there in a moment.
+        // A server that is busy or stopping, or a proxy that cannot reach its server, may answer in a moment.
         if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
             return Ok(Opened::Later(refused));
         }
@@ -204,7 +205,7 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Do this until somebody asks to stop; the name of the signal then.
+/// Run this work until a signal requests the process to stop. Return the name of the signal in that case.
 pub(crate) async fn until_signalled<T>(work: impl Future<Output = T>) -> anyhow::Result<Result<T, &'static str>> {
     let mut signals = Signals::register()?;
     Ok(tokio::select! {
@@ -213,7 +214,7 @@ pub(crate) async fn until_signalled<T>(work: impl Future<Output = T>) -> anyhow:
     })
 }
 
-/// Bytes of a stream on their way to become events.
+/// Parser that turns the bytes of a stream into events.
 #[derive(Default)]
 struct Reader {
     line: Vec<u8>,
@@ -223,13 +224,13 @@ struct Reader {
 }
 
 impl Reader {
-    /// The events that these bytes complete.
+    /// Parse these bytes and return the events that they complete.
     fn take(&mut self, bytes: &[u8]) -> anyhow::Result<Vec<Told>> {
         let mut told = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
             if self.line.len() + self.data.len() > LONGEST_LINE {
-                bail!("not a tickr: an event of its stream does not end");
+                bail!("this is not a tickr server: an event of its stream does not end");
             }
             if part.ends_with(b"\n") {
                 let line = std::mem::take(&mut self.line);
@@ -239,11 +240,11 @@ impl Reader {
         Ok(told)
     }
 
-    /// The event that this line completes.
+    /// Parse one line and return the event that it completes.
     fn line(&mut self, line: &str) -> Option<Told> {
         if line.is_empty() {
             let (kind, id, data) = (std::mem::take(&mut self.kind), self.id.take(), std::mem::take(&mut self.data));
-            // A block without data is no event, and data that is not JSON none of ours.
+            // A block without data is not an event. Data that is not JSON was not sent by tickr.
             let data = serde_json::from_str(&data).ok()?;
             return Some(Told { kind, id, data });
         }
@@ -258,7 +259,7 @@ impl Reader {
                 }
                 self.data.push_str(value);
             }
-            // Comments, by which the server says that it lives, and what later versions may add.
+            // Comments, which the server sends to keep the connection alive, and fields that later versions may add.
             _ => {}
         }
         None

@@ -21,11 +21,11 @@ use crate::client::{self, Client};
 use crate::print::{number, printable, said, text};
 use crate::runners;
 
-/// Between readings.
+/// Interval between two reads of the API.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// Seconds of rates that are shown.
+/// Number of seconds of rates on the screen.
 const HISTORY: usize = 180;
-/// Failures that are shown.
+/// Number of failures on the screen.
 const FAILURES: usize = 8;
 
 pub(crate) fn command() -> Command {
@@ -33,9 +33,12 @@ pub(crate) fn command() -> Command {
     client::args(
         Command::new("top")
             .about("Watch queues, rates, lateness, runners and failures live")
-            .long_about("Reads the API once a second. Press q to leave. Rates are those of all runners together.")
-            .arg(flag("once", "Print one reading and leave; so too when the output is no terminal"))
-            .arg(flag("json", "Print one reading as JSON")),
+            .long_about(
+                "Read the API once a second and show it. Press q to leave. Rates are those of all runners together, unless \
+                 marked otherwise.",
+            )
+            .arg(flag("once", "Print the screen once and exit; the default when the output is not a terminal"))
+            .arg(flag("json", "Print the data of one read as JSON")),
     )
 }
 
@@ -48,7 +51,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
             return Ok(());
         }
         let mut screen = Screen::new(url);
-        // A server that is not there is told before the screen is taken over.
+        // A server that cannot be reached is reported before the terminal is taken over.
         screen.take(Ok(read(&client).await?), Instant::now());
         if matches.get_flag("once") || !std::io::stdout().is_terminal() {
             print!("{}", screen.as_text(100, 40)?);
@@ -60,9 +63,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     })
 }
 
-/// One reading of everything.
+/// Read everything that the screen shows.
 async fn read(client: &Client) -> anyhow::Result<Value> {
-    // Open ones, by when they failed: a job that was enqueued long ago may have failed just now.
+    // Open dead letters, in the order of their failures: a job that was enqueued long ago may have failed just now.
     let failed = format!("/v1/dead?order=time&limit={FAILURES}");
     let (stats, queues, runners, failures) =
         tokio::join!(client.get("/v1/stats"), client.get("/v1/queues"), client.get("/v1/runners"), client.get(&failed));
@@ -74,7 +77,7 @@ async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
     let mut signals = Signals::register()?;
     let mut terminal = ratatui::try_init()?;
     let (keys, mut pressed) = mpsc::channel(16);
-    // Reading keys blocks, and ends with the process.
+    // Reading keys blocks. The thread ends with the process.
     std::thread::spawn(move || {
         while let Ok(event) = event::read() {
             if keys.blocking_send(event).is_err() {
@@ -106,19 +109,19 @@ async fn watch(client: &Client, screen: &mut Screen) -> anyhow::Result<()> {
     }
 }
 
-/// What is shown.
+/// State of the screen.
 struct Screen {
     url: String,
     reading: Value,
-    /// Why the last reading failed, if it did: the one before is shown.
+    /// Error of the last read, if it failed. The data of the read before it stay on the screen.
     trouble: Option<String>,
-    /// Jobs that came in and that ended, ever, at the last reading.
+    /// Total numbers of jobs accepted and ended, and the time of the read.
     totals: Option<(Instant, i64, i64)>,
-    /// Were the counts of unfinished jobs floors at the last reading?
+    /// True when the counts of unfinished jobs were lower bounds at the last read.
     floors: bool,
-    /// Is the newest rate of jobs in that of one runner, because floors tell no rate?
+    /// True when the newest rate of accepted jobs is that of one runner, because lower bounds give no rate.
     own_in: bool,
-    /// Jobs in and out per second, the newest last.
+    /// Jobs accepted and ended per second, the newest last.
     rates: VecDeque<(u64, u64)>,
 }
 
@@ -144,9 +147,10 @@ impl Screen {
         let exact = reading.pointer("/stats/exact").and_then(Value::as_bool) != Some(false);
         if let Some((before, accepted_before, ended_before)) = self.totals {
             let seconds = at.duration_since(before).as_secs_f64().max(0.001);
-            // A retry by an operator takes an end back.
+            // An operator's retry makes the number of ended jobs smaller.
             let rate = |now: i64, before: i64| ((now - before).max(0) as f64 / seconds).round() as u64;
-            // Where the counts of unfinished jobs are floors, they do not tell how many were accepted.
+            // Where the counts of unfinished jobs are lower bounds, the number of accepted jobs cannot be computed from
+            // them.
             let own = reading.pointer("/stats/rates/accepted_per_second").and_then(Value::as_f64).unwrap_or(0.0);
             self.own_in = !exact || self.floors;
             let accepted = if self.own_in { own.round() as u64 } else { rate(accepted, accepted_before) };
@@ -159,7 +163,7 @@ impl Screen {
         self.reading = reading;
     }
 
-    /// The screen as plain text.
+    /// Render the screen as plain text.
     fn as_text(&self, width: u16, height: u16) -> anyhow::Result<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height))?;
         terminal.draw(|frame| self.draw(frame))?;
@@ -287,7 +291,7 @@ fn queue_table(queues: &[Value]) -> Table<'static> {
         cells.push(note);
         Row::new(cells).style(style)
     };
-    // Those that want somebody's attention first.
+    // Queues that need attention come first.
     let mut queues: Vec<&Value> = queues.iter().collect();
     queues.sort_by_key(|queue| {
         let states = queue.get("states").cloned().unwrap_or_default();
@@ -316,7 +320,7 @@ fn runner_table(runners: &[Value]) -> Table<'static> {
         .style(style)
     };
     let widths = [34, 10, 11, 10].map(Constraint::Length).into_iter().chain([Constraint::Min(10)]).collect();
-    titled(living.map(row).collect(), &["RUNNER", "VERSION", "BUSY", "HEARD", "QUEUES"], widths, " runners ")
+    titled(living.map(row).collect(), &["RUNNER", "VERSION", "BUSY", "HEARTBEAT", "QUEUES"], widths, " runners ")
 }
 
 fn failure_table(failures: &[Value]) -> Table<'static> {
@@ -374,7 +378,7 @@ mod tests {
         assert!(!shown.contains('\u{1b}') && !shown.contains("box-0"), "{shown}");
         assert!(shown.find("mail").unwrap() < shown.find("default  ").unwrap(), "{shown}");
 
-        // A floor is shown as one, and no rate is made of it.
+        // A lower bound is shown as one, and no rate is computed from it.
         let mut floor = reading(200, 100_000);
         (floor["stats"]["exact"], floor["queues"][0]["exact"]) = (json!(false), json!(false));
         floor["stats"]["rates"] = json!({"accepted_per_second": 7.2});
@@ -388,7 +392,7 @@ mod tests {
         screen.take(Err(anyhow::anyhow!("no tickr answers")), start + Duration::from_secs(7));
         let shown = screen.as_text(120, 40).unwrap();
         assert!(shown.contains("no tickr answers") && shown.contains("waiting 30"), "{shown}");
-        // However small the terminal.
+        // The smallest terminal must not break the drawing.
         screen.as_text(1, 1).unwrap();
     }
 }

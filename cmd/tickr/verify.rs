@@ -1,4 +1,4 @@
-//! `tickr verify`: prove from the tables of a live system that the promises were kept.
+//! `tickr verify`: check from the tables of a live system that every guarantee was kept.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -11,32 +11,32 @@ use tickr::verify::{Outcome, Pace, Report, VerifySettings, verify};
 
 use crate::{Done, Failure};
 
-/// The exit code when a promise was broken.
+/// Exit code when a guarantee was broken.
 const BROKEN: u8 = 1;
-/// The exit code when nothing is known to be broken, and not everything could be checked.
+/// Exit code when no fault was found but not everything could be checked.
 const UNCHECKED: u8 = 3;
-/// Samples printed for each check. `--json` has more.
+/// Number of samples printed for each check. `--json` has more.
 const MOST_PRINTED: usize = 5;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("verify")
-        .about("Prove from the tables that the promises were kept")
+        .about("Check from the tables that every guarantee was kept")
         .long_about(
-            "Reads MySQL page by page, each page in a snapshot of its own, compares it with Redis, and checks every promise \
-             that the tables can prove, each by name. Safe beside a running system: it reads without locks, and believes \
-             a difference between Redis and MySQL only when it lasts longer than tickr needs to mend it (7 s). With \
-             --repair it mends what Redis gets wrong; MySQL is never changed.\n\n\
-             Exit code 0 when every promise was kept, 1 when one was broken, 3 when no fault was found but not everything \
-             could be checked: Redis did not answer, MySQL cannot be read, or a row cannot.",
+            "Read MySQL page by page, each page in its own snapshot, compare it with Redis, and check every guarantee \
+             that the tables can prove, each under its own name. It is safe beside a running system: it reads without \
+             locks, and reports a difference between Redis and MySQL only when it lasts longer than tickr needs to \
+             mend it (7 s). With --repair it mends Redis; it never changes MySQL.\n\n\
+             Exit code 0 when every guarantee was kept, 1 when one was broken, 3 when no fault was found but not \
+             everything could be checked: Redis did not answer, MySQL cannot be read, or a row cannot be read.",
         )
         .arg(
             Arg::new("since")
                 .long("since")
                 .value_name("DURATION")
                 .value_parser(parse_duration)
-                .help("Only jobs made within this time, such as 1h or 7d; all jobs when left out"),
+                .help("Only jobs created within this time, such as 1h or 7d [default: all jobs]"),
         )
-        .arg(Arg::new("repair").long("repair").action(ArgAction::SetTrue).help("Mend what Redis gets wrong"))
+        .arg(Arg::new("repair").long("repair").action(ArgAction::SetTrue).help("Mend the wrong entries of Redis"))
         .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print JSON"));
     let settings = [
         "mysql_url",
@@ -86,8 +86,8 @@ async fn check(config: &Config, since: Option<Duration>, repair: bool) -> Result
     let watched = std::io::stderr().is_terminal();
     let checked = verify(&store, &index, &settings, |jobs| {
         if watched {
-            // Written over by the next one, and at the end by blanks.
-            let _ = write!(std::io::stderr(), "\r{jobs} jobs looked at");
+            // The next count overwrites this one; blanks overwrite the last.
+            let _ = write!(std::io::stderr(), "\r{jobs} jobs checked");
         }
     })
     .await;
@@ -105,7 +105,7 @@ fn print(report: &Report) {
     for finding in &report.checks {
         let (mark, faults) = match (&finding.skipped, finding.faults) {
             (_, faults @ 1..) => ("✗", faults.to_string()),
-            (Some(_), 0) => ("–", "not made".to_owned()),
+            (Some(_), 0) => ("–", "not checked".to_owned()),
             (None, 0) if finding.repaired > 0 => ("✓", format!("0 ({} repaired)", finding.repaired)),
             (None, 0) => ("✓", "0".to_owned()),
         };
@@ -133,7 +133,7 @@ fn print(report: &Report) {
     }
     let looked_at = &report.looked_at;
     println!(
-        "{} jobs ({} unfinished), {} attempts and {} scheduled entries, looked at in {:.1} s",
+        "{} jobs ({} unfinished), {} attempts and {} scheduled entries, checked in {:.1} s",
         looked_at.jobs,
         looked_at.owed,
         looked_at.attempts,
@@ -145,7 +145,7 @@ fn print(report: &Report) {
         match report.verdict {
             Outcome::Kept => "every promise was kept",
             Outcome::Broken => "promises were broken",
-            Outcome::Unchecked => "no promise was broken as far as it could be checked, and not everything could be",
+            Outcome::Unchecked => "no broken promise was found, but not everything could be checked",
         }
     );
 }

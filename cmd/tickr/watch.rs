@@ -12,20 +12,21 @@ use crate::print::{encoded, number, printable, text};
 use crate::stream::{self, Stream, Told, until_signalled};
 use crate::{Done, Failure, ending};
 
-/// What a shell gives to SIGINT and SIGTERM.
+/// Exit codes that a shell reports for SIGINT and SIGTERM.
 const INTERRUPTED: u8 = 130;
 const TERMINATED: u8 = 143;
-/// How often the sign of life on a terminal moves.
+/// Interval of the spinner on a terminal.
 const MOVES_EVERY: Duration = Duration::from_millis(120);
 
 pub(crate) fn command() -> Command {
     client::args(
         Command::new("watch")
-            .about("Follow a job to its end; the exit code says how it ended")
+            .about("Follow a job to its end; the exit code shows how it ended")
             .long_about(
-                "Follows a job to its end, a line for each thing that happens to it, with its progress as a bar on a \
-                 terminal and as lines elsewhere. When the server restarts, it goes on where it was.\n\n\
-                 Exit codes: 0 completed, 3 failed, 4 cancelled, 1 it could not be followed, 2 wrong usage, 130 interrupted.",
+                "Follow a job to its end. Each change is printed as a line; progress is a bar on a terminal and lines \
+                 elsewhere. When the server restarts, the output continues after the last event.\n\n\
+                 Exit codes: 0 completed, 3 failed, 4 cancelled, 1 the job could not be followed, 2 wrong usage, \
+                 130 interrupted, 143 terminated.",
             )
             .arg(Arg::new("id").required(true).value_name("ID").help("The job's id"))
             .arg(stream::patience())
@@ -66,12 +67,13 @@ async fn follow(client: &Client, id: &str, patience: Duration, screen: &mut Scre
             return ended(client, &path, &told.data, screen.as_json).await;
         }
     }
-    // The server says that the end has been told.
+    // The stream ended without the event `end`: the server sent it before. Read the job for its state.
     let job = client.get(&path).await?;
     ending::of(&job, screen.as_json)
 }
 
-/// How the job ended. The stream tells no errors, so they are read for a person; without them, the state has to do.
+/// Exit with the code of the job's end. Events carry no error texts, so the job is read again for operators. If that
+/// fails, the state alone has to do.
 async fn ended(client: &Client, path: &str, told: &Value, as_json: bool) -> Done {
     if !as_json
         && text(told, "state") == "failed"
@@ -82,7 +84,7 @@ async fn ended(client: &Client, path: &str, told: &Value, as_json: bool) -> Done
     ending::of(told, as_json)
 }
 
-/// What was told last. A stream that was taken up again tells it again.
+/// Last state and progress that were shown. A stream that was opened again repeats them.
 #[derive(Default)]
 struct Seen {
     state: Value,
@@ -101,7 +103,7 @@ impl Seen {
             _ => return true,
         };
         let mut data = told.data.clone();
-        // When it was told makes no difference.
+        // The time of the event makes no difference.
         if let Some(fields) = data.as_object_mut() {
             fields.remove("at");
         }
@@ -158,7 +160,7 @@ impl Screen {
     }
 }
 
-/// Where a job is, in words.
+/// The state of a job, in words.
 fn standing(state: &Value) -> String {
     let word = text(state, "state");
     let mut words = vec![printable(&word)];
@@ -171,7 +173,8 @@ fn standing(state: &Value) -> String {
     words.join(", ")
 }
 
-/// An event for people; nothing for what the lines before it have said, and for what this binary does not know.
+/// Format an event for operators. `None` for an event that repeats the lines before it, and for a type that this binary
+/// does not know.
 fn line(told: &Told) -> Option<String> {
     let data = &told.data;
     let (at, what, more) = match told.kind.as_str() {
@@ -197,7 +200,7 @@ fn line(told: &Told) -> Option<String> {
             let percent = data.get("percent").and_then(Value::as_f64).unwrap_or_default();
             (text(data, "at"), "progress".to_owned(), format!("{percent:.0} % {}", text(data, "note")))
         }
-        // The state before it says so.
+        // The state event before it has shown the end.
         _ => return None,
     };
     Some(printable(format!("{at:<24}  {what:<10}  {more}").trim_end()))
@@ -221,7 +224,7 @@ mod tests {
         assert!(seen.is_news(&state("1", "waiting")) && !seen.is_news(&state("2", "waiting")));
         assert!(seen.is_news(&state("3", "executing")));
         assert!(seen.is_news(&progress(10)) && !seen.is_news(&progress(10)) && seen.is_news(&progress(20)));
-        // Another attempt may say the same.
+        // Another attempt may report the same progress.
         assert!(seen.is_news(&told("attempt", json!({"number": 2}))) && seen.is_news(&progress(20)));
     }
 

@@ -1,4 +1,5 @@
-//! Enqueue in batches of 500 by POST. Beside it, bare multi-row inserts of the same rows.
+//! Scenario `batch`: enqueue in batches of at most 500 by POST. For comparison, the bare store inserts the same rows by
+//! multi-row statements.
 
 use serde_json::json;
 
@@ -10,15 +11,15 @@ use super::stage::{Checked, Stage, rate_of, stop, until_whole};
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 
-/// Jobs of one request.
+/// Most jobs in one request.
 const BATCH: u64 = 500;
-/// What surrounds a payload in a request, at the most.
+/// Most bytes around a payload in a request.
 const AROUND: u64 = 64;
-/// Requests at the same time, at the most: each carries hundreds of jobs.
+/// Most requests at the same time. Each carries hundreds of jobs.
 const CONNECTIONS: usize = 8;
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
-    // Large payloads make small batches: a request has its limit.
+    // Large payloads make smaller batches, because a request has a size limit.
     let batch = BATCH.min((1 << 20) / (bench.settings.payload_bytes as u64 + AROUND)).max(1);
     let requests = |jobs: u64| jobs.div_ceil(batch);
     let all = bench.jobs(300_000, 3_000);

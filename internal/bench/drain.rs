@@ -1,6 +1,6 @@
-//! Working off a backlog: a whole runner on tables that are full of due jobs, with the full history written. From the
-//! first claim to the last commit, by the server's clock, and so with the feeding of the index. Beside it, bare claims and
-//! settles of the same rows.
+//! Scenario `drain`: a complete runner works off a backlog of due jobs and writes the full history. The time is taken
+//! from the first claim to the last commit, by the server's clock, and includes the filling of the index. For
+//! comparison, the bare store claims and settles the same rows.
 
 use super::figure::Aim;
 use super::line::{Line, Samples};
@@ -50,7 +50,7 @@ pub(super) async fn product(
     Ok((rate(count, started, ended)?, stage.check(count, 0).await?))
 }
 
-/// Make a backlog.
+/// Insert a backlog of due jobs. Return their ids.
 async fn fill(bench: &Bench<'_>, stage: &Stage<'_>, count: u64) -> Result<Vec<JobId>, BenchError> {
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let ids = jobs.iter().map(|job| job.id).collect();

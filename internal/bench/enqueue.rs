@@ -1,5 +1,5 @@
-//! Enqueue, one job after the other: 32 callers of the library, and single POSTs over 64 connections. Beside both, bare
-//! multi-row inserts of the same rows.
+//! Scenario `enqueue`: enqueue jobs one by one, with callers of the library (by default 32), and with single POSTs over
+//! several connections (by default 64). For comparison, the bare store inserts the same rows by multi-row statements.
 
 use serde_json::json;
 
@@ -35,7 +35,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     ])
 }
 
-/// Bare inserts of so many jobs, per second.
+/// Bare inserts of this many jobs, in jobs per second.
 pub(super) async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
     let mut stage = Stage::open(bench).await?;
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
@@ -53,7 +53,7 @@ async fn product(bench: &Bench<'_>, called: u64, posted: u64) -> Result<([f64; 2
     let by_call = call(app.broker(), bench.settings.callers, called, &payload).await?;
     let body = json!({"kind": KIND, "payload": payload}).to_string();
     let by_post = post(app.addr(), bench.settings.connections, posted, Post::new("/v1/jobs", &body)).await?;
-    // The measured part is over. What was accepted is worked off all the same, to see that all of it is there, once.
+    // The measured part is over. The accepted jobs are still worked off, to check that each of them exists once.
     let (worked_off, ()) = tokio::join!(stage.work_off(called + posted), stop(app));
     worked_off?;
     let checked = stage.check(called + posted, 0).await?;

@@ -1,22 +1,22 @@
-//! Samples, what is said about them, and what they are held against.
+//! Samples, their statistics, and the targets they are compared with.
 
 use serde::Serialize;
 
-/// One measured quantity: a sample for each repetition.
+/// One measured quantity, with one sample per repetition.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figure {
-    /// The middle one; of an even number the mean of the two in the middle.
+    /// The median. For an even number of samples it is the mean of the two in the middle.
     pub median: f64,
-    /// The smallest.
+    /// Smallest sample.
     pub min: f64,
-    /// The largest.
+    /// Largest sample.
     pub max: f64,
-    /// All of them, in the order in which they were taken.
+    /// All samples, in the order of measurement.
     pub samples: Vec<f64>,
 }
 
 impl Figure {
-    /// The figure of these samples; all zeros when there are none.
+    /// Compute the figure of these samples. Without samples all values are zero.
     #[must_use]
     pub fn of(samples: Vec<f64>) -> Self {
         let mut sorted = samples.clone();
@@ -32,14 +32,14 @@ impl Figure {
     }
 }
 
-/// The value that `percent` of `sorted` do not exceed, by nearest rank; zero when there are none.
+/// The value that `percent` of `sorted` do not exceed, by nearest rank. Zero without samples.
 #[must_use]
 pub fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
 }
 
-/// What an aim speaks of.
+/// The quantity that an aim applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Of {
@@ -49,7 +49,7 @@ pub enum Of {
     Ratio,
 }
 
-/// On which side of its bound a good figure lies.
+/// The side of its bound on which a good value lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
@@ -59,37 +59,37 @@ pub enum Side {
     AtMost,
 }
 
-/// Something to reach. One that is missed is shown and fails nothing: it depends on the machine.
+/// A target. A missed target is shown, but it does not fail the bench, because speed depends on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Aim {
-    /// Of what.
+    /// The quantity.
     pub of: Of,
-    /// Which side is good.
+    /// The good side of the bound.
     pub side: Side,
     /// The bound.
     pub bound: f64,
 }
 
 impl Aim {
-    /// A median of at least this.
+    /// A median of at least this value.
     #[must_use]
     pub const fn at_least(bound: f64) -> Self {
         Self { of: Of::Median, side: Side::AtLeast, bound }
     }
 
-    /// A median of at most this.
+    /// A median of at most this value.
     #[must_use]
     pub const fn at_most(bound: f64) -> Self {
         Self { of: Of::Median, side: Side::AtMost, bound }
     }
 
-    /// At least this share of the bare figure.
+    /// A ratio to the bare figure of at least this value.
     #[must_use]
     pub const fn of_bare(bound: f64) -> Self {
         Self { of: Of::Ratio, side: Side::AtLeast, bound }
     }
 
-    /// Is it reached? Without a ratio nothing is known about one.
+    /// True when the aim is met. `None` for an aim on the ratio when there is no ratio.
     #[must_use]
     pub fn is_met(&self, median: f64, ratio: Option<f64>) -> Option<bool> {
         let value = match self.of {

@@ -1,5 +1,6 @@
-//! Enqueue while draining: 32 callers hand in jobs one by one through the library while the runner completes them. From
-//! the first acceptance to the last commit, by the server's clock. Beside it, bare inserts, claims and settles at once.
+//! Scenario `flow`: callers (by default 32) enqueue jobs one by one through the library while a runner completes them.
+//! The time is taken from the first acceptance to the last commit, by the server's clock. For comparison, the bare
+//! store inserts, claims and settles the same rows at the same time.
 
 use super::figure::Aim;
 use super::line::{Line, Samples};

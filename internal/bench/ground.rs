@@ -1,4 +1,5 @@
-//! The servers of a bench, and everything on them that is its own: databases and key prefixes under one random name.
+//! The servers of a bench, and the databases and key prefixes on them that belong to the bench. All have one random
+//! name.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,56 +12,56 @@ use crate::app::index_of;
 use crate::config::{Config, ServerUrl};
 use crate::store::{Store, StoreSettings};
 
-/// How long a server may take to be reached.
+/// Time limit for reaching a server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The servers. Nothing on them is touched but what this made.
+/// The servers. The bench touches only the databases and keys that it created.
 #[derive(Debug)]
 pub struct Ground {
     mysql: reqwest::Url,
     redis: ServerUrl,
-    /// Before the number in every name.
+    /// Start of all names. A number follows.
     name: String,
     plots: Mutex<Plots>,
     private: bool,
 }
 
-/// What was given out, by number.
+/// The namespaces that were given out, by number.
 #[derive(Debug, Default)]
 struct Plots {
     next: u32,
-    /// Those that may hold something.
+    /// Namespaces that may still contain something.
     open: BTreeSet<u32>,
 }
 
-/// A database and a key prefix that nobody has had. The database is yet to be made.
+/// A database name and a key prefix that were never used before. The database does not exist yet.
 #[derive(Debug)]
 pub(super) struct Plot {
     number: u32,
-    /// The configuration of a runner there.
+    /// Configuration of a runner in this namespace.
     pub(super) config: Config,
 }
 
-/// What the servers are and how careful.
+/// Versions of the servers, and their durability.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerFacts {
-    /// How the names of this bench's databases and keys begin.
+    /// Start of the names of this bench's databases and keys.
     pub name: String,
-    /// The MySQL server's version.
+    /// Version of the MySQL server.
     pub mysql: String,
-    /// The Redis server's version.
+    /// Version of the Redis server.
     pub redis: String,
-    /// Is every commit synced before it is acknowledged?
+    /// True when every commit is synced before it is acknowledged.
     pub durable: bool,
-    /// If not, which settings are to blame.
+    /// The settings that prevent that, otherwise.
     pub weaknesses: Vec<String>,
 }
 
 impl Ground {
-    /// The servers at these addresses. A database that the MySQL address names is left alone.
+    /// Use the servers at these addresses. A database in the MySQL address is left alone.
     ///
     /// # Errors
-    /// [`BenchError::Url`].
+    /// [`BenchError::Url`] when an address cannot be used.
     pub fn new(mysql: &str, redis: &str) -> Result<Self, BenchError> {
         let nonce = uuid::Uuid::new_v4().simple().to_string();
         let name = format!("tickr_bench_{}", &nonce[..8]);
@@ -73,7 +74,7 @@ impl Ground {
         Ok(ground)
     }
 
-    /// As well, and nobody else uses the servers: they may be asked what would slow others.
+    /// Mark the servers as used by this bench alone, so that it may run statements that would slow down other users.
     #[must_use]
     pub fn private(self) -> Self {
         Self { private: true, ..self }
@@ -91,7 +92,7 @@ impl Ground {
         Ok(Plot { number, config })
     }
 
-    /// Remove everything from a plot.
+    /// Remove everything in a namespace.
     pub(super) async fn clear(&self, plot: &Plot) -> Result<(), BenchError> {
         if let Some(mysql) = &plot.config.mysql_url {
             Store::drop_database(mysql.expose()).await?;
@@ -120,7 +121,7 @@ impl Ground {
         ServerUrl::mysql(url.as_str()).map_err(|e| BenchError::Url("mysql", e.to_string()))
     }
 
-    /// Ask both servers who they are, which also tells early that one of them is out.
+    /// Read the versions and the durability of both servers. This also reports early that a server cannot be reached.
     pub(super) async fn look(&self) -> Result<ServerFacts, BenchError> {
         let plot = self.next()?;
         let index = index_of(&plot.config)?;
@@ -149,10 +150,10 @@ impl Ground {
         Ok(ServerFacts { name: self.name.clone(), mysql: durability.server, redis, durable, weaknesses })
     }
 
-    /// Remove whatever is left of this bench. Only when nothing of it runs any more.
+    /// Remove everything that is left of this bench. Call it only when no task of the bench runs any more.
     ///
     /// # Errors
-    /// When a server cannot be reached; then something is left.
+    /// When a server cannot be reached. Then something may be left over.
     pub async fn sweep(&self) -> Result<(), BenchError> {
         let open: Vec<u32> = self.plots().open.iter().copied().collect();
         for number in open {
@@ -162,7 +163,7 @@ impl Ground {
     }
 }
 
-/// A connection to the store of a configuration.
+/// Open a connection to the store of a configuration.
 pub(super) async fn store_of(config: &Config) -> Result<Store, BenchError> {
     let url = config.mysql_url().map_err(crate::app::StartError::from)?.expose().to_owned();
     Ok(Store::connect(&StoreSettings { url, connections: 4, flushers: 1 }, PATIENCE).await?)

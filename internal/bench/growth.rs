@@ -1,4 +1,5 @@
-//! Working off a backlog on top of a long history and a long future, beside the same on empty tables.
+//! Scenario `growth`: work off a backlog beside a long history and many waiting jobs. For comparison, the same on empty
+//! tables.
 
 use super::figure::Aim;
 use super::line::{Line, Samples};

@@ -1,5 +1,5 @@
-//! A runner without work, in a process of its own: the time it takes, the memory it holds, and what it asks the servers.
-//! Only Linux tells about processes; elsewhere only the servers are asked.
+//! Scenario `idle`: a runner without work, in its own process. It measures the processor time, the memory, and the
+//! statements to the servers. Process data exist on Linux only; elsewhere only the servers are measured.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use super::stage::Stage;
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 
-/// How long a start, and a stop, may take.
+/// Time limit for a start, and for a stop.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Jobs that it has run before it idles: a runner that never did anything holds less.
+/// Number of jobs that the runner completes before it idles. A runner that has done nothing holds less memory.
 const BEFORE: u64 = 1_000;
-/// Statements of the bench itself within the measured time, and those that begin and end listening.
+/// Statements of the bench itself within the measured time. Those of the second number start and end the general log.
 const OWN_QUESTIONS: u64 = 1;
 const LISTENING_QUESTIONS: u64 = 5;
 
@@ -35,11 +35,11 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 
 #[derive(Default)]
 struct Sampled {
-    /// Percent of one core; only where the system tells.
+    /// Percent of one core. Only where the operating system provides it.
     cpu: Samples,
     memory: Samples,
     process_known: bool,
-    /// Statements that take work; only on servers that nobody else uses.
+    /// Statements that take work. Only on servers that other programs do not use.
     dequeues: Samples,
     looks: Samples,
     statements_known: bool,
@@ -57,7 +57,7 @@ impl Sampled {
         }
         if self.statements_known {
             lines.push(line(self.dequeues, "idle, statements that take work", "", &[Aim::at_most(0.0)]));
-            lines.push(line(self.looks, "idle, reads of what is owed", "/s", &[]));
+            lines.push(line(self.looks, "idle, reads of unfinished jobs", "/s", &[]));
         }
         lines.push(line(self.mysql, "idle, statements to MySQL", "/s", &[]));
         lines.push(line(self.redis, "idle, commands to Redis", "/s", &[]));
@@ -112,7 +112,7 @@ async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError
     stage.close().await
 }
 
-/// A `tickr serve` of its own.
+/// A `tickr serve` in its own process.
 struct Runner {
     child: Child,
     addr: std::net::SocketAddr,
@@ -129,17 +129,17 @@ impl Runner {
         command
             .args(["serve", "--http-addr", "127.0.0.1:0", "--log", "info", "--log-format", "json", "--test-kinds"])
             .args(["--shutdown-notice", "0s"])
-            // Not as arguments, which everybody on the machine may read.
+            // Not as arguments, which every account of the machine may read.
             .env("TICKR_MYSQL_URL", config.mysql_url().map_err(crate::app::StartError::from)?.expose())
             .env("TICKR_REDIS_URL", config.redis_url().map_err(crate::app::StartError::from)?.expose())
             .env("TICKR_REDIS_PREFIX", &config.redis_prefix)
-            // No `tickr.toml` of whoever runs the bench.
+            // A `tickr.toml` in the current folder of the operator must not apply.
             .current_dir(std::env::temp_dir())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut child = command.spawn().map_err(BenchError::io("start a runner that idles"))?;
+        let mut child = command.spawn().map_err(BenchError::io("start the idle runner"))?;
         let log = child.stderr.take().ok_or_else(|| BenchError::Failed("the runner has no log".to_owned()))?;
         let mut log = BufReader::new(log).lines();
         let addr = tokio::time::timeout(LIMIT, address_in(&mut log)).await;
@@ -147,7 +147,7 @@ impl Runner {
         Ok(Self { addr: addr.map_err(late)??, child, _log: log })
     }
 
-    /// Ask it to stop, and wait until it has.
+    /// Send SIGTERM and wait until the process has ended.
     async fn stop(&mut self) -> Result<(), BenchError> {
         if let Some(pid) = self.child.id() {
             let asked = Command::new("sh").args(["-c", "kill -s TERM $0", &pid.to_string()]).status().await;
@@ -160,7 +160,7 @@ impl Runner {
     }
 }
 
-/// Where the runner listens, by its own word.
+/// Read the address on which the runner listens from its log.
 async fn address_in(log: &mut Lines<BufReader<ChildStderr>>) -> Result<std::net::SocketAddr, BenchError> {
     let mut last = String::new();
     while let Some(line) = log.next_line().await.map_err(BenchError::io("read the runner's log"))? {
@@ -170,5 +170,5 @@ async fn address_in(log: &mut Lines<BufReader<ChildStderr>>) -> Result<std::net:
         }
         last = line;
     }
-    Err(BenchError::Failed(format!("the runner ended before it listened; it said last: {last}")))
+    Err(BenchError::Failed(format!("the runner ended before it listened; last line of its log: {last}")))
 }

@@ -1,6 +1,6 @@
-//! How late jobs start, by what MySQL stored: the start of each attempt less its due time. Jobs are handed in ahead of
-//! time and fall due evenly; beside them, others wait for later. Half of those are in the index, the rest beyond its
-//! horizon. There is no bare store that is late.
+//! Scenario `lateness`: the start of each attempt minus its due time, as MySQL stored them. Jobs are enqueued ahead of
+//! time and become due at an even rate. Other jobs wait beside them: half of those are in the index, the rest beyond
+//! its horizon. The bare store has no lateness, so there is no comparison.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use super::stage::{Checked, LEAD, Stage, stop, until_whole};
 use super::{Bench, BenchError, Round, Scenario};
 use crate::job::{Due, JobId, Timestamp, ceil_ms};
 
-/// Jobs that are run before, so that everything has been used once.
+/// Number of jobs that run before the measurement, so that everything was used once.
 const WARM_UP: u64 = 200;
-/// Jobs of one commit when they are handed in.
+/// Number of jobs in one commit when they are enqueued.
 const TOGETHER: usize = 500;
 
-/// What falls due, and what waits.
+/// The jobs that become due, and the jobs that wait.
 struct Shape {
     name: String,
     jobs: u64,
     per_second: u64,
     waiting: u64,
-    /// For p50 and p99.
+    /// Targets of p50 and p99.
     aims: [Option<Aim>; 2],
 }
 
@@ -61,7 +61,7 @@ async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchErr
     Ok([line(middle, "p50", of_middle), line(tail, "p99", of_tail)])
 }
 
-/// The lateness of every job, in milliseconds, sorted.
+/// Measure one run. Return the lateness of every job, in milliseconds, sorted.
 async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64>, Checked), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
     let mut stage = Stage::open(bench).await?;
@@ -77,7 +77,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
 
     bench.progress.step(&shape.name, round);
     let measured = JobId::new();
-    // Handing them in takes a moment, which grows with their number, and is long beside other tests.
+    // Enqueueing takes time, which grows with the number of jobs and is long when other tests run.
     let begin = stage.store.clock().now() + bench.pick(LEAD, LEAD * 2) + Duration::from_micros(100 * shape.jobs);
     let mut due = jobs(shape.jobs, &payload, |number| Due::At(due_at(begin, number, shape.per_second)))?;
     while !due.is_empty() {
@@ -85,7 +85,7 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
         app.broker().enqueue_all(std::mem::replace(&mut due, rest)).await?;
     }
     if stage.store.clock().now() > begin {
-        return Err(BenchError::Failed("the jobs were not handed in before they were due".to_owned()));
+        return Err(BenchError::Failed("the jobs were not enqueued before they were due".to_owned()));
     }
     stage.until_ended(warm_up + shape.jobs).await?;
     stop(app).await;
@@ -93,18 +93,18 @@ async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64
     let mut late_ms: Vec<f64> = late_us.into_iter().map(|us| us as f64 / 1e3).collect();
     late_ms.sort_by(f64::total_cmp);
     let mut checked = stage.check(warm_up + shape.jobs, shape.waiting).await?;
-    // Never early (G7), and none missing among the measured.
+    // No job may be early (G7), and none of the measured jobs may be missing.
     checked.exactly_once &= late_ms.len() as u64 == shape.jobs && late_ms.first().is_none_or(|first| *first >= 0.0);
     stage.close().await?;
     Ok((late_ms, checked))
 }
 
-/// Evenly spread, in whole milliseconds.
+/// Due times at an even rate, in whole milliseconds.
 fn due_at(begin: Timestamp, number: u64, per_second: u64) -> Timestamp {
     ceil_ms(begin + Duration::from_micros(number * 1_000_000 / per_second.max(1)))
 }
 
-/// When the others are due: one half in ten to fourteen minutes, the other in one to thirty days.
+/// Due time of a job that waits: one half in 10 to 14 minutes, the other half in 1 to 30 days.
 fn far(number: u64) -> TimeDelta {
     let place = i64::try_from(number / 2).unwrap_or(0);
     if number.is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! One line of the result: a figure, the bare one beside it, and what the checks said.
+//! One row of the result: a figure, the figure of the bare store, and the results of the checks.
 
 use serde::Serialize;
 
@@ -9,39 +9,41 @@ use super::stage::Checked;
 /// A figure with everything that belongs to it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Line {
-    /// The scenario it belongs to.
+    /// The scenario of the figure.
     pub scenario: Scenario,
-    /// What was measured.
+    /// Name of the measured quantity.
     pub name: String,
-    /// In what.
+    /// Unit of the quantity.
     pub unit: &'static str,
-    /// The product's figure.
+    /// Figure of the product.
     pub figure: Figure,
-    /// The bare store's, where it can do the like.
+    /// Figure of the bare store, where it can do the same work.
     pub bare: Option<Figure>,
-    /// The product's median divided by the bare one.
+    /// Median of the product divided by that of the bare store.
     pub ratio: Option<f64>,
-    /// What it should reach.
+    /// The targets.
     pub aims: Vec<AimMet>,
-    /// Jobs in all measured runs of the product.
+    /// Number of jobs in all measured runs of the product.
     pub jobs: u64,
-    /// Did every one of them complete exactly once? Of jobs that were not to run: does every one of them wait, once?
+    /// True when every job completed exactly once. For jobs that were not to run: true when every job waits exactly
+    /// once.
     pub exactly_once: bool,
-    /// Deadlocks that the server counted meanwhile, bare runs included; absent when the account may not know.
+    /// Deadlocks that the server counted meanwhile, bare runs included. Absent when the account may not read the
+    /// counter, or other programs use the server.
     pub deadlocks: Option<u64>,
 }
 
-/// An aim, and whether it was reached.
+/// A target, and the result.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct AimMet {
-    /// The aim.
+    /// The target.
     #[serde(flatten)]
     pub aim: Aim,
-    /// Absent when nothing is known.
+    /// True when the target was met. Absent when that is unknown.
     pub met: Option<bool>,
 }
 
-/// The samples of a line while it is measured.
+/// Samples of a row during the measurement.
 #[derive(Debug, Default)]
 pub(super) struct Samples {
     figure: Vec<f64>,
@@ -51,14 +53,14 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// A sample of the product.
+    /// Add a sample of the product.
     pub(super) fn product(&mut self, sample: f64, jobs: u64, checked: Checked) {
         self.figure.push(sample);
         self.jobs += jobs;
         self.checked = self.checked.and(checked);
     }
 
-    /// A sample of the bare store. Its own check counts too: a yardstick that loses jobs measures nothing.
+    /// Add a sample of the bare store. Its check counts as well: a comparison that loses jobs is worth nothing.
     pub(super) fn bare(&mut self, sample: f64, checked: Checked) {
         self.bare.push(sample);
         self.checked = self.checked.and(checked);

@@ -1,4 +1,4 @@
-//! Jobs, and those who hand them in: callers of the library, HTTP connections, and bare batches.
+//! Jobs, and the ways to enqueue them: callers of the library, HTTP connections, and bare batches.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use crate::broker::{Broker, Draft};
 use crate::job::{Due, JobId, JobOptions, Name, NewJob, OnConflict, Priority};
 use crate::store::BareLane;
 
-/// The kind of every job: it does nothing, and takes any payload.
+/// Kind of every job. It does nothing and accepts any payload.
 pub(super) const KIND: &str = "noop";
-/// Connections of the bare store.
+/// Number of connections of the bare store.
 pub(super) const LANES: u8 = 4;
-/// Batches that may wait between those who insert and those who work off, as in the product's bounded queues.
+/// Most batches that may wait between inserts and claims. The product's queues are bounded as well.
 const DEPTH: usize = 8;
 
-/// A payload of this many bytes.
+/// Make a payload of this many bytes.
 pub(super) fn payload(bytes: usize) -> Result<Box<RawValue>, BenchError> {
     let text = format!("{{\"pad\":\"{}\"}}", "x".repeat(bytes.saturating_sub(LEAST_PAYLOAD)));
     RawValue::from_string(text).map_err(|e| BenchError::Failed(e.to_string()))
 }
 
-/// New jobs, sorted by id, as the product would make them.
+/// Make jobs as the product would make them, sorted by id.
 pub(super) fn jobs(count: u64, payload: &RawValue, due: impl Fn(u64) -> Due) -> Result<Vec<NewJob>, BenchError> {
     let name = |text: &str| text.parse::<Name>().map_err(|e| BenchError::Failed(e.to_string()));
     let (kind, queue) = (name(KIND)?, name("default")?);
@@ -48,7 +48,7 @@ pub(super) fn jobs(count: u64, payload: &RawValue, due: impl Fn(u64) -> Due) -> 
     Ok((0..count).map(job).collect())
 }
 
-/// Enqueue `jobs` through the library, one by one, by so many callers at once; how long it took.
+/// Enqueue `jobs` through the library, one by one, with this many concurrent callers. Return the elapsed time.
 pub(super) async fn call(
     broker: &Broker,
     callers: usize,
@@ -72,7 +72,8 @@ pub(super) async fn call(
     Ok(began.elapsed())
 }
 
-/// Send `requests` requests over so many connections at once; how long it took, without opening the connections.
+/// Send `requests` requests over this many connections at the same time. Return the elapsed time without the opening of
+/// the connections.
 pub(super) async fn post(
     addr: SocketAddr,
     connections: usize,
@@ -99,7 +100,7 @@ pub(super) async fn post(
     Ok(began.elapsed())
 }
 
-/// Insert jobs in bare batches; how long it took.
+/// Insert jobs in bare batches. Return the elapsed time.
 pub(super) async fn insert_bare(lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Result<Duration, BenchError> {
     let (jobs, turn) = (Arc::new(jobs), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
@@ -117,7 +118,7 @@ pub(super) async fn insert_bare(lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Resu
     Ok(began.elapsed())
 }
 
-/// Claim and settle jobs in bare batches; how long it took.
+/// Claim and settle jobs in bare batches. Return the elapsed time.
 pub(super) async fn work_off_bare(lanes: Vec<BareLane>, ids: Vec<JobId>) -> Result<Duration, BenchError> {
     let (ids, turn) = (Arc::new(ids), Arc::new(AtomicUsize::new(0)));
     let mut tasks = JoinSet::new();
@@ -136,8 +137,8 @@ pub(super) async fn work_off_bare(lanes: Vec<BareLane>, ids: Vec<JobId>) -> Resu
     Ok(began.elapsed())
 }
 
-/// Insert jobs in bare batches over half of the connections, and claim and settle them over the others at once; how long
-/// it took.
+/// Insert jobs in bare batches over half of the connections, and at the same time claim and settle them over the other
+/// half. Return the elapsed time.
 pub(super) async fn flow_bare(mut lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Result<Duration, BenchError> {
     let takers = lanes.split_off(lanes.len() / 2);
     let (jobs, turn) = (Arc::new(jobs), Arc::new(AtomicUsize::new(0)));
@@ -150,7 +151,7 @@ pub(super) async fn flow_bare(mut lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Re
         tasks.spawn(async move {
             while let Some(batch) = next_batch(&jobs, &turn) {
                 lane.insert(batch).await?;
-                // An error of the takers ends the run, and says more than this would.
+                // If this fails, a task that claims has failed. Its error ends the run and says more than this one.
                 let _ = accepted.send(batch.iter().map(|job| job.id).collect()).await;
             }
             Ok(())
@@ -172,12 +173,12 @@ pub(super) async fn flow_bare(mut lanes: Vec<BareLane>, jobs: Vec<NewJob>) -> Re
     Ok(began.elapsed())
 }
 
-/// The next batch that nobody has taken.
+/// Take the next batch that no task has taken yet.
 fn next_batch<'a, T>(all: &'a [T], turn: &AtomicUsize) -> Option<&'a [T]> {
     all.chunks(BareLane::FULL).nth(turn.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A number that many count down.
+/// A counter that several tasks count down.
 struct Left {
     left: AtomicU64,
 }
@@ -192,7 +193,7 @@ impl Left {
     }
 }
 
-/// Wait for all; the first error ends the others.
+/// Wait for all tasks. The first error ends the others.
 async fn join(mut tasks: JoinSet<Result<(), BenchError>>) -> Result<(), BenchError> {
     while let Some(ended) = tasks.join_next().await {
         ended??;

@@ -1,20 +1,31 @@
-//! `tickr bench`: how fast this build is on these servers, beside what the bare store gives on them in the same run.
+//! `tickr bench`: the speed of this build on these servers, and the speed of the bare store in the same run for
+//! comparison.
 //!
-//! A [`Scenario`] is measured several times. Each time it gets a stage: a database and a key prefix of its own,
-//! so that no run pays for the last one's rows. The product under measurement is the whole of it, an
-//! [`App`](crate::app::App) with its loops and its API in this process; beside it, in turn, the bare store does the same
-//! work by whole batches and nothing else. Times are taken from the callers' side for enqueues and from what MySQL stored
-//! for everything that runs. After every run the tables must show that each job completed exactly once, and the server
-//! that nothing deadlocked; only that fails a bench, because speed depends on the machine.
+//! A [`Scenario`] is measured several times. Each run gets its own database and key prefix, so that no run is slowed
+//! down by the rows of an earlier one. The measured product is complete: an [`App`](crate::app::App) with its loops and
+//! its API in this process. In turn with it, the bare store does the same work in full batches and nothing else.
+//! Enqueues are timed by their callers. Everything that runs is timed by what MySQL stored. After every run the tables
+//! must show that each job completed exactly once, and the server must not have counted a deadlock. Only that fails a
+//! bench, because speed depends on the machine.
 //!
-//! | file | noun |
-//! |---|---|
-//! | `figure`, `line`, `report`, `table` | samples and aims; one line of the result; the whole of it; how it looks |
-//! | `ground`, `stage` | the servers, and what is swept up there; the place of one run, with its checks |
-//! | `load`, `wire` | jobs and who hands them in; a connection that speaks just enough HTTP |
-//! | `enqueue` `batch` `drain` `flow` `lateness` `rebuild` `idle` `growth` | one scenario each |
-//! | `process` | what the system says about a process |
-//! | `progress` | the bar |
+//! - `figure.rs`: samples, their statistics and targets
+//! - `line.rs`: one row of the result
+//! - `report.rs`: the complete result
+//! - `table.rs`: the result as text
+//! - `ground.rs`: the servers, and the removal of everything that the bench created on them
+//! - `stage.rs`: the environment of one run, with its checks
+//! - `load.rs`: jobs, and the ways to enqueue them
+//! - `wire.rs`: a minimal HTTP connection
+//! - `enqueue.rs`: scenario `enqueue`
+//! - `batch.rs`: scenario `batch`
+//! - `drain.rs`: scenario `drain`
+//! - `flow.rs`: scenario `flow`
+//! - `lateness.rs`: scenario `lateness`
+//! - `rebuild.rs`: scenario `rebuild`
+//! - `idle.rs`: scenario `idle`
+//! - `growth.rs`: scenario `growth`
+//! - `process.rs`: processor time and memory of a process
+//! - `progress.rs`: the progress bar
 
 mod batch;
 mod drain;
@@ -51,34 +62,34 @@ use crate::index::IndexError;
 use crate::store::StoreError;
 use progress::Progress;
 
-/// What is measured.
+/// A measured part of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scenario {
-    /// One job after the other, through the library and by POST.
+    /// Enqueue jobs one by one, through the library and by POST.
     Enqueue,
-    /// Batches by POST.
+    /// Enqueue batches by POST.
     Batch,
-    /// Working off a backlog.
+    /// Work off a backlog.
     Drain,
-    /// Enqueue while draining.
+    /// Enqueue while a runner works off the jobs.
     Flow,
-    /// How late jobs start.
+    /// Lateness: the delay between due time and start.
     Lateness,
-    /// Feeding an empty index.
+    /// Fill an empty index.
     Rebuild,
     /// A runner without work.
     Idle,
-    /// Working off a backlog on top of a long history.
+    /// Work off a backlog beside a long history.
     Growth,
 }
 
 impl Scenario {
-    /// All but [`Growth`](Self::Growth), which takes minutes, in the order in which they are run.
+    /// All scenarios except [`Growth`](Self::Growth), which takes minutes, in the order in which they run.
     pub const USUAL: [Self; 7] =
         [Self::Enqueue, Self::Batch, Self::Drain, Self::Flow, Self::Lateness, Self::Rebuild, Self::Idle];
 
-    /// Its name on the command line.
+    /// Name on the command line.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -94,48 +105,48 @@ impl Scenario {
     }
 }
 
-/// What is wanted.
+/// Settings of a bench.
 #[derive(Clone, Debug, Serialize)]
 pub struct Settings {
-    /// What to measure, in this order.
+    /// Scenarios to measure, in this order.
     pub scenarios: Vec<Scenario>,
-    /// Measured repetitions.
+    /// Number of measured repetitions.
     pub repeat: usize,
-    /// Jobs of one run; each scenario's own number when absent.
+    /// Jobs of one run. Default: each scenario's own number.
     pub jobs: Option<u64>,
-    /// Tiny runs without a warm-up, to see that everything works.
+    /// True for tiny runs without a warm-up, to check that everything works.
     pub short: bool,
     /// Bytes of each payload, at least [`LEAST_PAYLOAD`].
     pub payload_bytes: usize,
-    /// Callers of the library at the same time.
+    /// Number of concurrent callers of the library.
     pub callers: usize,
-    /// HTTP connections at the same time.
+    /// Number of concurrent HTTP connections.
     pub connections: usize,
-    /// Workers of the runner under measurement.
+    /// Number of workers of the measured runner.
     pub workers: usize,
-    /// The `tickr` command, for the runner that idles in a process of its own.
+    /// The `tickr` command, for the idle runner in its own process.
     #[serde(skip)]
     pub program: PathBuf,
 }
 
-/// The smallest payload there is: `{"pad":""}`.
+/// Size in bytes of the smallest payload: `{"pad":""}`.
 pub const LEAST_PAYLOAD: usize = 10;
 
-/// Why a bench could not be finished. A slow figure is no error.
+/// Reason why a bench could not be finished. A slow figure is not an error.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// An address cannot be used. The text does not quote it, as it may carry a password.
+    /// An address cannot be used. The text does not quote it, because it may contain a password.
     #[error("the {0} url cannot be used: {1}")]
     Url(&'static str, String),
-    /// The servers cannot be used.
+    /// A server cannot be used.
     #[error("{cause}\ntried {place}")]
     Server {
         /// The server, without its password.
         place: String,
-        /// Why.
+        /// The reason.
         cause: String,
     },
-    /// The runner under measurement could not start.
+    /// The measured runner could not start.
     #[error(transparent)]
     Start(#[from] StartError),
     /// MySQL failed.
@@ -144,23 +155,23 @@ pub enum BenchError {
     /// Redis failed.
     #[error(transparent)]
     Index(#[from] IndexError),
-    /// The load is not what the product takes.
+    /// The product refused the jobs of the bench.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The system refused something.
+    /// The operating system returned an error.
     #[error("{attempted}: {cause}")]
     Io {
-        /// What was attempted.
+        /// The action that was tried.
         attempted: &'static str,
-        /// The system's reason.
+        /// The error of the operating system.
         cause: std::io::Error,
     },
-    /// An answer that is no success.
+    /// A response that is not a success.
     #[error("POST {path} was answered {status} instead of 201")]
     Answered {
-        /// Where it was sent.
+        /// Path of the request.
         path: &'static str,
-        /// What came back.
+        /// Status of the response.
         status: u16,
     },
     /// A part of the bench failed.
@@ -180,10 +191,12 @@ impl From<tokio::task::JoinError> for BenchError {
     }
 }
 
-/// Measure. Whoever drops the future, or gets an error, sweeps the [`Ground`] afterwards, when nothing runs any more.
+/// Run a bench. After an error, or when the future was dropped, call [`Ground::sweep`] as soon as no task of the bench
+/// runs any more.
 ///
 /// # Errors
-/// When the servers, the runner or the load fail. Slow figures and broken promises stand in the report.
+/// When the servers, the runner or the load fail. Slow figures and broken guarantees are in the report, not in the
+/// error.
 pub async fn run(settings: &Settings, ground: &Ground) -> Result<Report, BenchError> {
     let facts = ground.look().await?;
     let bench = Bench { settings, ground, progress: Progress::of(settings) };
@@ -205,7 +218,7 @@ pub async fn run(settings: &Settings, ground: &Ground) -> Result<Report, BenchEr
     Ok(Report::new(settings.clone(), facts, lines))
 }
 
-/// A bench in progress.
+/// A running bench.
 struct Bench<'a> {
     settings: &'a Settings,
     ground: &'a Ground,
@@ -215,17 +228,17 @@ struct Bench<'a> {
 /// One repetition.
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    /// From 1; 0 warms up.
+    /// Number from 1. Repetition 0 only warms up.
     number: usize,
 }
 
 impl Round {
-    /// Is it measured?
+    /// True for a measured repetition, false for the warm-up.
     fn counts(self) -> bool {
         self.number > 0
     }
 
-    /// How many of `jobs` it does.
+    /// The part of `jobs` that this repetition runs.
     fn share_of(self, jobs: u64) -> u64 {
         if self.counts() { jobs } else { (jobs / 10).max(1) }
     }
@@ -238,17 +251,17 @@ impl Bench<'_> {
         (first..=self.settings.repeat).map(|number| Round { number })
     }
 
-    /// The repetitions of what brings its own warm-up.
+    /// The repetitions of a scenario that has its own warm-up.
     fn measured_rounds(&self) -> impl Iterator<Item = Round> + use<> {
         (1..=self.settings.repeat).map(|number| Round { number })
     }
 
-    /// How many jobs, unless the settings say so: usually, and in a short run.
+    /// Number of jobs of a run: that of the settings, else `usual` or, in a short run, `short`.
     fn jobs(&self, usual: u64, short: u64) -> u64 {
         self.settings.jobs.unwrap_or_else(|| self.pick(usual, short))
     }
 
-    /// The usual value, or that of a short run.
+    /// Return the usual value, or the one of a short run.
     fn pick<T>(&self, usual: T, short: T) -> T {
         if self.settings.short { short } else { usual }
     }

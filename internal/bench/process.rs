@@ -1,9 +1,9 @@
-//! What the system says about a process: the time it has used, the memory it holds. Linux only, from `/proc`.
+//! Processor time and memory of a process. Linux only, from `/proc`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Ticks of `/proc/*/stat` in a second: USER_HZ, which is 100 on every architecture that Linux runs servers on.
+/// Ticks per second in `/proc/*/stat`. This is USER_HZ, which is 100 on every architecture that runs Linux servers.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// A process of this machine.
@@ -13,13 +13,13 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Absent where there is no `/proc`.
+    /// Find the process with this id. `None` where there is no `/proc`.
     pub(super) fn of(pid: u32) -> Option<Self> {
         let folder = PathBuf::from(format!("/proc/{pid}"));
         folder.join("stat").exists().then_some(Self { folder })
     }
 
-    /// Time on a core so far, in the program and in the system.
+    /// Processor time so far, in the program and in the kernel.
     pub(super) fn cpu(&self) -> Option<Duration> {
         cpu_of(&std::fs::read_to_string(self.folder.join("stat")).ok()?)
     }
@@ -31,7 +31,7 @@ impl Process {
 }
 
 fn cpu_of(stat: &str) -> Option<Duration> {
-    // The name comes second, in parentheses, and may hold anything.
+    // The second field is the name in parentheses, which may contain any characters.
     let mut words = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Some(Duration::from_millis((user + system) * 1_000 / TICKS_PER_SECOND))

@@ -1,5 +1,5 @@
-//! The bar: one step for each run, and within it how many jobs are done. Drawn on a terminal's standard error, and
-//! nowhere else.
+//! The progress bar: one step for each run, and the number of ended jobs within it. It is drawn only when standard
+//! error is a terminal.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ impl Progress {
         self.bar.set_prefix(scenario.as_str());
     }
 
-    /// The last run is done, and the next one begins.
+    /// Advance to the next run.
     pub(super) fn step(&self, what: &str, round: Round) {
         self.bar.inc(1);
         let number = if round.counts() { format!("run {}", round.number) } else { "warm-up".to_owned() };
         self.bar.set_message(format!("{what}, {number}"));
     }
 
-    /// So many of a run's jobs are done.
+    /// Show the number of jobs of a run that are done.
     pub(super) fn counted(&self, done: u64, of: u64) {
         if !self.bar.is_hidden() {
             let message = self.bar.message();

@@ -1,5 +1,5 @@
-//! Feeding an index that has forgotten everything. From the new epoch to the end of the rebuild. Beside it, pipelined
-//! ZADDs of the same entries, without reading anything.
+//! Scenario `rebuild`: fill an index that has lost everything. The time is taken from the new epoch to the end of the
+//! rebuild. For comparison, pipelined ZADDs of the same entries, without reads from MySQL.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::event::Event;
 use crate::index::{Entry, Index, Line as ReadyLine};
 use crate::job::Due;
 
-/// How long a rebuild may take.
+/// Time limit of a rebuild.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
@@ -33,10 +33,10 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     Ok(vec![samples.line(Scenario::Rebuild, "rebuild of the index", "jobs/s", &[Aim::at_least(200_000.0)])])
 }
 
-/// Jobs per second of the product and of bare ZADDs.
+/// Measure one run. Return jobs per second of the product and of bare ZADDs.
 async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), BenchError> {
     let mut stage = Stage::open(bench).await?;
-    // All of them within the horizon, and none due before the run is over.
+    // All jobs are within the horizon, and none is due before the end of the run.
     let due = stage.store.clock().now() + TimeDelta::minutes(8);
     let spread = |number: u64| TimeDelta::milliseconds(i64::try_from(number % 300_000).unwrap_or(0));
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |number| Due::At(due + spread(number)))?;
@@ -48,7 +48,7 @@ async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), Benc
     let entries: Vec<Entry> = jobs.iter().enumerate().map(entry).collect();
     insert_bare(stage.lanes(LANES).await?, jobs).await?;
 
-    // Bare, under the same keys, before anybody else uses them.
+    // The bare ZADDs use the same Redis keys, before a runner uses them.
     let index = stage.index()?;
     let mut bare = index.bare().await?;
     let began = Instant::now();
@@ -70,7 +70,7 @@ async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), Benc
             }
         }
     };
-    let late = |_| BenchError::Failed(format!("the index is not fed after {} s", LIMIT.as_secs()));
+    let late = |_| BenchError::Failed(format!("the index is not rebuilt after {} s", LIMIT.as_secs()));
     let elapsed = tokio::time::timeout(LIMIT, rebuilt).await.map_err(late)??;
     let (scheduled, _) = index.depth(&[]).await?;
     stop(app).await;
@@ -80,7 +80,7 @@ async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), Benc
     Ok((rate_of(count, elapsed), rate_of(count, by_bare), checked))
 }
 
-/// Wait until a runner has noticed the loss: a rebuild begins with a new epoch.
+/// Wait until a runner has noticed that the index is empty. A rebuild starts with a new epoch.
 async fn until_begun(index: &Index) -> Result<Instant, BenchError> {
     let asked = Instant::now();
     while asked.elapsed() < LIMIT {

@@ -1,4 +1,4 @@
-//! The whole of a bench: where it ran, how, and what came out.
+//! The complete result of a bench: machine, servers, settings and figures.
 
 use serde::Serialize;
 
@@ -6,31 +6,31 @@ use super::Settings;
 use super::ground::ServerFacts;
 use super::line::Line;
 
-/// What `tickr bench --json` prints.
+/// The output of `tickr bench --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Did every job of every run complete exactly once, without a deadlock? Speed has no say in it.
+    /// True when every job of every run completed exactly once, without a deadlock. Speed does not count.
     pub ok: bool,
     /// This build and this machine.
     pub machine: Machine,
     /// The servers.
     pub servers: ServerFacts,
-    /// What was asked for.
+    /// The settings of the bench.
     pub settings: Settings,
-    /// The results.
+    /// The figures.
     pub lines: Vec<Line>,
 }
 
-/// The build and the machine that a figure is worth something on.
+/// The build and the machine, without which a figure means nothing.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
-    /// tickr's version.
+    /// Version of tickr.
     pub version: &'static str,
-    /// `release`, or `debug`, whose figures mean nothing.
+    /// `release`, or `debug`, whose figures say nothing about speed.
     pub build: &'static str,
-    /// The operating system and the architecture.
+    /// Operating system and architecture.
     pub system: String,
-    /// Cores that this process may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
 }
 
@@ -51,7 +51,7 @@ impl Report {
         Self { ok, machine: Machine::this(), servers, settings, lines }
     }
 
-    /// What was promised and not kept, a sentence each.
+    /// The guarantees that were broken, one sentence each.
     #[must_use]
     pub fn faults(&self) -> Vec<String> {
         let of = |line: &Line| {

@@ -1,4 +1,4 @@
-//! The place of one run: a database and a key prefix of its own, whatever is started there, and the checks at its end.
+//! The environment of one run: its own database and key prefix, the runners in it, and the checks at its end.
 
 use std::time::{Duration, Instant};
 
@@ -14,17 +14,18 @@ use crate::index::Index;
 use crate::job::{JobId, Timestamp};
 use crate::store::{BareLane, Gauge, ServerCounters, Store};
 
-/// Between two looks at what has ended.
+/// Interval between two reads of the number of ended jobs.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// Without any progress for this long, something is broken.
+/// Without progress for this long, the run has failed.
 const STALLED: Duration = Duration::from_secs(60);
-/// What earlier runs may leave to the server's purge when a run begins, in transactions, and how long that is waited for.
+/// Most transactions of earlier runs that the server may still have to purge when a run starts, and the time limit of
+/// that wait.
 const LITTLE_HISTORY: u64 = 1_000;
 const PURGE_LIMIT: Duration = Duration::from_secs(10);
-/// Jobs begin to be due this long after they are handed in.
+/// Time between the enqueue of the jobs and the first due time.
 pub(super) const LEAD: Duration = Duration::from_millis(1_000);
 
-/// What the checks after a run said.
+/// Results of the checks after a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Checked {
     pub(super) exactly_once: bool,
@@ -38,33 +39,33 @@ impl Default for Checked {
 }
 
 impl Checked {
-    /// The same, for another line about the run whose deadlocks are counted already.
+    /// The same, for another row about the same run, whose deadlocks are counted already.
     pub(super) fn counted_before(self) -> Self {
         Self { deadlocks: self.deadlocks.map(|_| 0), ..self }
     }
 
-    /// Both: every doubt stays.
+    /// Combine two results. A failure or an unknown count in either of them stays.
     pub(super) fn and(self, other: Self) -> Self {
         let deadlocks = self.deadlocks.zip(other.deadlocks).map(|(one, two)| one + two);
         Self { exactly_once: self.exactly_once && other.exactly_once, deadlocks }
     }
 }
 
-/// The place of one run.
+/// The environment of one run.
 pub(super) struct Stage<'a> {
     bench: &'a Bench<'a>,
     plot: Plot,
     pub(super) store: Store,
     pub(super) gauge: Gauge,
     before: ServerCounters,
-    /// Jobs made before this are not the run's.
+    /// Jobs with smaller ids are not part of the run.
     pub(super) first: JobId,
-    /// Jobs that had ended when the run began.
+    /// Number of jobs that had ended when the run began.
     ended_before: u64,
 }
 
 impl<'a> Stage<'a> {
-    /// A new database with empty tables, once the server has purged what earlier runs left.
+    /// Create a database with empty tables. Wait until the server has purged the old row versions of earlier runs.
     pub(super) async fn open(bench: &'a Bench<'a>) -> Result<Self, BenchError> {
         let mut plot = bench.ground.next()?;
         let config = &mut plot.config;
@@ -91,7 +92,7 @@ impl<'a> Stage<'a> {
         Ok(Self { bench, plot, store, gauge, before, first: JobId::new(), ended_before: 0 })
     }
 
-    /// The next run on the same tables begins.
+    /// Start the next run on the same tables.
     pub(super) async fn again(&mut self) -> Result<(), BenchError> {
         self.before = self.gauge.counters().await?;
         self.ended_before = self.gauge.ended().await?.0;
@@ -99,17 +100,17 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The configuration of a runner on this stage.
+    /// Configuration of a runner in this environment.
     pub(super) fn config(&self) -> &Config {
         &self.plot.config
     }
 
-    /// A whole tickr on this stage. Stop it with [`stop`].
+    /// Start a complete tickr in this environment. Stop it with [`stop`].
     pub(super) async fn app(&self) -> Result<App, BenchError> {
         Ok(App::start(self.config(), Registry::new()).await?)
     }
 
-    /// A whole tickr that serves none of the jobs.
+    /// Start a complete tickr that runs none of the jobs.
     pub(super) async fn app_without_work(&self) -> Result<App, BenchError> {
         let config = Config { queues: vec!["elsewhere".to_owned()], ..self.config().clone() };
         Ok(App::start(&config, Registry::new()).await?)
@@ -119,7 +120,7 @@ impl<'a> Stage<'a> {
         Ok(index_of(self.config())?)
     }
 
-    /// Connections for bare batches.
+    /// Open connections for bare batches.
     pub(super) async fn lanes(&self, count: u8) -> Result<Vec<BareLane>, BenchError> {
         let mut lanes = Vec::with_capacity(count.into());
         for number in 0..count {
@@ -128,7 +129,7 @@ impl<'a> Stage<'a> {
         Ok(lanes)
     }
 
-    /// Wait until this many jobs of the run have ended; the server's time then.
+    /// Wait until this many jobs of the run have ended. Return the server's time at that moment.
     pub(super) async fn until_ended(&mut self, jobs: u64) -> Result<Timestamp, BenchError> {
         let (mut seen, mut moved) = (0, Instant::now());
         loop {
@@ -147,7 +148,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Let a whole tickr work off what waits.
+    /// Start a complete tickr and let it work off the waiting jobs.
     pub(super) async fn work_off(&mut self, jobs: u64) -> Result<(), BenchError> {
         let app = self.app().await?;
         self.until_ended(jobs).await?;
@@ -155,16 +156,16 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// What became of the run's jobs: `done` should have completed, and `waiting` should wait untouched.
+    /// Check the jobs of the run: `done` of them must have completed, and `waiting` must wait untouched.
     pub(super) async fn check(&mut self, done: u64, waiting: u64) -> Result<Checked, BenchError> {
         let exactly_once = self.gauge.lives(self.first).await?.are_exactly_once(done, waiting);
         let (before, after) = (self.before.deadlocks, self.gauge.counters().await?.deadlocks);
         let deadlocks = before.zip(after).map(|(before, after)| after.saturating_sub(before));
-        // The server counts everybody's.
+        // The server counts the deadlocks of all its users.
         Ok(Checked { exactly_once, deadlocks: deadlocks.filter(|_| self.bench.ground.is_private()) })
     }
 
-    /// Remove everything of this stage.
+    /// Remove everything in this environment.
     pub(super) async fn close(self) -> Result<(), BenchError> {
         let Self { bench, plot, store, gauge, .. } = self;
         drop(gauge);
@@ -178,7 +179,7 @@ pub(super) async fn stop(app: App) {
     app.stop(CancellationToken::new()).await;
 }
 
-/// Wait until the index holds what it should.
+/// Wait until the index holds everything that it should.
 pub(super) async fn until_whole(app: &App) -> Result<(), BenchError> {
     let asked = Instant::now();
     while app.index().health().now() != Health::Fast {
@@ -190,14 +191,14 @@ pub(super) async fn until_whole(app: &App) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Jobs per second between two moments of the server's clock.
+/// Jobs per second between two times of the server's clock.
 pub(super) fn rate(jobs: u64, from: Option<Timestamp>, to: Timestamp) -> Result<f64, BenchError> {
     let from = from.ok_or_else(|| BenchError::Failed("no job of the run is in the tables".to_owned()))?;
     let elapsed_us = (to - from).num_microseconds().unwrap_or(i64::MAX).max(1);
     Ok(jobs as f64 / (elapsed_us as f64 / 1e6))
 }
 
-/// Jobs per second of this process's time.
+/// Jobs per second by the clock of this process.
 pub(super) fn rate_of(jobs: u64, elapsed: Duration) -> f64 {
     jobs as f64 / elapsed.as_secs_f64().max(1e-6)
 }

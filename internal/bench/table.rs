@@ -1,4 +1,4 @@
-//! A report for people.
+//! The result of a bench as text.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::Report;
 use super::figure::{Figure, Of, Side};
 use super::line::{AimMet, Line};
 
-/// The report as text: a header, a table with a line for each figure, and notes.
+/// Format the report: a header, a table with one row per figure, and notes.
 #[must_use]
 pub fn table(report: &Report) -> String {
     let mut text = header(report);
@@ -26,8 +26,8 @@ pub fn table(report: &Report) -> String {
     let _ = writeln!(text, "\n{table}\n");
     let _ = writeln!(
         text,
-        "BARE is the bare store on the same servers in the same run: the same rows in whole batches, without a runner.\n\
-         ONCE: every job completed exactly once, or waits exactly once if it was not to run."
+        "BARE is the bare store on the same servers in the same run: the same rows in full batches, without a runner.\n\
+         ONCE means that every job completed exactly once, or waits exactly once if it was not to run."
     );
     text
 }
@@ -54,7 +54,7 @@ fn header(report: &Report) -> String {
         let _ = writeln!(text, "commits are NOT synced to disk ({}): do not compare", servers.weaknesses.join("; "));
     }
     if machine.build != "release" {
-        text.push_str("this is no release build: the figures say nothing about speed\n");
+        text.push_str("this is not a release build: the figures say nothing about speed\n");
     }
     text
 }
@@ -95,7 +95,7 @@ fn range(figure: &Figure) -> String {
     if figure.samples.len() < 2 { "–".to_owned() } else { format!("{}–{}", number(figure.min), number(figure.max)) }
 }
 
-/// Large numbers whole, with their thousands apart; small ones with as many places as tell something.
+/// Format a number: large ones without decimals and with commas between thousands, small ones with up to two decimals.
 fn number(value: f64) -> String {
     if value.abs() < 100.0 {
         let text = format!("{value:.2}");

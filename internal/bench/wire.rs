@@ -1,5 +1,5 @@
-//! A connection that speaks just enough HTTP to enqueue: the load shares its cores with what it measures, so it must cost
-//! next to nothing.
+//! A connection with the minimum of HTTP that an enqueue needs. The load shares its cores with the measured product, so
+//! it must cost almost nothing.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::BenchError;
 
-/// A request, ready to be sent many times.
+/// A request that is encoded once and sent many times.
 #[derive(Debug)]
 pub(super) struct Post {
     path: &'static str,
@@ -25,11 +25,11 @@ impl Post {
     }
 }
 
-/// A connection that is kept.
+/// A connection that stays open.
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: TcpStream,
-    /// Read and not yet used up.
+    /// Bytes that were read and not yet used.
     buffer: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ impl Wire {
         Ok(Self { stream, buffer: Vec::with_capacity(16 << 10) })
     }
 
-    /// Send a request and read its whole answer, which must be 201.
+    /// Send a request and read its complete response, which must be 201.
     pub(super) async fn send(&mut self, post: &Post) -> Result<(), BenchError> {
         let failed = || BenchError::io("send a request");
         self.stream.write_all(&post.bytes).await.map_err(failed())?;
@@ -66,7 +66,7 @@ impl Wire {
     }
 }
 
-/// What the head of an answer says.
+/// Status and length of a response, from its head.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     status: u16,
@@ -75,7 +75,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Absent while the head is not whole.
+    /// Parse the head at the start of `bytes`. Return `None` while it is incomplete.
     fn at_the_front_of(bytes: &[u8]) -> Result<Option<Self>, BenchError> {
         let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { return Ok(None) };
         let unknown = || BenchError::Failed("an answer is not HTTP with a content-length".to_owned());

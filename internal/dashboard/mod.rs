@@ -1,7 +1,8 @@
-//! The dashboard: pages that the binary carries and a browser runs. They speak only the public API, with the key that
-//! whoever sits there gave them; nothing here knows a job. There is no build step: what lies in `assets/` is what is served.
+//! The dashboard: pages in the binary that run in the browser. They use only the public API, with the API key that the
+//! operator entered. The code here knows nothing about jobs. There is no build step: the files in `assets/` are served
+//! as they are.
 //!
-//! The pages themselves hold no data, so they are open to everybody, like the sign-in page of any other tool.
+//! The pages themselves contain no data, so they can be loaded without an API key, like a sign-in page.
 
 use axum::Router;
 use axum::body::Body;
@@ -13,12 +14,12 @@ use axum::routing::get;
 use rust_embed::{EmbeddedFile, RustEmbed};
 use tower_http::compression::CompressionLayer;
 
-/// A development build reads the files from the checkout at each request, a release carries them.
+/// A development build reads the files from the checkout at each request. A release build contains them.
 #[derive(RustEmbed)]
 #[folder = "internal/dashboard/assets/"]
 struct Assets;
 
-/// Paths of screens. All are the same page, which finds out for itself where it is.
+/// Paths of screens. All of them serve the same page, which chooses its screen by the path.
 const SCREENS: &[&str] = &[
     "/",
     "/jobs",
@@ -38,17 +39,17 @@ const SCREENS: &[&str] = &[
     "/keys",
 ];
 
-/// Only what this host serves, no script or style within a page, no frame around it.
+/// Content security policy: only files of this host, no script or style within a page, no frame around the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
-/// The screens and what they are made of.
+/// The routes of the screens and of their files.
 pub fn router() -> Router {
     let screens = SCREENS.iter().fold(Router::new(), |router, path| router.route(path, get(page)));
     screens
         .route("/ui/{*path}", get(asset))
         .route("/favicon.ico", get(icon))
-        // Programs shrink to a third. Nothing here is secret, so its length may tell.
+        // Compression shrinks scripts to a third. The files are not secret, so the compressed length reveals nothing.
         .layer(CompressionLayer::new())
         .layer(middleware::from_fn(dress))
 }
@@ -68,7 +69,8 @@ async fn asset(Path(path): Path<String>, headers: HeaderMap) -> Response {
     served(&path, &headers)
 }
 
-/// One file, or 304 for whoever has it. Names stay the same from version to version, so a browser has to ask each time.
+/// Respond with one file, or with 304 if the browser has it already. File names stay the same in all versions, so the
+/// browser has to ask each time.
 fn served(path: &str, headers: &HeaderMap) -> Response {
     let Some((file, media)) = Assets::get(path).zip(media_of(path)) else {
         return StatusCode::NOT_FOUND.into_response();
@@ -95,11 +97,11 @@ fn served(path: &str, headers: &HeaderMap) -> Response {
 fn tag_of(file: &EmbeddedFile) -> String {
     let digest = file.metadata.sha256_hash();
     let hex: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-    // Weak: compressed or not, it is the same file.
+    // A weak tag, because the file is the same with and without compression.
     format!("W/\"{hex}\"")
 }
 
-/// What is not of one of these types is not served.
+/// Media type of a file. Files of other types are not served.
 fn media_of(path: &str) -> Option<&'static str> {
     Some(match path.rsplit_once('.')?.1 {
         "html" => "text/html; charset=utf-8",
@@ -126,7 +128,7 @@ mod tests {
             let file = Assets::get(&path).unwrap();
             let text = std::str::from_utf8(&file.data).unwrap();
             let named = text.match_indices("://").map(|(at, _)| text[at + 3..].chars().take(25).collect::<String>());
-            // A namespace is no address, and the addresses in command lines that are shown have no host.
+            // A namespace is not an address. The addresses in the command lines that are shown have no host.
             let foreign: Vec<String> =
                 named.filter(|host| !host.starts_with("www.w3.org/") && !host.starts_with('…')).collect();
             assert!(foreign.is_empty(), "{path} names {foreign:?}");

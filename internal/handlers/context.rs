@@ -1,4 +1,4 @@
-//! What a running handler may ask and say.
+//! A running handler's view of its attempt.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,57 +8,57 @@ use tokio_util::sync::CancellationToken;
 
 use crate::job::{AttemptToken, Exchange, JobId, Name, Progress, TraceContext};
 
-/// The handler's view of its own attempt. Cheap to clone.
+/// A handler's view of its own attempt. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Context {
     parts: Arc<ContextParts>,
 }
 
-/// Everything a [`Context`] knows. Made by the executor; handler tests use [`Context::detached`].
+/// The values behind a [`Context`]. The executor makes them; tests of handlers use [`Context::detached`].
 #[derive(Debug)]
 pub struct ContextParts {
-    /// The job.
+    /// Id of the job.
     pub job: JobId,
-    /// Its kind.
+    /// Kind of the job.
     pub kind: Name,
-    /// Its queue.
+    /// Queue of the job.
     pub queue: Name,
-    /// Which attempt counts now, 1 for the first.
+    /// Number of this attempt among those that count, 1 for the first.
     pub attempt: u32,
-    /// How many may be burned.
+    /// Number of attempts that the job may burn.
     pub max_attempts: u32,
     /// The fencing token of this attempt.
     pub token: AttemptToken,
-    /// When the attempt is stopped as timed out.
+    /// Time when the attempt is stopped as timed out.
     pub deadline: Instant,
-    /// Cancelled when the attempt should stop: cancel, shutdown, deadline, lost lease.
+    /// Cancelled when the attempt should stop: after a cancel, at shutdown, at the deadline, or when the lease is lost.
     pub stop: CancellationToken,
-    /// Where progress is left for the heartbeat to pick up.
+    /// Newest progress, from which the heartbeat writes it to the store.
     pub progress: ProgressSlot,
-    /// Where the attempt stands in its job's trace.
+    /// Span context of the attempt within the trace of its job.
     pub trace: Option<TraceContext>,
-    /// Where what was said to another service is left for the ledger.
+    /// Last exchange with another service, from which it is written to the attempt.
     pub exchange: ExchangeSlot,
 }
 
-/// What an attempt said to another service last, kept in memory until the attempt ends.
+/// The last exchange of an attempt with another service. It stays in memory until the attempt ends.
 #[derive(Clone, Debug, Default)]
 pub struct ExchangeSlot(Arc<Mutex<Option<Exchange>>>);
 
 impl ExchangeSlot {
-    /// Overwrite it.
+    /// Overwrite the exchange.
     pub fn put(&self, exchange: Exchange) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(exchange);
     }
 
-    /// Take it, if anything was said.
+    /// Take the exchange out, if there is one.
     #[must_use]
     pub fn take(&self) -> Option<Exchange> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// The newest progress of an attempt, overwritten in memory and written to the store about once a second.
+/// The newest progress of an attempt. It is overwritten in memory and written to the store about once a second.
 #[derive(Clone, Debug, Default)]
 pub struct ProgressSlot(Arc<Mutex<Option<Progress>>>);
 
@@ -68,12 +68,12 @@ impl ProgressSlot {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
     }
 
-    /// Put back what was taken and could not be written, unless something newer was said meanwhile.
+    /// Put back progress that was taken and could not be written, unless the handler has reported newer progress since.
     pub fn put_back(&self, progress: Progress) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(progress);
     }
 
-    /// The newest progress, if there is any that was not taken yet.
+    /// Take the newest progress out, if there is any that was not taken yet.
     #[must_use]
     pub fn take(&self) -> Option<Progress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -81,13 +81,14 @@ impl ProgressSlot {
 }
 
 impl Context {
-    /// A context of these parts.
+    /// Make a context of these values.
     #[must_use]
     pub fn new(parts: ContextParts) -> Self {
         Self { parts: Arc::new(parts) }
     }
 
-    /// A context that belongs to no store: for the unit tests of handlers. One minute of time, first of five attempts.
+    /// Make a context without a store, for unit tests of handlers. It is the first of five attempts and has one minute
+    /// of time.
     ///
     /// # Panics
     /// When `kind` is not a legal name.
@@ -109,7 +110,8 @@ impl Context {
         })
     }
 
-    /// The job's id: the same over all attempts, so that the systems a handler changes can recognise a repetition.
+    /// The job's id. It is the same in all attempts, so that systems which a handler changes can recognise a
+    /// repetition.
     #[must_use]
     pub fn job_id(&self) -> JobId {
         self.parts.job
@@ -127,83 +129,83 @@ impl Context {
         &self.parts.queue
     }
 
-    /// Which attempt counts now, 1 for the first.
+    /// Number of this attempt among those that count, 1 for the first.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.parts.attempt
     }
 
-    /// How many attempts may be burned before the job fails.
+    /// Number of attempts that the job may burn before it fails.
     #[must_use]
     pub fn max_attempts(&self) -> u32 {
         self.parts.max_attempts
     }
 
-    /// Is this the last attempt before the job fails?
+    /// True when the job fails unless this attempt succeeds.
     #[must_use]
     pub fn is_last_attempt(&self) -> bool {
         self.parts.attempt >= self.parts.max_attempts
     }
 
-    /// The fencing token of this attempt: another for every attempt. Systems that remember the newest token they saw
+    /// The fencing token of this attempt. Every attempt has another. A system that remembers the newest token it saw
     /// can refuse a late writer.
     #[must_use]
     pub fn token(&self) -> AttemptToken {
         self.parts.token
     }
 
-    /// The trace that the job was enqueued in, for calls to other systems: as W3C Trace Context, to be sent on as
-    /// `traceparent` and `tracestate`. None when whoever enqueued it said nothing and nobody records.
+    /// W3C Trace Context of the job, to be sent to other systems as `traceparent` and `tracestate`. `None` when the
+    /// client that enqueued the job sent none and tickr records no traces.
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
         self.parts.trace.as_ref()
     }
 
-    /// As [`Context::trace`], the text of the `traceparent` header alone.
+    /// The text of the `traceparent` header; see [`Context::trace`].
     #[must_use]
     pub fn traceparent(&self) -> Option<String> {
         self.parts.trace.as_ref().map(|context| context.place.to_string())
     }
 
-    /// When the attempt is stopped as timed out.
+    /// Time when the attempt is stopped as timed out.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.parts.deadline
     }
 
-    /// Time left until the deadline; zero when it has passed.
+    /// Time left until the deadline, zero when it has passed.
     #[must_use]
     pub fn time_left(&self) -> Duration {
         self.parts.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Should the handler stop? True after a cancel, at the end of the shutdown grace, past the deadline or when the
-    /// lease is lost. Long loops ask between steps; async code waits on [`Context::stopped`].
+    /// True when the handler should stop: after a cancel, at the end of the shutdown grace, past the deadline, or when
+    /// the lease is lost. Long loops check it between steps; async code waits on [`Context::stopped`].
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.parts.stop.is_cancelled()
     }
 
-    /// Resolves when the handler should stop. A handler that does not return soon after is dropped at its next await.
+    /// Wait until the handler should stop. A handler that does not return soon after is dropped at its next await.
     pub async fn stopped(&self) {
         self.parts.stop.cancelled().await;
     }
 
-    /// The token behind [`Context::stopped`], to hand on to code that takes one.
+    /// The cancellation token behind [`Context::stopped`], for code that takes one.
     #[must_use]
     pub fn stop_token(&self) -> CancellationToken {
         self.parts.stop.clone()
     }
 
-    /// Keep what was said to another service and what it answered, for the attempt if it does not succeed. Never with
-    /// credentials in it.
+    /// Keep the last request to another service and its response. They are stored with the attempt unless it succeeds.
+    /// They must not contain credentials.
     pub(super) fn keep_exchange(&self, exchange: Exchange) {
         self.parts.exchange.put(exchange);
     }
 
-    /// Say how far the work is: 0 to 100 percent and a few words. Shown with the job; cheap to call often.
+    /// Report progress: 0 to 100 percent and a short note. It is shown with the job. Frequent calls are cheap.
     pub fn progress(&self, percent: f64, note: impl Into<String>) {
-        // Without control characters: the note is shown in terminals, and its JSON must fit its column.
+        // Control characters become spaces: the note is shown in terminals, and its JSON must fit its column.
         let mut note: String = note.into().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         if note.len() > 120 {
             let end = (0..=120).rev().find(|at| note.is_char_boundary(*at)).unwrap_or(0);

@@ -1,6 +1,6 @@
 //! Handlers: the code that does a job's work, and the registry that finds it by kind.
 //!
-//! A kind of your own is a payload type, one async function and one `register`:
+//! Your own kind needs a payload type, one async function and one call of `register`:
 //!
 //! ```
 //! use schemars::JsonSchema;
@@ -26,11 +26,17 @@
 //! registry.register(greet);
 //! ```
 //!
-//! - [`Kind`], [`Handler`]: what to implement
-//! - [`Context`]: what a running handler may ask and say
-//! - [`Output`], [`Failure`], [`Outcome`]: how it ends
-//! - [`Registry`]: kinds by name, with the JSON Schemas that guard enqueue
-//! - [`email`], [`http`]: the kinds that ship, one folder each
+//! The traits [`Kind`] and [`Handler`] are what a kind implements. The files:
+//!
+//! - `context.rs`: [`Context`], a running handler's view of its attempt
+//! - `outcome.rs`: [`Outcome`], [`Output`] and [`Failure`], which a handler returns
+//! - `registry.rs`: [`Registry`], the kinds by name with the JSON Schemas that enqueue enforces
+//! - `panicked.rs`: [`Panicked`], panics in the code of a kind
+//! - `wording.rs`: parser errors in words for the client
+//! - `email/`: the kind `email`, mails by SMTP
+//! - `http/`: the kind `http`, signed callbacks
+//! - `report/`: the kind `report`, files made of query results
+//! - `test_kinds.rs`: kinds for tests and benches
 
 pub mod email;
 pub mod http;
@@ -54,33 +60,33 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A payload type. It names the kind whose handler takes it; its JSON Schema is served and enforced at enqueue.
+/// A payload type. It names its kind. Its JSON Schema is published in the API and enforced at enqueue.
 ///
-/// Derive with `#[serde(deny_unknown_fields)]`, so that a misspelt field is refused at enqueue instead of ignored.
+/// Derive with `#[serde(deny_unknown_fields)]`, so that enqueue refuses a misspelt field instead of ignoring it.
 pub trait Kind: Serialize + DeserializeOwned + JsonSchema + Send + 'static {
     /// The name of the kind: see [`Name`](crate::job::Name) for what it may contain.
     const NAME: &'static str;
 }
 
-/// The code for one kind, with state of its own (a connection pool, a client, configuration).
+/// The code of one kind, with its own state, such as a connection pool, a client or configuration.
 ///
-/// For a handler without state a plain async function will do: [`Registry::register`].
+/// A handler without state can be a plain async function: see [`Registry::register`].
 pub trait Handler: Send + Sync + 'static {
-    /// The input.
+    /// Payload type of the kind.
     type Payload: Kind;
 
-    /// What the schema cannot say: called at enqueue, after the payload fits the schema. Must not do I/O. A panic refuses
-    /// the job, and harms nothing else.
+    /// Check what the schema cannot express. Called at enqueue, after the payload has passed the schema. It must not do
+    /// I/O. A panic refuses the job and has no other effect.
     fn check(&self, payload: &Self::Payload) -> Vec<Problem> {
         let _ = payload;
         Vec::new()
     }
 
-    /// Defaults for jobs of this kind that ask for nothing else.
+    /// Defaults for jobs of this kind that set no options of their own.
     fn defaults(&self) -> KindDefaults {
         KindDefaults::default()
     }
 
-    /// Does the work. Runs in a task of its own: a panic fails the attempt, not the worker.
+    /// Do the work. It runs in its own task: a panic fails the attempt and leaves the worker intact.
     fn run(&self, payload: Self::Payload, ctx: Context) -> impl Future<Output = Outcome> + Send;
 }

@@ -1,4 +1,4 @@
-//! How a handler ends.
+//! Outcome of a handler: success with results, or failure.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::Kind;
 use crate::job::limits;
 
-/// What a handler returns.
+/// Return value of a handler.
 pub type Outcome = Result<Output, Failure>;
 
-/// A success: an optional result kept with the job, and jobs to enqueue with it.
+/// A success: an optional result to store with the job, and follow-up jobs to enqueue.
 #[derive(Debug, Default)]
 pub struct Output {
     result: Option<Box<RawValue>>,
@@ -19,7 +19,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// A result to keep with the job, at most 256 KiB of JSON.
+    /// Make a success with a result, which is stored with the job. At most 256 KiB of JSON.
     ///
     /// # Errors
     /// [`Failure::Reject`] when the value cannot be written as JSON.
@@ -28,12 +28,13 @@ impl Output {
         Ok(Self { result: Some(result), follow_ups: Vec::new() })
     }
 
-    /// Also enqueue a job of another kind, in the same transaction as this success: both happen or neither does.
+    /// Add a follow-up job. It is enqueued in the transaction that stores this success: both are committed or neither
+    /// is.
     ///
-    /// At most a thousand jobs may follow one. All of them are checked before the first is written.
+    /// At most 1,000 follow-up jobs are allowed. All of them are checked before the first is written.
     ///
     /// # Errors
-    /// [`Failure::Reject`] when the payload cannot be written as JSON, or when there are too many.
+    /// [`Failure::Reject`] when the payload cannot be written as JSON, or when there are too many follow-up jobs.
     pub fn then<P: Kind>(mut self, payload: &P) -> Outcome {
         let most = limits::MAX_FOLLOW_UPS;
         if self.follow_ups.len() >= most {
@@ -59,52 +60,53 @@ impl From<()> for Output {
     }
 }
 
-/// A job to enqueue together with the success of another.
+/// A follow-up job, enqueued together with the success of another job.
 #[derive(Debug)]
 pub struct FollowUp {
-    /// Its kind, which must be registered.
+    /// Kind of the job, which must be registered.
     pub kind: &'static str,
-    /// Its payload, checked like any other before it is written.
+    /// Payload of the job, checked before it is written, as at enqueue.
     pub payload: Box<RawValue>,
 }
 
-/// Why an attempt did not succeed, and whether another may. Texts are kept with the attempt and shown to people, cut
-/// to 2,000 bytes: never put secrets into them.
+/// Reason why an attempt did not succeed. The variant decides what happens next. The texts are stored with the attempt,
+/// cut to 2,000 bytes, and shown to operators: never put secrets into them.
 ///
-/// Any error converts into [`Failure::Retry`], so `?` does what one expects.
+/// Every error converts into [`Failure::Retry`], so `?` retries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// Another attempt may succeed. Burns one.
+    /// Another attempt may succeed. Burns this attempt.
     Retry {
-        /// What was attempted and what went wrong.
+        /// The action that was tried, and the error.
         error: String,
     },
-    /// No attempt can succeed: the job fails now.
+    /// No attempt can succeed: the job fails now, without a retry.
     Reject {
-        /// What was attempted and what went wrong.
+        /// The action that was tried, and the error.
         error: String,
     },
-    /// Not now: run again after the delay. Burns no attempt (bounded: a job may not snooze for ever).
+    /// The work cannot be done now. The job runs again after the delay and burns no attempt. The number of snoozes of a
+    /// job is limited.
     Snooze {
-        /// How long to wait.
+        /// Time to wait before the next attempt.
         delay: Duration,
-        /// Why.
+        /// Reason for the delay.
         reason: String,
     },
 }
 
 impl Failure {
-    /// Another attempt may succeed.
+    /// Make a failure after which another attempt may succeed.
     pub fn retry(error: impl Into<String>) -> Self {
         Self::Retry { error: error.into() }
     }
 
-    /// No attempt can succeed.
+    /// Make a failure after which no attempt can succeed.
     pub fn reject(error: impl Into<String>) -> Self {
         Self::Reject { error: error.into() }
     }
 
-    /// Run again after `delay`, without burning an attempt.
+    /// Make a request to run the job again after `delay`, without burning an attempt.
     pub fn snooze(delay: Duration, reason: impl Into<String>) -> Self {
         Self::Snooze { delay, reason: reason.into() }
     }

@@ -1,37 +1,39 @@
-//! Code of a kind that panics: in its payload type, in its check, in its handler. It costs the attempt or the request that
-//! called it, and nothing else.
+//! Panics in the code of a kind: in its payload type, its check or its handler. A panic ends the attempt or the request
+//! that called the code, and nothing else.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::job::Name;
 
-/// Longest message of a panic that is kept, in bytes.
+/// Longest panic message that is kept, in bytes.
 const MESSAGE_BYTES: usize = 500;
 
-/// The code of a kind panicked while a payload was checked.
+/// Error: the code of a kind panicked while it checked a payload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the code of the kind {kind} panicked while it checked the payload")]
 pub struct Panicked {
     /// The kind.
     pub kind: Name,
-    /// What the panic said. It may quote the payload: for the ledger and for operators, not for logs.
+    /// Message of the panic. It may quote the payload, so it may be shown to operators and stored with the attempt, but
+    /// not logged.
     pub message: String,
 }
 
-/// Call code of a kind; a panic in it ends here, as its message.
+/// Call code of a kind. Turn a panic into an error with its message.
 pub(super) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // What a panicking call leaves half done is the kind's own state, which its next call meets in any case: a handler
-    // that panics in its task leaves the same behind.
+    // `AssertUnwindSafe` is right here. A panicking call may leave the kind's own state half changed, but a handler that
+    // panics in its own task leaves the same state to the next call.
     catch_unwind(AssertUnwindSafe(call)).map_err(panic_message)
 }
 
-/// What a panic said, cut to a length that can be kept.
+/// The message of a panic, cut to a length that can be stored.
 #[must_use]
 pub fn panic_message(payload: Box<dyn Any + Send>) -> String {
     let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let Some(mut text) = text.or_else(|| payload.downcast_ref::<String>().cloned()) else {
-        // A value of the kind's own type, whose drop would be the kind's code again. It is leaked, like few others.
+        // The payload is a value of the kind's own type. Its drop would run the kind's code again, so the value is
+        // leaked. Such panics are rare.
         std::mem::forget(payload);
         return "without a message".to_owned();
     };

@@ -1,4 +1,4 @@
-//! Kinds by name, with the schemas that guard enqueue.
+//! The registry: kinds by name, with the schemas that enqueue enforces.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,10 +16,10 @@ use super::panicked::caught;
 use super::{Context, Handler, Kind, Outcome, Panicked, wording};
 use crate::job::{Edition, Editions, Name, RetryPolicy};
 
-/// What jobs of a kind get when they ask for nothing else.
+/// Defaults for jobs of a kind that set no options of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KindDefaults {
-    /// Attempts that may be burned.
+    /// Number of attempts that a job may burn.
     pub max_attempts: u32,
     /// Time limit of one attempt.
     pub timeout: Duration,
@@ -33,24 +33,24 @@ impl Default for KindDefaults {
     }
 }
 
-/// One thing that is wrong with a payload.
+/// One error in a payload.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// Where: a JSON pointer (RFC 6901) into the payload; empty for the payload as a whole.
+    /// JSON pointer (RFC 6901) into the payload; empty for the payload as a whole.
     pub pointer: String,
-    /// What, and what would be right.
+    /// The error, and what would be right.
     pub detail: String,
 }
 
 impl Problem {
-    /// A problem at a JSON pointer.
+    /// Make a problem at a JSON pointer.
     pub fn at(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { pointer: pointer.into(), detail: detail.into() }
     }
 }
 
 impl Problem {
-    /// What a parser says, as a JSON pointer and a text.
+    /// Turn a parser's error into a JSON pointer and a text for the client.
     #[must_use]
     pub fn in_json(error: serde_path_to_error::Error<serde_json::Error>) -> Self {
         use serde_path_to_error::Segment;
@@ -75,19 +75,19 @@ impl Problem {
     }
 }
 
-/// How the code of a kind came back.
+/// Outcome of a call to the code of a kind.
 #[derive(Debug)]
 pub enum Ran {
     /// The handler returned.
     Returned(Outcome),
-    /// The payload is not what the kind's type takes, for this reason, so the handler was not started. A binary with
-    /// another version of the type may be able to read it.
+    /// The kind's type refused the payload for this reason, so the handler was not started. A binary with another
+    /// version of the type may be able to read it.
     Unread(String),
 }
 
 type RunFuture = Pin<Box<dyn Future<Output = Ran> + Send>>;
 
-/// The typed handler behind a type that the registry can hold.
+/// Type-erased handler, as the registry holds it.
 trait ErasedHandler: Send + Sync {
     fn check(&self, payload: &RawValue) -> Vec<Problem>;
     fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture;
@@ -97,8 +97,8 @@ struct Erased<H>(H);
 
 impl<H: Handler> ErasedHandler for Erased<H> {
     fn check(&self, payload: &RawValue) -> Vec<Problem> {
-        // The very text that the runner will parse: what passes here does not stumble there, over a field that is
-        // given twice, for example.
+        // Parse the same text that the runner will parse later. A payload that passes here, for example one without
+        // duplicate fields, passes there as well.
         let mut reader = serde_json::Deserializer::from_str(payload.get());
         match serde_path_to_error::deserialize::<_, H::Payload>(&mut reader) {
             Ok(typed) => self.0.check(&typed),
@@ -107,7 +107,8 @@ impl<H: Handler> ErasedHandler for Erased<H> {
     }
 
     fn run(self: Arc<Self>, payload: Box<RawValue>, ctx: Context) -> RunFuture {
-        // Within the future, which runs in a task of its own: the payload type is code of the kind, and may panic as well.
+        // Parse within the future, which runs in its own task: the payload type is code of the kind, and may panic as
+        // well.
         Box::pin(async move {
             let typed = serde_json::from_str::<H::Payload>(payload.get());
             drop(payload);
@@ -119,7 +120,7 @@ impl<H: Handler> ErasedHandler for Erased<H> {
     }
 }
 
-/// A plain async function as a [`Handler`].
+/// [`Handler`] made of a plain async function.
 struct Function<P, F> {
     function: F,
     payload: PhantomData<fn() -> P>,
@@ -155,7 +156,7 @@ impl std::fmt::Debug for Registered {
 }
 
 impl Registered {
-    /// The kind's name.
+    /// Name of the kind.
     #[must_use]
     pub fn name(&self) -> &Name {
         &self.name
@@ -167,26 +168,26 @@ impl Registered {
         &self.schema
     }
 
-    /// Which version of the kind's type this binary has.
+    /// Version of the kind's type in this binary.
     #[must_use]
     pub fn edition(&self) -> Edition {
         self.edition
     }
 
-    /// What its jobs get when they ask for nothing else.
+    /// Defaults for jobs of the kind that set no options of their own.
     #[must_use]
     pub fn defaults(&self) -> &KindDefaults {
         &self.defaults
     }
 
-    /// Everything that is wrong with `payload`, at most 20 problems: against the schema first, then what only the
-    /// type and the handler know.
+    /// Check a payload against the schema. If it passes, check it with the type and the handler. Return at most 20
+    /// problems of the first step that found any.
     ///
     /// # Errors
-    /// [`Panicked`] when the type or the handler panics over it.
+    /// [`Panicked`] when the type or the handler panics during the check.
     pub fn check(&self, payload: &RawValue) -> Result<Vec<Problem>, Panicked> {
         caught(|| self.problems(payload)).map_err(|message| {
-            // Without the message, which may quote the payload.
+            // Logged without the message, which may quote the payload.
             tracing::error!(kind = %self.name, "the code of a kind panicked while it checked a payload");
             Panicked { kind: self.name.clone(), message }
         })
@@ -207,8 +208,8 @@ impl Registered {
         if problems.is_empty() { self.handler.check(payload) } else { problems }
     }
 
-    /// As [`check`](Self::check), in words that quote nothing of the payload but names of its fields: for places that
-    /// others read, such as a log. Where the handler alone finds fault, only the place is told.
+    /// As [`check`](Self::check), but the texts quote nothing of the payload except names of its fields. For logs and
+    /// other places with many readers. For problems that only the handler finds, the result has the pointer alone.
     #[must_use]
     pub fn check_discreetly(&self, payload: &RawValue) -> Vec<Problem> {
         let Ok(value) = serde_json::from_str::<Value>(payload.get()) else {
@@ -226,14 +227,15 @@ impl Registered {
         }
     }
 
-    /// Read `payload` and start the handler on it, both when the future is polled. A panic of either comes out of the future.
+    /// Read `payload` and start the handler on it. Both happen when the future is polled, and a panic of either comes
+    /// out of the future.
     #[must_use]
     pub fn run(&self, payload: Box<RawValue>, ctx: Context) -> RunFuture {
         Arc::clone(&self.handler).run(payload, ctx)
     }
 }
 
-/// A validator quotes the offending value, which may be a megabyte.
+/// Shorten a validator's message. It quotes the offending value, which may be a megabyte.
 fn shortened(mut text: String) -> String {
     if text.len() > 300 {
         let end = (0..=300).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
@@ -250,16 +252,16 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Without any kind.
+    /// Make a registry without kinds.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Add an async function `fn(Payload, Context) -> Outcome`.
+    /// Add a kind whose handler is an async function `fn(Payload, Context) -> Outcome`.
     ///
     /// # Panics
-    /// As [`Registry::register_handler`].
+    /// See [`Registry::register_handler`].
     pub fn register<P, F, Fut>(&mut self, function: F) -> &mut Self
     where
         P: Kind,
@@ -269,10 +271,10 @@ impl Registry {
         self.register_handler(Function { function, payload: PhantomData })
     }
 
-    /// Add a handler with state of its own.
+    /// Add a kind whose handler has its own state.
     ///
     /// # Panics
-    /// When the kind's name is not legal or is taken: a mistake in the program, not in its input.
+    /// When the kind's name is not legal or is already registered. Both are mistakes in the program, not in its input.
     #[expect(clippy::expect_used, reason = "both are mistakes in the program, found at its first start")]
     pub fn register_handler<H: Handler>(&mut self, handler: H) -> &mut Self {
         let name: Name = H::Payload::NAME.parse().expect("a kind's NAME is a legal name");
@@ -286,30 +288,30 @@ impl Registry {
         self
     }
 
-    /// Change the defaults of a kind, as the configuration asks. False when no such kind is registered.
+    /// Change the defaults of a kind, as the configuration requires. Return false when no such kind is registered.
     pub fn set_defaults(&mut self, kind: &str, change: impl FnOnce(&mut KindDefaults)) -> bool {
         self.kinds.get_mut(kind).map(|entry| change(&mut entry.defaults)).is_some()
     }
 
-    /// The kind of that name.
+    /// Return the kind of this name.
     #[must_use]
     pub fn get(&self, kind: &str) -> Option<&Registered> {
         self.kinds.get(kind)
     }
 
-    /// Every kind, by name.
+    /// Iterate over all kinds, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Registered> {
         self.kinds.values()
     }
 
-    /// Which versions of its kinds and of a job's options this binary reads.
+    /// Versions of the kinds and of the job options that this binary can read.
     #[must_use]
     pub fn editions(&self) -> Editions {
         let kinds = self.kinds.iter().map(|(name, kind)| (name.clone(), kind.edition)).collect();
         Editions { options: Edition::of_options(), kinds }
     }
 
-    /// The names of all kinds, in order.
+    /// Names of all kinds, in order.
     #[must_use]
     pub fn names(&self) -> Vec<Name> {
         self.kinds.keys().cloned().collect()

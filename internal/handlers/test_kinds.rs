@@ -1,5 +1,5 @@
-//! Kinds for tests and benches, registered only with `TICKR_TEST_KINDS=1`: jobs that do nothing, take long, fail, panic,
-//! block a thread or abort the process, on request.
+//! Kinds for tests and benches, registered only with `TICKR_TEST_KINDS=1`. Their jobs do nothing, take long, fail,
+//! panic, block a thread, take memory or abort the process, as the payload requests.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Context, Failure, Kind, Outcome, Output, Registry};
 
-/// Register them all.
+/// Register all test kinds.
 pub fn register(registry: &mut Registry) {
     registry
         .register(noop)
@@ -20,7 +20,7 @@ pub fn register(registry: &mut Registry) {
         .register(hoard);
 }
 
-/// Does nothing. Takes any fields, so that benches can choose the payload's size.
+/// A job that does nothing. It accepts any fields, so that benches can choose the payload's size.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Noop {}
 
@@ -32,14 +32,14 @@ async fn noop(_: Noop, _ctx: Context) -> Outcome {
     Ok(().into())
 }
 
-/// Sleeps, reporting progress, and stops when told to.
+/// A job that sleeps and reports progress. It ends when the attempt should stop.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sleep {
-    /// How long, in milliseconds.
+    /// Duration in milliseconds.
     #[schemars(range(max = 86_400_000))]
     ms: u64,
-    /// Go on sleeping when told to stop, until dropped.
+    /// Ignore the request to stop, until the future is dropped.
     #[serde(default)]
     stubborn: bool,
 }
@@ -65,17 +65,17 @@ async fn sleep(job: Sleep, ctx: Context) -> Outcome {
     Output::json(&serde_json::json!({"slept_ms": job.ms}))
 }
 
-/// Fails the first `times` attempts, then succeeds.
+/// A job that fails the first `times` attempts, then succeeds.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fail {
-    /// How many attempts fail; all of them when left out.
+    /// Number of attempts that fail. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     times: Option<u32>,
-    /// Reject the job instead: no retry.
+    /// Reject the job instead, without a retry.
     #[serde(default)]
     permanent: bool,
-    /// Snooze for this long instead of failing.
+    /// Snooze for this many milliseconds instead of failing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 86_400_000))]
     snooze_ms: Option<u64>,
@@ -98,7 +98,7 @@ async fn fail(job: Fail, ctx: Context) -> Outcome {
     }
 }
 
-/// Panics.
+/// A job that panics.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Panic {}
@@ -111,11 +111,11 @@ async fn panic(_: Panic, _ctx: Context) -> Outcome {
     panic!("panicked on request")
 }
 
-/// Blocks a thread of the runtime, as a badly written handler does.
+/// A job that blocks a thread of the runtime, as a badly written handler does.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spin {
-    /// How long, in milliseconds.
+    /// Duration in milliseconds.
     #[schemars(range(max = 600_000))]
     ms: u64,
 }
@@ -132,11 +132,11 @@ async fn spin(job: Spin, _ctx: Context) -> Outcome {
     Ok(().into())
 }
 
-/// Aborts the whole process: the job that kills its runner.
+/// A job that aborts the whole process and so kills its runner.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Abort {
-    /// How long it runs before, in milliseconds.
+    /// Duration before the abort, in milliseconds.
     #[serde(default)]
     #[schemars(range(max = 600_000))]
     after_ms: u64,
@@ -151,11 +151,12 @@ async fn abort(job: Abort, _ctx: Context) -> Outcome {
     std::process::abort()
 }
 
-/// Takes memory and gives none back: the job that makes the system stop its process.
+/// A job that allocates memory and keeps it, until the operating system stops the process.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Hoard {
-    /// How much, in MiB. What the handler takes it does not use, so that only a limit of the address space stops it.
+    /// Amount of memory in MiB. The handler does not write to the memory, so only a limit of the address space stops
+    /// it.
     #[schemars(range(max = 65_536))]
     mib: usize,
 }

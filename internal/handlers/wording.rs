@@ -1,10 +1,10 @@
-//! What a parser says of JSON or of a query, in words for the client who sent it: what would be right, with an example.
+//! Parser errors of JSON and of queries in words for the client: what would be right, with an example.
 
-/// A moment, as every field with one is described.
+/// Description of a time, the same for every field that holds one.
 const A_MOMENT: &str = "must be a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z";
 
-/// A parser's message about the field `name` (the last part of its pointer; empty when it is not about a field), in words
-/// for the client.
+/// Turn a parser's message into words for the client. `name` is the field, the last part of the pointer. It is empty
+/// when the message is not about a field.
 #[must_use]
 pub fn plain(message: &str, name: &str) -> String {
     let message = without_place(message);
@@ -35,13 +35,13 @@ pub fn plain(message: &str, name: &str) -> String {
     mismatch(message, name).unwrap_or_else(|| message.to_owned())
 }
 
-/// The field that a message names beyond its pointer: one that is missing.
+/// Return the field that a message names beyond its pointer: a missing field.
 #[must_use]
 pub fn missing_field(message: &str) -> Option<&str> {
     quoted_after(message, "missing field ")
 }
 
-/// Without the line and column: the pointer says where, and the client may have sent it in one line.
+/// Remove the line and column. The pointer names the position, and the client may have sent the JSON in one line.
 fn without_place(message: &str) -> &str {
     message.rsplit_once(" at line ").map_or(message, |(before, _)| before)
 }
@@ -62,7 +62,7 @@ fn unknown_field(message: &str) -> String {
     format!("is not a field here; use {}", known.trim_start_matches("one of "))
 }
 
-/// What chrono says of texts that are no moments.
+/// True for chrono's messages about texts that are not times.
 fn is_about_a_moment(message: &str) -> bool {
     const SAID: [&str; 6] = [
         "premature end of input",
@@ -83,7 +83,7 @@ fn whole_number(name: &str) -> &'static str {
     if name.ends_with("_ms") { "a whole number of milliseconds, 0 or more" } else { "a whole number, 0 or more" }
 }
 
-/// `invalid type: string "x", expected u64`, in words.
+/// Turn `invalid type: string "x", expected u64` into words for the client.
 fn mismatch(message: &str, name: &str) -> Option<String> {
     let (found, wanted) = message
         .strip_prefix("invalid type: ")

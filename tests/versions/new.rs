@@ -1,4 +1,4 @@
-//! The newer version of a program: its parcels have a field and a way that those of the older one do not know.
+//! The newer version of a program. Its parcels have a field and a delivery way that the older version does not know.
 
 mod runner;
 

@@ -1,4 +1,4 @@
-//! The older version of a program: its parcels have a field and a way that those of the newer one do not know.
+//! The older version of a program. Its parcels have a field and a delivery way that the newer version does not know.
 
 mod runner;
 

@@ -1,5 +1,5 @@
-//! What the older and the newer version of the program have in common: a whole tickr with the kind `parcel`. Its payload
-//! type is another one in each of them.
+//! The common part of the older and the newer version of the program: a whole tickr with the kind `parcel`. Each
+//! version has its own payload type.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use serde_json::json;
 use tickr::handlers::{Context, Kind, Output, Registry};
 
-/// What both versions of the type say.
+/// The properties that the payload types of both versions share.
 pub(crate) trait Parcel: Kind {
-    /// How long its delivery takes.
+    /// Duration of the delivery, in milliseconds.
     fn ms(&self) -> u64;
 
-    /// Does it take its runner along?
+    /// Whether the delivery aborts the process.
     fn explodes(&self) -> bool;
 }
 
-/// Run until told to stop. The result of each parcel says which version delivered it.
+/// Run until a signal stops it. The result of each parcel names the version that delivered it.
 pub(crate) fn run<P: Parcel>(version: &'static str) -> ExitCode {
     let mut kinds = Registry::new();
     kinds.register(move |parcel: P, _: Context| async move {

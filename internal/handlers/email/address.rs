@@ -1,4 +1,4 @@
-//! Who writes and who reads: the addresses of a mail.
+//! Addresses of a mail: senders and recipients.
 
 use lettre::message::Mailbox;
 use schemars::JsonSchema;
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Addresses {
-    /// A single one.
+    /// A single mailbox.
     One(String),
-    /// Any number.
+    /// A list of mailboxes.
     Many(Vec<String>),
 }
 
 impl Addresses {
-    /// Are there none?
+    /// True when there are no addresses.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.as_slice().is_empty()
@@ -28,7 +28,7 @@ impl Addresses {
         }
     }
 
-    /// The pointer to the address at `index`, below the pointer to the whole.
+    /// The JSON pointer to the address at `index`. `whole` is the pointer to all addresses.
     pub(super) fn pointer(&self, whole: &str, index: usize) -> String {
         match self {
             Self::One(_) => whole.to_owned(),
@@ -36,7 +36,7 @@ impl Addresses {
         }
     }
 
-    /// All of them as mailboxes, or the first that is none.
+    /// Parse all addresses. Return the error of the first one that is not a mailbox.
     pub(super) fn mailboxes(&self) -> Result<Vec<Mailbox>, InvalidMailbox> {
         self.as_slice().iter().map(|text| mailbox(text)).collect()
     }
@@ -54,31 +54,31 @@ impl From<&str> for Addresses {
     }
 }
 
-/// Why a text is not a mailbox that we write to or from.
+/// Reason why a text is not accepted as a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidMailbox {
-    /// A line break or another control character: an attempt to smuggle in a header or a command, or an accident.
+    /// A line break or another control character. It may be an attempt to add a header or a command, or a mistake.
     #[error("must not contain line breaks or other control characters")]
     ControlCharacter,
-    /// Text that readers would decode into something else than what was checked.
+    /// Text that mail readers would decode into something other than the checked text.
     #[error("must not contain encoded words (=?…?=): write the text itself")]
     EncodedWord,
-    /// Too long for any server.
+    /// The text is longer than any server accepts.
     #[error("must be at most 320 bytes long")]
     TooLong,
-    /// Not a mailbox.
+    /// The text is not a mailbox.
     #[error("must be a mailbox like ann@example.com or Ann <ann@example.com>")]
     Malformed,
-    /// An address that only servers with SMTPUTF8 would take.
+    /// An address that only servers with SMTPUTF8 accept.
     #[error("must be an ASCII address; write an international domain in its xn-- form")]
     NotAscii,
 }
 
-/// Longest text of a mailbox, name included.
+/// Longest text of a mailbox with its name, in bytes.
 const MAILBOX_BYTES: usize = 320;
 
-/// Reads one mailbox. Stricter than the standards where leniency has cost others injections: no control characters,
-/// no quoted local parts, ASCII addresses. Names may be written in any script.
+/// Parse one mailbox. It is stricter than the standards where lenient programs had injections: no control characters,
+/// no quoted local parts, ASCII addresses only. Names may be in any script.
 pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
     if text.chars().any(char::is_control) {
         return Err(InvalidMailbox::ControlCharacter);
@@ -97,15 +97,16 @@ pub(super) fn mailbox(text: &str) -> Result<Mailbox, InvalidMailbox> {
     if address.bytes().any(|b| !b.is_ascii_graphic() || br#"<>()[]\,;:""#.contains(&b)) {
         return Err(InvalidMailbox::Malformed);
     }
-    // The message builder reads headers back that it has written, and drops what it cannot read.
+    // The message builder parses the headers that it wrote, and drops those that it cannot parse.
     if mailbox.to_string().parse::<Mailbox>().as_ref().map(|read| &read.email) != Ok(&mailbox.email) {
         return Err(InvalidMailbox::Malformed);
     }
     Ok(mailbox)
 }
 
-/// Does the text look encoded already? The message builder passes such text on as it is, and readers would decode it,
-/// control characters and all. Who writes text in any script has no need for it.
+/// True when the text looks like an encoded word. The message builder passes such text on unchanged, and mail readers
+/// would decode it, including control characters. Clients can write text in any script, so they do not need encoded
+/// words.
 pub(super) fn has_encoded_word(text: &str) -> bool {
     text.split_once("=?").is_some_and(|(_, rest)| rest.contains("?="))
 }

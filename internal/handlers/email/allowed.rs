@@ -1,23 +1,24 @@
-//! Which addresses mails may name. Without a list, a client that may enqueue a mail can write to any address
-//! in the name of any other.
+//! Addresses that mails may name. Without a list, a client that may enqueue mails can write to any address in the name
+//! of any other.
 
 use lettre::message::Mailbox;
 
-/// Addresses that mails may name: those in these domains, and single ones. All of them when nothing is listed.
+/// Addresses that mails may name: listed domains and listed single addresses. Without a list, all addresses are
+/// allowed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllowedAddresses {
-    /// In lower case.
+    /// The entries, in lower case.
     listed: Vec<String>,
 }
 
 impl AllowedAddresses {
-    /// Each entry is a domain, without those below it, or a whole address.
+    /// Each entry is a domain, which does not include its subdomains, or a whole address.
     #[must_use]
     pub fn new(listed: &[String]) -> Self {
         Self { listed: listed.iter().map(|entry| entry.to_ascii_lowercase()).collect() }
     }
 
-    /// May a mail name this address?
+    /// True when a mail may name this address.
     #[must_use]
     pub fn allows(&self, mailbox: &Mailbox) -> bool {
         let address: &str = mailbox.email.as_ref();
@@ -26,7 +27,7 @@ impl AllowedAddresses {
         self.listed.is_empty() || self.listed.iter().any(|entry| *entry == address || entry == domain)
     }
 
-    /// Why an address is refused; `setting` names the list.
+    /// The text of a refusal. `setting` is the name of the setting that holds the list.
     pub(in crate::handlers) fn refusal(&self, setting: &str) -> String {
         let few = self.listed.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
         let more = if self.listed.len() > 5 { ", …" } else { "" };

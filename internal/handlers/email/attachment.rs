@@ -1,4 +1,4 @@
-//! What travels with a mail: small files inside the payload, or finished reports from the reports folder.
+//! Attachments of a mail: small files inside the payload, or finished reports.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,43 +9,43 @@ use serde::{Deserialize, Serialize};
 use super::Problem;
 use crate::handlers::report::{FindError, FinishedReports};
 
-/// Attachments of one mail.
+/// Most attachments of one mail.
 pub(super) const MAX_COUNT: usize = 10;
-/// Base64 text of all attachments in one payload. The API takes bodies of 256 KiB; the rest is for the mail itself.
-/// Larger files go through the reports folder.
+/// Most bytes of base64 in all attachments of one payload. By default a request body has at most 256 KiB; the rest is
+/// for the mail itself. Larger files are attached as reports.
 pub(super) const MAX_INLINE_BASE64_BYTES: usize = 224 * 1024;
-/// Reports of one mail together: above this, many servers refuse the mail.
+/// Most bytes of all reports of one mail. Many servers refuse larger mails.
 pub(super) const MAX_REPORT_BYTES: u64 = 10 * 1024 * 1024;
 
 /// A file to attach: either `content_base64` with a `filename`, or `report`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Attachment {
-    /// What the reader sees it called. A report keeps its own name when absent.
+    /// File name that the recipients see. Default for a report: its own name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub filename: Option<String>,
-    /// Its media type, such as `text/csv`. Guessed from the name when absent.
+    /// Media type, such as `text/csv`. Default: guessed from the file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 100))]
     pub content_type: Option<String>,
-    /// The file itself, in base64. All attachments of a mail together: at most 224 KiB of base64 (168 KiB of files).
+    /// Content of the file in base64. All attachments of a mail together may have 224 KiB of base64 (168 KiB of files).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_base64: Option<String>,
-    /// The name of a finished file in the reports folder, without any path. At most 10 MiB in one mail.
+    /// Name of a finished report, without a path. All reports of a mail together may have 10 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub report: Option<String>,
 }
 
 impl Attachment {
-    /// The report file of that name.
+    /// Attach the report of this name.
     #[must_use]
     pub fn report(name: impl Into<String>) -> Self {
         Self { report: Some(name.into()), ..Self::default() }
     }
 
-    /// What is wrong with it, at `pointer`.
+    /// Check the attachment. `pointer` is the JSON pointer to it.
     pub(super) fn problems(&self, pointer: &str, has_reports_dir: bool) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut wrong = |field: &str, detail: &str| problems.push(Problem::at(format!("{pointer}{field}"), detail));
@@ -76,7 +76,8 @@ impl Attachment {
         problems
     }
 
-    /// Its content, from the payload or the reports folder. `budget` is what reports of this mail may still take.
+    /// Load the content from the payload or from the report. `budget` is the number of bytes that reports of this mail
+    /// may still have.
     pub(super) async fn load(
         &self,
         reports: Option<&FinishedReports>,
@@ -94,7 +95,7 @@ impl Attachment {
     }
 }
 
-/// An attachment with its content at hand.
+/// An attachment with its content.
 #[derive(Debug)]
 pub(super) struct Enclosure {
     pub(super) filename: String,
@@ -102,7 +103,7 @@ pub(super) struct Enclosure {
     pub(super) content: Vec<u8>,
 }
 
-/// Why an attachment cannot be had.
+/// Reason why an attachment cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
     #[error("attach a file: content_base64 is not base64")]
@@ -121,7 +122,8 @@ pub(super) enum LoadError {
     Read(String, #[source] FindError),
 }
 
-/// Only what is a report is attached, by the rule that downloads follow: the folder may hold other files.
+/// Read a report. The name must be that of a report, by the same rule as for downloads, because the folder may hold
+/// other files.
 async fn read_report(reports: Option<&FinishedReports>, name: &str, budget: &mut u64) -> Result<Vec<u8>, LoadError> {
     let reports = reports.ok_or_else(|| LoadError::NoReportsDir(name.to_owned()))?;
     let content = reports.read(name, *budget).await.map_err(|error| match error {
@@ -133,12 +135,13 @@ async fn read_report(reports: Option<&FinishedReports>, name: &str, budget: &mut
     Ok(content)
 }
 
-/// A name that stays in its folder and on its line.
+/// True for a name without a path and without control characters.
 fn is_plain_name(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.chars().any(|c| c.is_control() || matches!(c, '/' | '\\'))
 }
 
-/// A media type of one file, written in plain ASCII. The parser alone would take `text/` and line breaks too.
+/// Parse the media type of a single file, in plain ASCII. The library's parser alone would also accept `text/` and line
+/// breaks.
 fn media_type(text: &str) -> Option<ContentType> {
     let (kind, rest) = text.split_once('/')?;
     let one_file = !["multipart", "message"].iter().any(|many| kind.eq_ignore_ascii_case(many));
@@ -216,7 +219,7 @@ mod tests {
         assert_eq!((&loaded.filename, loaded.content.len() as u64, budget), (&full, MAX_REPORT_BYTES, 0));
         assert!(matches!(load(&one, &mut budget).await, Err(LoadError::TooLarge(_))));
         assert!(matches!(load(&over, &mut MAX_REPORT_BYTES.clone()).await, Err(LoadError::TooLarge(_))));
-        // Not what a report leaves there: other files, hidden ones, folders, links to elsewhere.
+        // None of these is a report: other files, hidden files, folders, and links to other places.
         let (hidden, folder, link) = (format!(".{one}"), report("folder", "csv"), report("link", "csv"));
         for other in ["notes.txt", "notes.csv", &hidden] {
             write(other, 1).unwrap();

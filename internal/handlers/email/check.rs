@@ -1,15 +1,15 @@
-//! What is wrong with a mail that its schema cannot see.
+//! Checks of a mail that its schema cannot express.
 
 use super::address::{has_encoded_word, mailbox};
 use super::attachment::{MAX_COUNT, MAX_INLINE_BASE64_BYTES};
 use super::{AllowedAddresses, Email, Problem, RECIPIENTS, SENDERS};
 
-/// Recipients of one mail: `to`, `cc` and `bcc` together.
+/// Most recipients of one mail: `to`, `cc` and `bcc` together.
 const MAX_RECIPIENTS: usize = 50;
-/// Longest value of an extra header.
+/// Longest value of an extra header, in bytes.
 const HEADER_VALUE_BYTES: usize = 500;
 
-/// Every problem of a mail, given what the settings provide.
+/// Return all problems of a mail that do not depend on the lists of allowed addresses.
 pub(super) fn problems(email: &Email, has_default_sender: bool, has_reports_dir: bool) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut wrong = |pointer: String, detail: String| problems.push(Problem::at(pointer, detail));
@@ -66,7 +66,8 @@ pub(super) fn problems(email: &Email, has_default_sender: bool, has_reports_dir:
     problems
 }
 
-/// The addresses that the settings do not allow. What is no mailbox is a problem already.
+/// Return a problem for each address that the settings do not allow. A text that is not a mailbox is left out, because
+/// `problems` reports it.
 pub(super) fn not_allowed(email: &Email, senders: &AllowedAddresses, recipients: &AllowedAddresses) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (whole, addresses) in [("/to", &email.to), ("/cc", &email.cc), ("/bcc", &email.bcc)] {
@@ -86,7 +87,8 @@ pub(super) fn not_allowed(email: &Email, senders: &AllowedAddresses, recipients:
     problems
 }
 
-/// Extra headers are few on purpose: most others would let a client speak in our name or hide recipients.
+/// Check an extra header. Few headers are allowed: most others would let a client write in the operator's name or hide
+/// recipients.
 fn header(name: &str, value: &str) -> Result<(), String> {
     let legal = name.len() <= 64 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     let lower = name.to_ascii_lowercase();
@@ -134,7 +136,7 @@ mod tests {
         assert_eq!(pointers(&json!({"headers": {"X-A\r\nBcc": "x"}})), ["/headers/X-A\r\nBcc"]);
         let files = json!([{"filename": "a", "content_base64": ""}, {"filename": evil, "content_base64": ""}]);
         assert_eq!(pointers(&json!({"attachments": files})), ["/attachments/1/filename"]);
-        // In a body they are text, and are encoded as such.
+        // In a body such text is harmless, because the body is encoded.
         assert!(pointers(&json!({"text": evil, "html": "\r\n.\r\nQUIT\0"})).is_empty());
     }
 

@@ -1,8 +1,8 @@
-//! From a payload to the bytes that go to the server.
+//! Build the bytes of a mail from its payload.
 //!
-//! Every body is encoded (quoted-printable or base64) after its line breaks were made CRLF, so that nothing a client
-//! writes can end the message early (RUSTSEC-2026-0561 hits bodies that are not encoded). The finished bytes are
-//! checked once more before anybody sends them.
+//! Line breaks of every body are turned into CRLF, then the body is encoded (quoted-printable or base64). So no text of
+//! a client can end the message early (RUSTSEC-2026-0561 concerns bodies without an encoding). The finished bytes are
+//! checked once more before they are sent.
 
 use lettre::Address;
 use lettre::address::Envelope;
@@ -14,18 +14,18 @@ use super::address::InvalidMailbox;
 use super::attachment::Enclosure;
 use crate::job::JobId;
 
-/// A mail ready to go.
+/// A mail that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct Mail {
-    /// The same at every attempt, so that a server or a reader can recognise a repetition.
+    /// The same in every attempt of the job, so that servers and mail readers can recognise a repetition.
     pub(super) message_id: String,
     pub(super) sender: Address,
-    /// All of them, hidden ones too, each once.
+    /// All recipients, including those of `bcc`, each once.
     pub(super) recipients: Vec<Address>,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Why a mail cannot be built. None of it passes the check at enqueue, so no retry helps.
+/// Reason why a mail cannot be built. The check at enqueue finds all of these errors, so no retry helps.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
     #[error("build the mail: an address {0}")]
@@ -40,7 +40,7 @@ pub(super) enum MessageError {
     NotPlain,
 }
 
-/// The mail that `email` describes.
+/// Build the mail that `email` describes.
 pub(super) fn build(
     email: &Email,
     default_sender: Option<&Mailbox>,
@@ -58,10 +58,10 @@ pub(super) fn build(
             recipients.push(mailbox.email.clone());
         }
     }
-    // The sender's domain rather than this host's name: the next attempt may run on another host.
+    // The domain of the sender, not the name of this host: the next attempt may run on another host.
     let message_id = format!("<{job}@{}>", sender.email.domain());
 
-    // Lists are set whole. The builder's own `to()` reads the header back for each address it adds.
+    // Set each list as a whole. The builder's own `to()` parses the header again for every address that it adds.
     let mut builder = Message::builder()
         .header(header::From::from(Mailboxes::from(sender.clone())))
         .header(header::To::from(Mailboxes::from(to)))
@@ -106,7 +106,7 @@ fn content(email: &Email) -> Content {
     let text = |text: &str| part(ContentType::TEXT_PLAIN, quoted_printable(text));
     let html = |html: &str| part(ContentType::TEXT_HTML, quoted_printable(html));
     match (&email.text, &email.html) {
-        // The richest form last, as the standard asks.
+        // The richest form last, as the standard requires.
         (Some(t), Some(h)) => Content::Alternative(MultiPart::alternative().singlepart(text(t)).singlepart(html(h))),
         (None, Some(h)) => Content::Single(html(h)),
         (t, None) => Content::Single(text(t.as_deref().unwrap_or_default())),
@@ -130,7 +130,7 @@ fn encoded(bytes: Vec<u8>, encoding: ContentTransferEncoding) -> Body {
     Body::new_with_encoding(bytes, encoding).expect("an encoding for all bytes")
 }
 
-/// Every line break as CRLF, also lone carriage returns.
+/// Turn every line break into CRLF, also single carriage returns.
 fn crlf(text: &str) -> String {
     let mut lines = String::with_capacity(text.len() + text.len() / 32);
     let mut chars = text.chars().peekable();
@@ -147,8 +147,8 @@ fn crlf(text: &str) -> String {
     lines
 }
 
-/// Lines of at most 998 ASCII bytes that end in CRLF, with neither CR nor LF anywhere else: what every server takes
-/// without extensions, and what no server can read in two ways.
+/// True for lines of at most 998 ASCII bytes that end in CRLF, with neither CR nor LF anywhere else. Every server
+/// accepts such text without extensions, and all servers read it in the same way.
 fn is_plain(bytes: &[u8]) -> bool {
     let mut lines = bytes.split(|b| *b == b'\n').peekable();
     while let Some(line) = lines.next() {

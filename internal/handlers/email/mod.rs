@@ -1,11 +1,21 @@
-//! Kind `email`: a mail, handed to an SMTP server or written into an outbox folder.
+//! Kind `email`: a mail, sent to an SMTP server or written into an outbox folder.
 //!
-//! SMTP cannot promise to take a mail exactly once: when the connection breaks after the message, nobody knows. So
-//! every attempt of a job carries the same `Message-ID`, made of the job's id, by which servers and readers recognise
-//! a repetition; in the outbox it is the same file.
+//! SMTP cannot accept a mail exactly once: when the connection breaks after the message, the client cannot know whether
+//! the server has accepted it. So every attempt of a job uses the same `Message-ID`, made of the job's id, by which
+//! servers and mail readers recognise a repetition. In the outbox all attempts write the same file.
 //!
-//! What the server answers decides: 5xx rejects the job, 4xx and everything that is wrong with the connection or the
-//! login is retried. A mail goes to all of its recipients or to none of them.
+//! The server's answer decides: 5xx rejects the job. 4xx, connection errors and login errors are retried. A mail is
+//! sent to all of its recipients or to none.
+//!
+//! - `address.rs`: mailboxes of senders and recipients
+//! - `allowed.rs`: addresses that the operator allows
+//! - `attachment.rs`: files and reports that travel with a mail
+//! - `check.rs`: checks of a payload beyond its schema
+//! - `message.rs`: the bytes of a mail
+//! - `smtp.rs`: the connections to the mail server, and the conversation on them
+//! - `wire.rs`: the streams below that conversation
+//! - `outbox.rs`: mails as files in a folder
+//! - `tests.rs`: tests against an SMTP server on this machine
 
 mod address;
 mod allowed;
@@ -40,7 +50,7 @@ pub use self::smtp::{SmtpLogin, SmtpSettings, SmtpSetupError, SmtpTls};
 use super::report::FinishedReports;
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 
-/// The settings that say which addresses mails may name.
+/// Names of the settings that list the addresses which mails may name.
 const SENDERS: &str = "TICKR_EMAIL_SENDERS";
 pub(super) const RECIPIENTS: &str = "TICKR_EMAIL_RECIPIENTS";
 
@@ -48,27 +58,27 @@ pub(super) const RECIPIENTS: &str = "TICKR_EMAIL_RECIPIENTS";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Email {
-    /// The recipients: at least one.
+    /// Recipients, at least one.
     pub to: Addresses,
-    /// Who gets a copy.
+    /// Recipients of a copy.
     #[serde(default, skip_serializing_if = "Addresses::is_empty")]
     pub cc: Addresses,
-    /// Who gets a copy without the others knowing.
+    /// Recipients of a copy that the other recipients do not see.
     #[serde(default, skip_serializing_if = "Addresses::is_empty")]
     pub bcc: Addresses,
-    /// Where answers go, if not to the sender.
+    /// Address for replies. Default: the sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reply_to: Option<String>,
-    /// The sender; the configured one when absent.
+    /// Sender. Default: the configured sender.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// The subject, in any script.
+    /// Subject, in any script.
     #[schemars(length(max = 500))]
     pub subject: String,
-    /// The mail as plain text. With `html` given too, readers show the one they can.
+    /// Body as plain text. When `html` is given as well, mail readers choose the form that they can show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The mail as HTML.
+    /// Body as HTML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub html: Option<String>,
     /// Files to attach, at most 10.
@@ -84,41 +94,41 @@ impl Kind for Email {
     const NAME: &'static str = "email";
 }
 
-/// What the operator decides about mail.
+/// The operator's settings for mail.
 #[derive(Clone, Debug)]
 pub struct EmailSettings {
-    /// The sender of mails that name none.
+    /// Sender of mails that name none.
     pub from: Option<String>,
-    /// Where mails go.
+    /// Destination of mails.
     pub delivery: Delivery,
     /// Finished reports, for mails that attach one.
     pub reports: Option<FinishedReports>,
 }
 
-/// Where mails go.
+/// Destination of mails.
 #[derive(Clone, Debug)]
 pub enum Delivery {
-    /// To a mail server.
+    /// A mail server.
     Smtp(SmtpSettings),
-    /// Into a folder, one `<job id>.eml` for each; created if missing.
+    /// A folder with one file `<job id>.eml` for each mail. It is created if it is missing.
     Outbox(PathBuf),
 }
 
-/// The settings for mail cannot be used.
+/// Error: the settings for mail cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EmailSetupError {
     /// The default sender is not a mailbox.
     #[error("set up mail: the default sender {0}")]
     From(#[from] InvalidMailbox),
-    /// The default sender is not among the allowed ones, so no mail could be sent that names none.
+    /// The default sender is not among the allowed senders, so mails without a sender could not be sent.
     #[error("set up mail: the default sender {0}")]
     Refused(String),
-    /// The mail server's settings.
+    /// The settings of the mail server are wrong.
     #[error(transparent)]
     Smtp(#[from] SmtpSetupError),
 }
 
-/// Sends mails.
+/// The handler that sends mails.
 pub struct EmailHandler {
     from: Option<Mailbox>,
     route: Route,
@@ -136,21 +146,21 @@ enum Route {
 #[derive(Debug, Serialize)]
 struct Success {
     message_id: String,
-    /// How many recipients the server took the mail for.
+    /// Number of recipients for which the server accepted the mail.
     accepted: usize,
-    /// What the mail server said.
+    /// Answer of the mail server.
     #[serde(skip_serializing_if = "Option::is_none")]
     response: Option<String>,
-    /// Where the mail lies, in an outbox.
+    /// Path of the mail in the outbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
 }
 
 impl EmailHandler {
-    /// A handler with connections of its own.
+    /// Make a handler with its own connections.
     ///
     /// # Errors
-    /// When the settings cannot be used. Nothing is connected yet.
+    /// When the settings cannot be used. No connection is opened yet.
     pub fn new(settings: EmailSettings) -> Result<Self, EmailSetupError> {
         let from = settings.from.as_deref().map(address::mailbox).transpose()?;
         let route = match settings.delivery {
@@ -161,7 +171,7 @@ impl EmailHandler {
         Ok(Self { from, route, reports: settings.reports, senders, recipients })
     }
 
-    /// Let mails name only these addresses as sender and as recipients. Answers may go to either.
+    /// Allow only these addresses as sender and as recipients. The address for replies may be in either list.
     ///
     /// # Errors
     /// When the default sender is not among them.
@@ -183,7 +193,7 @@ impl EmailHandler {
         for attachment in &email.attachments {
             let loaded = attachment.load(self.reports.as_ref(), &mut budget).await;
             enclosures.push(loaded.map_err(|error| match error {
-                // Another attempt may find MySQL back, or run on the runner that has the report.
+                // A retry may help: MySQL may be back, or the job may run on the runner that has the report.
                 LoadError::Read(..) => Failure::from(error),
                 LoadError::NotBase64
                 | LoadError::Empty
@@ -221,12 +231,13 @@ impl Handler for EmailHandler {
     }
 
     fn defaults(&self) -> KindDefaults {
-        // Room for a busy server's connections to come free before the delivery itself begins.
+        // Leave time for a connection to become free before the delivery starts.
         KindDefaults { timeout: Duration::from_secs(120), ..KindDefaults::default() }
     }
 
     async fn run(&self, email: Email, ctx: Context) -> Outcome {
-        // Again, and not only at enqueue: rows may come from elsewhere, and an injection must not.
+        // Check again, not only at enqueue: a row may have been written by another program, and must not inject
+        // headers.
         if let Some(problem) = self.check(&email).into_iter().next() {
             return Err(Failure::reject(format!("send the mail: {} {}", problem.pointer, problem.detail)));
         }

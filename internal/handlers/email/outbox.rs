@@ -1,4 +1,4 @@
-//! Mail as files: for development, and for whoever picks mails up from a folder.
+//! Mails as files, for development and for programs that collect mails from a folder.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -9,13 +9,13 @@ use tokio::task::spawn_blocking;
 
 use crate::job::{AttemptToken, JobId};
 
-/// A folder of `<job id>.eml` files.
+/// A folder with `<job id>.eml` files.
 #[derive(Clone, Debug)]
 pub(super) struct Outbox {
     dir: PathBuf,
 }
 
-/// Why a mail could not be laid into the outbox.
+/// Error: a mail could not be written into the outbox.
 #[derive(Debug, thiserror::Error)]
 #[error("write the mail to {}: {source}", path.display())]
 pub(super) struct OutboxError {
@@ -28,10 +28,11 @@ impl Outbox {
         Self { dir }
     }
 
-    /// Writes the mail of a job, whole or not at all; a repetition replaces what an earlier attempt wrote.
+    /// Write the mail of a job, completely or not at all. A repetition replaces the file of an earlier attempt.
     pub(super) async fn put(&self, job: JobId, attempt: AttemptToken, bytes: Vec<u8>) -> Result<PathBuf, OutboxError> {
         let path = self.dir.join(format!("{job}.eml"));
-        // Named after the attempt, so that a late one and its successor do not write into each other's file.
+        // The temporary file has the attempt in its name, so that a late attempt and its successor do not write the
+        // same file.
         let aside = self.dir.join(format!(".{job}.{attempt}.part"));
         let target = path.clone();
         let written = spawn_blocking(move || write(&aside, &target, &bytes)).await.unwrap_or_else(|e| Err(e.into()));
@@ -44,7 +45,7 @@ impl Outbox {
 
 fn write(aside: &Path, target: &Path, bytes: &[u8]) -> io::Result<()> {
     let dir = target.parent().unwrap_or(Path::new("."));
-    // Mails are their readers' business, and so are the names of the jobs that sent them.
+    // Only the owner may read the folder: the mails are private, and so are the names of the jobs that sent them.
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let finished = (|| {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(aside)?;
@@ -53,11 +54,11 @@ fn write(aside: &Path, target: &Path, bytes: &[u8]) -> io::Result<()> {
         fs::rename(aside, target)
     })();
     if finished.is_err() {
-        // What is left over helps nobody; that it may not be there is fine.
+        // Remove the useless rest. It may not exist, so an error is ignored.
         let _ = fs::remove_file(aside);
         return finished;
     }
-    // The name is in the folder, which has to be on disk as well.
+    // The file's name is an entry of the folder, so the folder must be synced as well.
     File::open(dir)?.sync_all()
 }
 

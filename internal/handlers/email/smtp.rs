@@ -1,9 +1,9 @@
 //! The connections to the mail server, and the conversation that hands over a mail.
 //!
-//! The library's own pool has no limit on open connections, no time limit once connected, and takes back connections
-//! whose conversation was cut off. Here a permit stands for every open connection, every wait ends at the delivery's
-//! deadline, and a connection goes back among the idle ones only after a complete answer: whoever is cut off anywhere
-//! else drops it, which closes it.
+//! The library's own pool has no limit on open connections, no time limits on a connected socket, and reuses
+//! connections whose conversation was interrupted. Here each open connection holds a permit, and every wait ends at the
+//! deadline of the delivery. A connection becomes idle only after a complete answer. An interrupted conversation drops
+//! its connection, which closes it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,69 +28,69 @@ use super::Context;
 use super::message::Mail;
 use super::wire::{Encrypted, LineWise};
 
-/// The server that takes our mail.
+/// The operator's settings for the mail server.
 #[derive(Clone, Debug)]
 pub struct SmtpSettings {
-    /// Name or address of the server; its certificate must be for this.
+    /// Name or address of the server. Its certificate must be valid for it.
     pub host: String,
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
-    /// How the connection is protected.
+    /// Encryption of the connection.
     pub tls: SmtpTls,
-    /// The account, when the server wants one.
+    /// Account, when the server requires one.
     pub login: Option<SmtpLogin>,
-    /// How many connections may be open at a time; at least one.
+    /// Most open connections at the same time, at least one.
     pub connections: usize,
-    /// How long a whole delivery may take, from the connection to the last answer.
+    /// Time limit for a whole delivery, from the connection to the last answer.
     pub timeout: Duration,
-    /// Certificates in PEM to trust beside the public authorities: for a server with a certificate of one's own.
+    /// Certificates in PEM to trust in addition to the public authorities, for a server with a private certificate.
     pub ca_pem: Option<Vec<u8>>,
 }
 
-/// How a connection to the mail server is protected.
+/// Encryption of a connection to the mail server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SmtpTls {
-    /// Plain at first, then upgraded; refused when the server cannot.
+    /// Plain at first, then upgraded to TLS. Mails are not sent when the server cannot upgrade.
     Starttls,
     /// TLS from the first byte.
     Tls,
-    /// Never: for a server on this host or in a trusted network.
+    /// No encryption: for a server on this host or in a trusted network.
     None,
 }
 
-/// An account at the mail server, for PLAIN or LOGIN.
+/// Account at the mail server, for PLAIN or LOGIN.
 #[derive(Clone, Debug)]
 pub struct SmtpLogin {
-    /// Its name.
+    /// Name of the account.
     pub username: String,
-    /// Its password.
+    /// Password of the account.
     pub password: SecretString,
 }
 
-/// The settings of the mail server cannot be used.
+/// Error: the settings of the mail server cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SmtpSetupError {
-    /// Not a name or address that a certificate could be for.
+    /// The host is not a name or an address that a certificate could be for.
     #[error("set up mail: the host {0} is neither a name nor an address")]
     Host(String),
-    /// Not certificates.
+    /// The extra certificate authorities are not PEM certificates.
     #[error("set up mail: read the extra certificate authorities")]
     Authorities,
-    /// No TLS configuration is possible.
+    /// The TLS configuration could not be built.
     #[error("set up mail: prepare tls")]
     Tls(#[from] rustls::Error),
-    /// No TLS configuration is possible.
+    /// The STARTTLS configuration could not be built.
     #[error("set up mail: prepare starttls")]
     Starttls(#[from] LettreError),
 }
 
-/// How long an unused connection may still be used. Servers close theirs after five minutes, firewalls forget them
-/// sooner.
+/// Time after which an idle connection is no longer used. Servers close theirs after five minutes, and firewalls forget
+/// them earlier.
 const IDLE: Duration = Duration::from_secs(60);
-/// How long an idle connection has to answer the first command before it counts as dead.
+/// Time limit of an idle connection for its first answer, after which it counts as dead.
 const FIRST_ANSWER: Duration = Duration::from_secs(5);
 
-/// Where in the conversation something happened.
+/// Step of the conversation, for error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Connect,
@@ -114,7 +114,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// Why a mail was not handed over.
+/// Reason why a mail was not handed over.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SmtpError {
     #[error("hand the mail to {server}: it refused {what}")]
@@ -128,12 +128,12 @@ pub(super) enum SmtpError {
 }
 
 impl SmtpError {
-    /// Will the server say the same again?
+    /// True when the server would give the same answer again.
     pub(super) fn is_permanent(&self) -> bool {
         matches!(self, Self::Refused { permanent: true, .. })
     }
 
-    /// Did the connection turn out useless before the message went over it, so that another one may be tried?
+    /// True when the connection proved useless before the message was sent over it, so that another one may be tried.
     fn is_dead_connection(&self) -> bool {
         match self {
             Self::Failed { step, .. } => *step != Step::Content,
@@ -143,7 +143,7 @@ impl SmtpError {
     }
 }
 
-/// The connections to one mail server.
+/// The pool of connections to one mail server.
 pub(super) struct SmtpPool {
     settings: SmtpSettings,
     protection: Protection,
@@ -179,12 +179,12 @@ impl SmtpPool {
         Ok(Self { settings, protection, hello: hello(), permits, idle: Mutex::default() })
     }
 
-    /// Hands over a mail; returns the server's answer.
+    /// Hand over a mail and return the server's answer.
     ///
-    /// All recipients or none: when the server refuses one of them, the message is not sent to the others, because the
-    /// next attempt would send it to them again.
+    /// The mail goes to all recipients or to none. When the server refuses one of them, the message is not sent to the
+    /// others, because the next attempt would send it to them again.
     pub(super) async fn deliver(&self, mail: &Mail, ctx: &Context) -> Result<String, SmtpError> {
-        // Waiting for a free connection is not the server's fault and does not count against its time.
+        // The wait for a free connection does not count against the server's time limit.
         let _permit = tokio::select! {
             biased;
             () = ctx.stopped() => return Err(self.stopped()),
@@ -195,7 +195,7 @@ impl SmtpPool {
         let deadline = ctx.deadline().min(Instant::now() + self.settings.timeout);
         if let Some(connection) = self.take_idle() {
             match self.converse(connection, mail, ctx, deadline.min(Instant::now() + FIRST_ANSWER), deadline).await {
-                // It died while it lay idle. The server has not seen the message.
+                // The connection died while it was idle. The server has not seen the message.
                 Err(error) if error.is_dead_connection() => {}
                 finished => return finished,
             }
@@ -204,7 +204,7 @@ impl SmtpPool {
         self.converse(connection, mail, ctx, deadline, deadline).await
     }
 
-    /// One mail over one connection, which is kept for the next if the server is ready for one.
+    /// Send one mail over one connection. Keep the connection for the next mail if the server is ready for one.
     async fn converse(
         &self,
         mut connection: AsyncSmtpConnection,
@@ -216,7 +216,8 @@ impl SmtpPool {
         let result = self.exchange(&mut connection, mail, ctx, first_deadline, deadline).await;
         let ready = match &result {
             Ok(_) => true,
-            // The server has answered in full and waits; the half-told envelope is taken back, if that is quick.
+            // The server has answered completely and waits. Reset the half-sent envelope, if the server does so
+            // quickly.
             Err(SmtpError::Refused { .. }) => {
                 timeout_at(deadline.min(Instant::now() + FIRST_ANSWER), connection.command(Rset))
                     .await
@@ -242,7 +243,7 @@ impl SmtpPool {
         let answer = self.until_stopped(Step::Sender, ctx, first_deadline, connection.command(from)).await?;
         answer.map_err(|e| self.refused(Step::Sender, &format!("the sender {}", mail.sender), &e))?;
 
-        // Asked for all of them even after a refusal, so that the error names every address to correct.
+        // Continue after a refusal, so that the error names every refused address.
         let mut refused: Option<(bool, Vec<String>)> = None;
         for recipient in &mail.recipients {
             let to = Rcpt::new(recipient.clone(), Vec::new());
@@ -264,8 +265,8 @@ impl SmtpPool {
         let answer = self.until_stopped(Step::Data, ctx, deadline, connection.command(Data)).await?;
         answer.map_err(|e| self.refused(Step::Data, "the message", &e))?;
 
-        // From here on the server may take the mail at any moment. A stop no longer interrupts: it would only turn a
-        // mail that was sent into one that nobody knows about.
+        // From here on the server may accept the mail at any moment. A stop no longer interrupts: the mail might be
+        // sent, and the runner would not know it.
         let answer = timeout_at(deadline, connection.message(&mail.bytes)).await;
         let answer = answer.map_err(|_| self.timed_out(Step::Content))?;
         let answer = answer.map_err(|e| self.refused(Step::Content, "the message", &e))?;
@@ -284,7 +285,8 @@ impl SmtpPool {
         if let Some(login) = &self.settings.login {
             let account = Credentials::new(login.username.clone(), login.password.expose_secret().to_owned());
             let answer = connection.auth(DEFAULT_MECHANISMS, &account);
-            // A refused login is our configuration's fault, not the mail's: the mail waits until it is corrected.
+            // A refused login is an error of the configuration, not of the mail. So the attempt is retried, and can
+            // succeed after the configuration is corrected.
             if let Err(cause) = self.until_stopped(Step::Login, ctx, deadline, answer).await? {
                 return failed(Step::Login, &cause);
             }
@@ -294,7 +296,8 @@ impl SmtpPool {
 
     async fn connect(&self) -> Result<AsyncSmtpConnection, ConnectError> {
         let tcp = TcpStream::connect((host(&self.settings), self.settings.port)).await?;
-        // The end of a message is a small write of its own, which would otherwise wait 40 ms for an acknowledgement.
+        // The end of a message is a small write of its own. Without this option it would wait 40 ms for an
+        // acknowledgement.
         tcp.set_nodelay(true)?;
         let stream: Box<dyn AsyncTokioStream> = match &self.protection {
             Protection::Starttls(_) => Box::new(LineWise::new(tcp)),
@@ -311,7 +314,7 @@ impl SmtpPool {
         Ok(connection)
     }
 
-    /// Waits for one step of the conversation, no longer than until the deadline or a stop.
+    /// Wait for one step of the conversation, until the deadline or a stop at the latest.
     async fn until_stopped<T>(
         &self,
         step: Step,
@@ -326,7 +329,7 @@ impl SmtpPool {
         }
     }
 
-    /// The newest idle connection. Those that lay too long are closed.
+    /// Take the newest idle connection. Close those that were idle for too long.
     fn take_idle(&self) -> Option<AsyncSmtpConnection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|idle| idle.since.elapsed() < IDLE);
@@ -338,7 +341,8 @@ impl SmtpPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(idle);
     }
 
-    /// An answer other than yes. 421 announces that the server hangs up, which is as good as having done so.
+    /// Turn a negative answer into an error. 421 announces that the server closes the connection, so it counts as a
+    /// broken connection.
     fn refused(&self, step: Step, what: &str, error: &LettreError) -> SmtpError {
         use std::error::Error as _;
         match error.status() {
@@ -364,7 +368,7 @@ impl SmtpPool {
     }
 }
 
-/// Why there is no connection.
+/// Reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("{0}")]
@@ -375,12 +379,12 @@ enum ConnectError {
     NoStarttls,
 }
 
-/// The host without the brackets that an IPv6 address may be written in.
+/// The host without the brackets around an IPv6 address.
 fn host(settings: &SmtpSettings) -> &str {
     settings.host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// How we greet: by host name if it is one that strict servers accept.
+/// Name of this client in the greeting: the host name, if it has a form that strict servers accept.
 fn hello() -> ClientId {
     match ClientId::default() {
         ClientId::Domain(name) if is_host_name(&name) => ClientId::Domain(name),
@@ -414,7 +418,7 @@ fn tls(authorities: Option<&[u8]>) -> Result<TlsConnector, SmtpSetupError> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// Words of the server as one line that is safe to show.
+/// Text of the server as one line that is safe to show.
 fn one_line(text: &str) -> String {
     let line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1_000).collect();
     line.split_whitespace().collect::<Vec<_>>().join(" ")

@@ -1,4 +1,4 @@
-//! The handler against a real server on loopback.
+//! Tests of the handler against a real SMTP server on loopback.
 
 use std::time::Instant;
 
@@ -59,7 +59,7 @@ fn rejected(outcome: Outcome) -> String {
     }
 }
 
-/// The parts of a multipart message or part, each with its headers.
+/// Split a multipart message or part into its parts, each with its headers.
 fn parts(source: &str) -> Vec<&str> {
     let (headers, body) = source.split_once("\r\n\r\n").unwrap();
     let unfolded = headers.replace("\r\n ", " ");
@@ -150,7 +150,7 @@ async fn a_mail_goes_to_all_recipients_or_to_none() {
         assert!(error.contains(refused), "{error}");
     }
     assert!(sink.mails().is_empty());
-    // What was refused does not cling to the connection.
+    // The refused envelope does not stay on the connection.
     result(send(&handler, "bob@example.com").await);
     assert_eq!(sink.mails()[0].recipients, ["bob@example.com"]);
     assert_eq!(sink.connections(), 1);
@@ -270,7 +270,7 @@ async fn logins_work_both_ways_and_a_refused_one_is_retried() {
         assert!(sink.mails()[0].logged_in);
         let error = retried(send(&with("canary2"), "ann@example.com").await);
         assert!(error.contains("logging in") && error.contains("535") && !error.contains("canary"), "{error}");
-        // The server insists; without an account it refuses the sender for good.
+        // The server requires a login. Without an account it refuses the sender permanently.
         rejected(send(&handler(settings(&sink, SmtpTls::Starttls)), "ann@example.com").await);
     }
     assert!(!format!("{:?}", SmtpLogin { username: "ann".into(), password: "canary".into() }).contains("canary"));

@@ -1,4 +1,4 @@
-//! The two streams below a conversation with the mail server that the mail library does not bring itself.
+//! The two streams below the SMTP conversation that the mail library does not provide.
 
 use std::io;
 use std::net::SocketAddr;
@@ -40,16 +40,16 @@ impl AsyncWrite for Encrypted {
     }
 }
 
-/// A plain connection that hands out one line at a time, for conversations that begin plain and continue in TLS.
+/// A plain connection that returns at most one line per read, for conversations that start plain and continue in TLS.
 ///
-/// The library above reads into a buffer that survives the change to TLS. Without this, lines that somebody on the
-/// way appends to the server's answer to STARTTLS would lie in that buffer and later pass for encrypted answers. Here
-/// they stay below, where the TLS handshake trips over them.
+/// The library reads into a buffer that survives the change to TLS. Without this type, an attacker between client and
+/// server could append lines to the server's answer to STARTTLS. They would stay in that buffer and be taken for
+/// encrypted answers. Here they stay in this type's buffer, and the TLS handshake fails on them.
 #[derive(Debug)]
 pub(super) struct LineWise {
     tcp: TcpStream,
     buffer: Box<[u8]>,
-    /// What of the buffer was read and not yet handed out.
+    /// Range of the buffer that was read from the socket and not yet returned.
     unread: std::ops::Range<usize>,
 }
 

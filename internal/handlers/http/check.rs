@@ -1,4 +1,4 @@
-//! What is wrong with a callback that its schema cannot see.
+//! Checks of a callback that its schema cannot express.
 
 use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
@@ -6,10 +6,10 @@ use reqwest::header::{HeaderName, HeaderValue};
 use super::guard::{Rule, check_host};
 use super::{HttpCallback, Method, Problem};
 
-/// Longest value of a header.
+/// Longest value of a header, in bytes.
 const HEADER_VALUE_BYTES: usize = 4_096;
 
-/// Headers that belong to the connection and its framing, not to the request.
+/// Headers of the connection and its framing, which are not part of the request.
 const CONNECTION_HEADERS: &[&str] = &[
     "connection",
     "content-length",
@@ -26,7 +26,7 @@ const CONNECTION_HEADERS: &[&str] = &[
     "upgrade",
 ];
 
-/// Every problem of a callback.
+/// Return all problems of a callback.
 pub(super) fn problems(callback: &HttpCallback, rule: &Rule) -> Vec<Problem> {
     let mut problems: Vec<Problem> = url(&callback.url, rule).err().into_iter().collect();
     let mut seen = Vec::new();
@@ -47,7 +47,7 @@ pub(super) fn problems(callback: &HttpCallback, rule: &Rule) -> Vec<Problem> {
 
 fn url(text: &str, rule: &Rule) -> Result<(), Problem> {
     let wrong = |detail: String| Err(Problem::at("/url", detail));
-    // The parser drops tabs and line breaks without a word; whoever sends them does not mean the URL that is left.
+    // The URL parser drops tabs and line breaks silently. A client that sends them does not mean the URL that remains.
     if text.chars().any(|c| c.is_control() || c.is_whitespace()) {
         return wrong("must not contain spaces or control characters".to_owned());
     }
@@ -81,14 +81,14 @@ fn header(name: &str, value: &str) -> Result<(), String> {
     if value.len() > HEADER_VALUE_BYTES {
         return Err(format!("must be at most {HEADER_VALUE_BYTES} bytes long"));
     }
-    // The library would let bytes beyond ASCII through; receivers do not agree on what they mean.
+    // The HTTP library would send bytes beyond ASCII. Receivers do not agree on their meaning.
     if !value.is_ascii() || HeaderValue::from_str(value).is_err() {
         return Err("must consist of printable ASCII characters".to_owned());
     }
     Ok(())
 }
 
-/// A name as one step of a JSON pointer.
+/// Escape a name as one step of a JSON pointer.
 fn escape(name: &str) -> String {
     name.replace('~', "~0").replace('/', "~1")
 }

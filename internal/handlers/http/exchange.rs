@@ -1,4 +1,5 @@
-//! A callback as it may be shown: no signature, no token, no header of the caller's, and of the URL what is no secret.
+//! The request and the response of a callback as operators may see them: without signature, token and the payload's
+//! headers, and without secret parts of the URL.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use super::response::printable;
 use super::{HttpCallback, Method};
 use crate::job::{Exchange, ExchangeResponse};
 
-/// Headers of an answer that help to find a cause.
+/// Headers of a response that help to find a cause.
 const SHOWN_HEADERS: [&str; 11] = [
     "content-type",
     "content-length",
@@ -25,18 +26,18 @@ const SHOWN_HEADERS: [&str; 11] = [
     "x-correlation-id",
     "x-request-id",
 ];
-/// Longest value of a header that is kept, in bytes.
+/// Longest header value that is kept, in bytes.
 const HEADER_BYTES: usize = 120;
 /// Longest URL that is kept, in bytes.
 const URL_BYTES: usize = 500;
 /// Longest endpoint in an error, in bytes.
 const ENDPOINT_BYTES: usize = 200;
-/// Segments of a path from this length on, with letters and digits in them, may be tokens.
+/// Path segments of at least this length that mix letters and digits may be tokens.
 const TOKEN_CHARS: usize = 16;
-/// What stands for something that is not shown.
+/// Replacement for a hidden part.
 const HIDDEN: &str = "***";
 
-/// A callback that nothing has answered yet.
+/// The exchange of a request that has no response yet.
 pub(super) fn request(method: Method, url: &Url) -> Exchange {
     Exchange {
         method: reqwest::Method::from(method).to_string(),
@@ -46,7 +47,7 @@ pub(super) fn request(method: Method, url: &Url) -> Exchange {
     }
 }
 
-/// The headers of an answer that are kept.
+/// The headers of a response that are kept.
 pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     let kept = |name: &str| {
         let value = printable(headers.get(name)?.as_bytes(), HEADER_BYTES);
@@ -55,8 +56,8 @@ pub(super) fn headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     SHOWN_HEADERS.into_iter().filter_map(kept).collect()
 }
 
-/// The URL without what may be a secret: values of the query, and what looks like a token in the path. Names of parameters
-/// stay, for they tell what is called.
+/// The URL without possible secrets: values of the query, and tokens in the path. Names of parameters stay, because
+/// they show what is called.
 fn shown(url: &Url) -> String {
     let mut text = place(url);
     for (at, (name, _)) in url.query_pairs().enumerate() {
@@ -68,7 +69,7 @@ fn shown(url: &Url) -> String {
     text
 }
 
-/// Scheme, host, port and path, without what looks like a token in the path.
+/// Scheme, host, port and path, without tokens in the path.
 fn place(url: &Url) -> String {
     let mut text = url.origin().ascii_serialization();
     for segment in url.path_segments().into_iter().flatten() {
@@ -78,7 +79,7 @@ fn place(url: &Url) -> String {
     text
 }
 
-/// Which of a receiver's endpoints a URL calls, for the errors of a callback: nothing of its query, user or fragment.
+/// The endpoint of a URL for the errors of a callback: nothing of its query, user or fragment.
 pub(super) fn endpoint(url: &Url) -> String {
     printable(place(url).as_bytes(), ENDPOINT_BYTES)
 }
@@ -88,7 +89,7 @@ fn is_token(text: &str) -> bool {
     (mixed && text.len() >= TOKEN_CHARS) || text.len() > 4 * TOKEN_CHARS
 }
 
-/// What the result of a callback that succeeded says of its answer.
+/// The fields that the result of a successful callback has about its response.
 #[derive(Deserialize)]
 struct Result {
     status: u16,
@@ -98,7 +99,8 @@ struct Result {
     body_snippet: String,
 }
 
-/// The exchange of a callback that succeeded, from its payload and its result: a success keeps nothing beside them.
+/// The exchange of a callback that succeeded, made of its payload and its result. A success stores no exchange of its
+/// own.
 #[must_use]
 pub fn of_success(payload: &RawValue, result: &RawValue) -> Option<Exchange> {
     let callback: HttpCallback = serde_json::from_str(payload.get()).ok()?;

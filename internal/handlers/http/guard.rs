@@ -1,10 +1,10 @@
-//! Where a callback may go: to an address of the public internet, and to what the operator allows beside it.
+//! The addresses that callbacks may reach: the public internet, and what the operator allows in addition.
 //!
-//! A payload comes from a client, the request leaves from inside the network: without a guard every client could read
-//! cloud metadata and reach unprotected neighbours. Names are judged by what they resolve to at the moment of the
-//! connection ([`Guard`] is the HTTP client's only resolver, so it connects to judged addresses and to nothing else,
-//! whatever DNS answers the next time; a connection that is used again goes where it went). Addresses written in the URL
-//! never reach a resolver and are judged apart, by [`check_host`].
+//! The payload comes from a client, but the request leaves from inside the network. Without a guard every client could
+//! read cloud metadata and reach unprotected machines nearby. Names are checked by the addresses that they resolve to
+//! at the moment of the connection. [`Guard`] is the only resolver of the HTTP client, so the client connects to
+//! checked addresses only, whatever DNS answers the next time. A reused connection still goes to the address that was
+//! checked. An address written in the URL never reaches a resolver; [`check_host`] checks it.
 
 use std::fmt;
 use std::io;
@@ -17,52 +17,53 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use crate::config::Allowed;
 
-/// A target that callbacks may not reach, and what an operator would set to allow it. Kept inside the client's error, where
-/// the handler finds it again.
+/// A target that callbacks may not reach, and the setting that would allow it. It travels inside the HTTP client's
+/// error, where the handler finds it again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     #[error("{class} addresses are not allowed; {}", how_to_allow(.class, .address))]
     Address { class: &'static str, address: String },
-    // The addresses themselves stay out of the text: it would map the internal network for every client that may enqueue.
+    // The addresses themselves are not in the text: they would show the internal network to every client that may
+    // enqueue.
     #[error("the name resolves to {class} addresses only, which are not allowed; {}", how_to_allow(.class, .host))]
     Name { class: &'static str, host: String },
 }
 
 fn how_to_allow(class: &str, target: &str) -> String {
     if class == METADATA_CLASS {
-        return "an operator can allow one by naming the very address in callback_allow".to_owned();
+        return "an operator can allow one by adding exactly that address to callback_allow".to_owned();
     }
-    // One that is no host name cannot be written into the setting either.
+    // Characters that cannot be part of a host name cannot be written into the setting either.
     let shown: String = target.chars().filter(|c| c.is_ascii_graphic() && !"\"'\\".contains(*c)).take(100).collect();
     format!("an operator can allow it with callback_allow = [\"{shown}\"]")
 }
 
-/// What decides about one address: `Err` names the class of a refused one.
+/// Function that checks one address. `Err` names the class of a refused address.
 type Judge = fn(IpAddr) -> Result<(), &'static str>;
 
-/// Where callbacks may go.
+/// The rule for the targets of callbacks.
 #[derive(Clone)]
 pub(super) struct Rule {
     pub(super) judge: Judge,
-    /// Everywhere but to cloud metadata.
+    /// True to allow every address except cloud metadata.
     pub(super) wide: bool,
     pub(super) allowed: Arc<[Allowed]>,
 }
 
 impl Rule {
-    /// The public internet, and what the operator allows beside it.
+    /// Allow the public internet, and what the operator allows in addition.
     pub(super) fn new(wide: bool, allowed: Vec<Allowed>) -> Self {
         Self { judge: public_only, wide, allowed: allowed.into() }
     }
 
-    /// May a callback connect to this address, which stands in the URL or which the name `host` resolves to? `Err` names its
-    /// class.
+    /// Check whether a callback may connect to this address. The address is written in the URL, or the name `host`
+    /// resolves to it. `Err` names the class of a refused address.
     fn judge(&self, host: Option<&str>, address: IpAddr) -> Result<(), &'static str> {
-        // The kernel connects ::ffff:a.b.c.d by IPv4.
+        // The kernel connects to ::ffff:a.b.c.d over IPv4.
         let address = address.to_canonical();
         let any = |fits: &dyn Fn(&Allowed) -> bool| self.allowed.iter().any(fits);
-        // Neither a network around it nor a name that points to it is enough: whoever may change a zone in DNS would be given
-        // the credentials of the machine.
+        // Neither a network that contains the address nor a name that points to it is enough. Otherwise any person who
+        // may change a DNS zone could get the credentials of the machine.
         if is_metadata(address) {
             return if any(&|entry| entry.is_address(address)) { Ok(()) } else { Err(METADATA_CLASS) };
         }
@@ -76,8 +77,9 @@ impl Rule {
 
 const METADATA_CLASS: &str = "cloud metadata";
 
-/// Where the clouds answer every process of a machine that asks, with credentials among other things: AWS, Azure and Google by
-/// 169.254.169.254, tasks of AWS by its neighbour, Azure's host by a public number, Alibaba and Oracle by numbers of their own.
+/// Addresses where clouds give every process on a machine data that include credentials. AWS, Azure and Google use
+/// 169.254.169.254, and AWS tasks 169.254.170.2. The host of Azure has a public address; Alibaba and Oracle have their
+/// own addresses.
 const METADATA: &[IpAddr] = &[
     IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
     IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
@@ -96,7 +98,7 @@ fn is_metadata(address: IpAddr) -> bool {
     METADATA.contains(&address) || inner.is_some_and(|inner| METADATA.contains(&inner))
 }
 
-/// The IPv4 address that a gateway would connect to in place of this one: of NAT64, of 6to4 and of the forms that are no longer
+/// The IPv4 address that a gateway would connect to instead of this one: for NAT64, 6to4 and forms that are no longer
 /// in use.
 fn carried_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let pair = |at: usize| {
@@ -111,7 +113,7 @@ fn carried_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
-/// Only addresses of the public internet.
+/// Allow only addresses of the public internet.
 pub(super) fn public_only(address: IpAddr) -> Result<(), &'static str> {
     match address {
         IpAddr::V4(v4) => public_v4(v4),
@@ -119,21 +121,21 @@ pub(super) fn public_only(address: IpAddr) -> Result<(), &'static str> {
     }
 }
 
-/// The nets of IPv4 that are not the public internet: IANA's special-purpose registry, and a number that looks public and is
-/// answered by the host of the machine.
+/// IPv4 networks that are not part of the public internet: IANA's special-purpose registry, and one public-looking
+/// address that the host of a virtual machine answers.
 const SPECIAL_V4: &[(Ipv4Addr, u32, &str)] = &[
     (Ipv4Addr::new(0, 0, 0, 0), 8, "unspecified"),
     (Ipv4Addr::new(10, 0, 0, 0), 8, "private"),
     (Ipv4Addr::new(100, 64, 0, 0), 10, "private"),
     (Ipv4Addr::new(127, 0, 0, 0), 8, "loopback"),
-    // Azure's WireServer.
+    // WireServer of Azure.
     (Ipv4Addr::new(168, 63, 129, 16), 32, METADATA_CLASS),
-    // Home of the metadata services of the clouds.
+    // Network of the clouds' metadata services.
     (Ipv4Addr::new(169, 254, 0, 0), 16, "link-local"),
     (Ipv4Addr::new(172, 16, 0, 0), 12, "private"),
     (Ipv4Addr::new(192, 0, 0, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 0, 2, 0), 24, "documentation"),
-    // AS112, which answers for private names, and AMT: both are answered by the nearest router that wants to.
+    // AS112, which answers for private names, and AMT. Both are anycast: any router nearby may answer.
     (Ipv4Addr::new(192, 31, 196, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 52, 193, 0), 24, "reserved"),
     (Ipv4Addr::new(192, 88, 99, 0), 24, "reserved"),
@@ -154,27 +156,28 @@ fn public_v4(address: Ipv4Addr) -> Result<(), &'static str> {
     }
 }
 
-/// The nets within 2000::/3 that are not the public internet, or that carry an IPv4 address past [`public_v4`].
+/// Networks within 2000::/3 that are not part of the public internet, or whose addresses carry an IPv4 address that
+/// [`public_v4`] would not see.
 const SPECIAL_V6: &[(Ipv6Addr, u32, &str)] = &[
     // Teredo, benchmarking, ORCHID and the other protocol assignments.
     (Ipv6Addr::new(0x2001, 0, 0, 0, 0, 0, 0, 0), 23, "reserved"),
     (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0), 32, "documentation"),
     // 6to4.
     (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16, "reserved"),
-    // AS112, as above.
+    // AS112, as for IPv4.
     (Ipv6Addr::new(0x2620, 0x4f, 0x8000, 0, 0, 0, 0, 0), 48, "reserved"),
-    // The 6bone, which is no more.
+    // The 6bone, which no longer exists.
     (Ipv6Addr::new(0x3ffe, 0, 0, 0, 0, 0, 0, 0), 16, "reserved"),
     (Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 0), 20, "documentation"),
 ];
 
 fn public_v6(address: Ipv6Addr) -> Result<(), &'static str> {
-    // The kernel connects ::ffff:a.b.c.d by IPv4.
+    // The kernel connects to ::ffff:a.b.c.d over IPv4.
     if let Some(v4) = address.to_ipv4_mapped() {
         return public_v4(v4);
     }
-    // Public addresses are assigned from 2000::/3 only, so everything else is refused without a list: loopback,
-    // fc00::/7, fe80::/10, fec0::/10, multicast, NAT64, IPv4-compatible ones, and whatever is reserved next.
+    // Public addresses are assigned from 2000::/3 only. Everything else is refused without a list: loopback, fc00::/7,
+    // fe80::/10, fec0::/10, multicast, NAT64, IPv4-compatible addresses, and ranges that are reserved later.
     if address.segments()[0] >> 13 != 1 {
         return Err(if address.is_loopback() {
             "loopback"
@@ -197,8 +200,8 @@ fn public_v6(address: Ipv6Addr) -> Result<(), &'static str> {
     }
 }
 
-/// Judges what can be judged without DNS: an address written as the host, and the names of this machine. The URL
-/// parser has already turned octal, hexadecimal, one-number and full-width forms into plain addresses.
+/// Check what needs no DNS: an address written as the host, and the names of this machine. The URL parser has already
+/// turned octal, hexadecimal, single-number and full-width forms into plain addresses.
 pub(super) fn check_host(url: &Url, rule: &Rule) -> Result<(), Refused> {
     let host = url.host_str().unwrap_or_default();
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -214,12 +217,12 @@ pub(super) fn check_host(url: &Url, rule: &Rule) -> Result<(), Refused> {
     Ok(())
 }
 
-/// A name as the entries of the operator write it.
+/// A name in the form that the operator's entries have.
 fn plain_name(host: &str) -> String {
     host.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Those of these addresses that the rule allows, and the class of one that it does not.
+/// Return the addresses that the rule allows, and the class of a refused one.
 fn sift(rule: &Rule, host: &str, addresses: Vec<SocketAddr>) -> (Vec<SocketAddr>, Option<&'static str>) {
     let (mut may, mut refused) = (Vec::new(), None);
     for address in addresses {
@@ -231,7 +234,8 @@ fn sift(rule: &Rule, host: &str, addresses: Vec<SocketAddr>) -> (Vec<SocketAddr>
     (may, refused)
 }
 
-/// As [`check_host`], for a host whose name is looked up now. A name that cannot be looked up now may be there later.
+/// As [`check_host`], but also resolve the name of the host. A name that cannot be resolved now passes, because it may
+/// exist later.
 pub(super) async fn check_name(url: &Url, rule: &Rule, lookup: &dyn Lookup) -> Result<(), Refused> {
     check_host(url, rule)?;
     let Some(host) = url.domain().map(plain_name) else { return Ok(()) };
@@ -244,12 +248,13 @@ pub(super) async fn check_name(url: &Url, rule: &Rule, lookup: &dyn Lookup) -> R
 
 type Looking = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// Who answers for names. The system in production; tests answer themselves, differently each time.
+/// Source of DNS answers. In production it is the system's resolver; tests give their own answers, which may differ
+/// each time.
 pub(super) trait Lookup: Send + Sync + 'static {
     fn lookup(&self, host: String) -> Looking;
 }
 
-/// The resolver of the system.
+/// The resolver of the operating system.
 pub(super) struct SystemLookup;
 
 impl Lookup for SystemLookup {
@@ -258,7 +263,7 @@ impl Lookup for SystemLookup {
     }
 }
 
-/// The HTTP client's resolver: passes on only the addresses that the rule allows.
+/// The HTTP client's resolver. It passes on only the addresses that the rule allows.
 pub(super) struct Guard {
     pub(super) rule: Rule,
     pub(super) lookup: Arc<dyn Lookup>,
@@ -294,9 +299,9 @@ mod tests {
         Rule::new(wide, config.callback_allow)
     }
 
-    /// URLs and whether they pass the check that needs no DNS. `None`: not a URL at all.
+    /// URLs, and the result of the check that needs no DNS. `None`: not a URL.
     const HOSTS: &[(&str, Option<bool>)] = &[
-        // Plain loopback, and every other way to write it.
+        // Loopback, in plain form and in every other form.
         ("http://127.0.0.1/", Some(false)),
         ("http://127.0.0.1:8080/x", Some(false)),
         ("http://127.1/", Some(false)),
@@ -324,7 +329,7 @@ mod tests {
         ("http://localhost./", Some(false)),
         ("http://db.localhost/", Some(false)),
         ("http://ｌocalhost/", Some(false)),
-        // The other nets of IPv4, edges included.
+        // The other special networks of IPv4, with their first and last addresses.
         ("http://10.0.0.1/", Some(false)),
         ("http://10.255.255.255/", Some(false)),
         ("http://012.1.2.3/", Some(false)),
@@ -393,7 +398,7 @@ mod tests {
         ("http://[3ffe:ffff::1]/", Some(false)),
         ("http://[3fff::1]/", Some(false)),
         ("http://[5f00::1]/", Some(false)),
-        // Zones and other forms that are no URL.
+        // Zones, and other forms that are not URLs.
         ("http://[fe80::1%25eth0]/", None),
         ("http://[fe80::1%eth0]/", None),
         ("http://[::1%251]/", None),
@@ -402,7 +407,7 @@ mod tests {
         ("http://0x100000000/", None),
         ("http://1.2.3.4.5/", None),
         ("http:///", None),
-        // The public internet: the nearest neighbours of the nets above.
+        // The public internet: the addresses next to the networks above.
         ("https://example.com/", Some(true)),
         ("https://example.com./", Some(true)),
         ("https://notlocalhost/", Some(true)),
@@ -448,7 +453,7 @@ mod tests {
         }
     }
 
-    /// Spellings of addresses that hand out credentials.
+    /// Forms of the addresses that give out credentials.
     const SECRETS: &[&str] = &[
         "http://169.254.169.254/latest/meta-data/",
         "http://0xa9fea9fe/",
@@ -544,7 +549,7 @@ mod tests {
             let refused = refused(text);
             let said = format!("callback_allow = [\"{entry}\"]");
             assert!(refused.contains("not allowed") && refused.contains(&said), "{refused}");
-            // What it says is enough.
+            // The setting that the refusal names is enough.
             assert_eq!(check_host(&Url::parse(text).unwrap(), &rule(false, entry)), Ok(()));
         }
     }

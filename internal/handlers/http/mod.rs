@@ -1,11 +1,20 @@
 //! Kind `http`: a signed callback to another service.
 //!
-//! One request, no redirects, no proxy, to the public internet and what the operator allows beside it (`guard.rs`), over
-//! connections that are used again, HTTP/2 where the receiver offers it. The receiver recognises a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`; with
-//! secrets configured it can check that the body is ours (`signature.rs`).
+//! One request, without redirects and without a proxy. It goes to the public internet and to what the operator allows
+//! in addition (`guard.rs`). Connections are reused, with HTTP/2 where the receiver offers it. The receiver recognises
+//! a repetition by `webhook-id` (the job's id) and a late attempt by `tickr-attempt-token`. With configured secrets it
+//! can check that tickr sent the body (`signature.rs`).
 //!
-//! The status alone decides: 2xx succeeded, 408, 429 and 5xx are retried (or snoozed, when the receiver says
-//! `Retry-After`), everything else is rejected. Of the body a little is kept for people to read.
+//! The status alone decides: 2xx succeeds; 408, 429 and 5xx are retried, or snoozed when the receiver sends
+//! `Retry-After`; everything else is rejected. The start of the response body is kept for operators.
+//!
+//! - `check.rs`: checks of a payload beyond its schema
+//! - `guard.rs`: the addresses that callbacks may reach
+//! - `secrets.rs`: signing secrets by receiver
+//! - `signature.rs`: Standard Webhooks signatures
+//! - `response.rs`: the response, and the outcome that follows from it
+//! - `exchange.rs`: the request and the response without their secrets, for operators
+//! - `tests.rs`: tests against receivers on this machine
 
 mod check;
 mod exchange;
@@ -37,33 +46,33 @@ pub use self::signature::{InvalidSecret, SigningSecret};
 use super::{Context, Failure, Handler, Kind, KindDefaults, Outcome, Output, Problem};
 use crate::config::Allowed;
 
-/// A callback to make.
+/// A callback to send.
 ///
-/// Its headers are stored with the job in clear. Prefer the signature over credentials in a header.
+/// Its headers are stored with the job in clear text. Prefer the signature over credentials in a header.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HttpCallback {
-    /// The method; `POST` when absent.
+    /// HTTP method. Default: `POST`.
     #[serde(default)]
     pub method: Method,
-    /// Where to: an absolute `http` or `https` URL without user name and password.
+    /// Target: an absolute `http` or `https` URL without user name and password.
     #[schemars(length(min = 1, max = 2_048))]
     pub url: String,
-    /// Headers of your own. Those of the connection, of the signature and `tickr-*` are not yours to set.
+    /// Headers to send. Headers of the connection, of the signature and `tickr-*` cannot be set.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("maxProperties" = 32))]
     pub headers: BTreeMap<String, String>,
-    /// The body, sent byte for byte as JSON; null is the same as none.
+    /// Body, sent byte for byte as JSON. Null and no value both mean no body.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<serde_json::Value>")]
     pub body: Option<Box<RawValue>>,
-    /// How long to wait for the answer, in milliseconds; 30 seconds when absent.
+    /// Time limit for the response, in milliseconds. Default: 30 seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 30_000))]
     pub timeout_ms: Option<u64>,
 }
 
-/// The methods a callback may use.
+/// HTTP methods of callbacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 #[expect(missing_docs, reason = "they are HTTP's own")]
@@ -91,7 +100,7 @@ impl From<Method> for reqwest::Method {
 }
 
 impl HttpCallback {
-    /// A `POST` of `body` to `url`.
+    /// Make a `POST` of `body` to `url`.
     ///
     /// # Errors
     /// When the body cannot be written as JSON.
@@ -114,16 +123,16 @@ impl Kind for HttpCallback {
     const NAME: &'static str = "http";
 }
 
-/// What the operator decides about callbacks.
+/// The operator's settings for callbacks.
 #[derive(Clone, Debug)]
 pub struct CallbackSettings {
-    /// The secrets that sign.
+    /// Secrets that sign callbacks.
     pub secrets: CallbackSecrets,
-    /// May callbacks reach loopback, private and other special addresses? Cloud metadata they may not.
+    /// True when callbacks may reach loopback, private and other special addresses. Cloud metadata stays refused.
     pub allow_private: bool,
-    /// Hosts and networks beside the public internet that callbacks may reach.
+    /// Hosts and networks that callbacks may reach in addition to the public internet.
     pub allow: Vec<Allowed>,
-    /// Idle connections kept for each receiver: as many as callbacks may be under way at once.
+    /// Idle connections kept for each receiver: as many as callbacks may run at the same time.
     pub idle: usize,
 }
 
@@ -134,7 +143,7 @@ impl Default for CallbackSettings {
 }
 
 impl CallbackSettings {
-    /// Why a URL can never be called, if that is so. Looks its host up, if it has a name.
+    /// Return the reason why a URL can never be called, if there is one. Resolve its host name, if it has one.
     pub async fn problem_of(&self, url: &str) -> Option<String> {
         let rule = Rule::new(self.allow_private, self.allow.clone());
         let callback = HttpCallback::post(url, &()).ok()?;
@@ -142,38 +151,38 @@ impl CallbackSettings {
             return Some(problem.detail);
         }
         let judged = async { guard::check_name(&Url::parse(url).ok()?, &rule, &SystemLookup).await.err() };
-        // Who answers for names may be out at this moment.
+        // The DNS server may be unreachable at this moment. No result within the limit means no problem.
         timeout(LOOKUP_TIMEOUT, judged).await.ok().flatten().map(|refused| refused.to_string())
     }
 }
 
-/// The HTTP client could not be built.
+/// Error: the HTTP client could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum CallbackSetupError {
-    /// No TLS configuration is possible.
+    /// The TLS configuration could not be built.
     #[error("set up tls for callbacks")]
     Tls(#[from] rustls::Error),
-    /// The client refused its settings.
+    /// The HTTP client refused its settings.
     #[error("build the http client for callbacks")]
     Client(#[from] reqwest::Error),
 }
 
-/// Longest wait for a connection.
+/// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for an answer, and what a callback gets that asks for nothing else.
+/// Time limit for the response, and the default of callbacks that set none.
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an idle connection is kept.
+/// Time after which an idle connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the one connection of a receiver that speaks HTTP/2 is asked whether it lives while it is in use, and how long it
-/// may take to say so: without that, every callback of a connection that died silently would time out.
+/// Interval between pings on an HTTP/2 connection in use, and the time limit for each answer. Without pings, every
+/// callback over a connection that died silently would time out.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(10));
-/// Longest wait for an answer about a name at the start.
+/// Time limit for a DNS lookup at the start.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Shorter values of headers are no secrets.
+/// Shorter header values are not treated as secrets.
 const SECRET_CHARS: usize = 8;
 
-/// Makes callbacks.
+/// The handler that sends callbacks.
 pub struct HttpHandler {
     client: Client,
     secrets: CallbackSecrets,
@@ -181,7 +190,7 @@ pub struct HttpHandler {
 }
 
 impl HttpHandler {
-    /// A handler with a client of its own.
+    /// Make a handler with its own HTTP client.
     ///
     /// # Errors
     /// When the HTTP client cannot be built.
@@ -198,7 +207,7 @@ impl HttpHandler {
         lookup: Arc<dyn Lookup>,
         roots: rustls::RootCertStore,
     ) -> Result<Self, CallbackSetupError> {
-        // A provider and roots of our own: what else runs in the process may install another provider or none.
+        // Own provider and own roots: other code in the process may install another provider or none.
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
@@ -208,8 +217,8 @@ impl HttpHandler {
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .dns_resolver(Guard { rule: rule.clone(), lookup })
-            // A redirect would lead to a target nobody checked, and a proxy from the environment would resolve names
-            // by itself, behind the guard's back.
+            // A redirect would lead to a target that was not checked. A proxy from the environment would resolve names
+            // itself and bypass the guard.
             .redirect(redirect::Policy::none())
             .no_proxy()
             .connect_timeout(CONNECT_TIMEOUT)
@@ -221,7 +230,7 @@ impl HttpHandler {
         Ok(Self { client, secrets, rule })
     }
 
-    /// The headers of a callback: the caller's, then ours, which the caller's cannot override.
+    /// The headers of a callback: first those of the payload, then those of tickr, which override them.
     fn headers(&self, callback: &HttpCallback, url: &Url, ctx: &Context) -> Result<HeaderMap, Failure> {
         let mut headers = HeaderMap::new();
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("tickr/", env!("CARGO_PKG_VERSION"))));
@@ -237,7 +246,7 @@ impl HttpHandler {
         headers.insert("tickr-job-id", header_value(&id)?);
         headers.insert("tickr-attempt", ctx.attempt().into());
         headers.insert("tickr-attempt-token", header_value(&ctx.token().to_string())?);
-        // A caller that set the trace in the payload means that one.
+        // A `traceparent` in the payload takes precedence over the trace of the job.
         if let Some(trace) = ctx.trace().filter(|_| !headers.contains_key("traceparent")) {
             headers.insert("traceparent", header_value(&trace.place.to_string())?);
             if let Some(state) = &trace.state {
@@ -259,7 +268,8 @@ impl HttpHandler {
         let limit = own_limit.min(TOTAL_TIMEOUT).min(ctx.time_left());
         let headers = self.headers(callback, &url, ctx)?;
         let secrets = secrets_of(callback, &headers);
-        // Known before it is answered: who stops an attempt that waits, sees for whom it waits.
+        // Kept before the response arrives, so that an operator who cancels a waiting attempt sees the receiver it
+        // waits for.
         let mut exchange = exchange::request(callback.method, &url);
         ctx.keep_exchange(exchange.clone());
         let started = Instant::now();
@@ -294,12 +304,13 @@ impl Handler for HttpHandler {
     }
 
     fn defaults(&self) -> KindDefaults {
-        // Twice the longest wait: the attempt's own limit should never be the one that strikes first.
+        // Twice the time limit of the response, so that the limit of the attempt is never reached first.
         KindDefaults { timeout: 2 * TOTAL_TIMEOUT, ..KindDefaults::default() }
     }
 
     async fn run(&self, callback: HttpCallback, ctx: Context) -> Outcome {
-        // Again, and not only at enqueue: the rule may have changed since, and this is the gate that counts.
+        // Check again, not only at enqueue: the rule may have changed since then, and this check is the one that
+        // protects.
         if let Some(problem) = self.check(&callback).into_iter().next() {
             return Err(Failure::reject(format!("make the callback: {} {}", problem.pointer, problem.detail)));
         }
@@ -312,13 +323,13 @@ impl Handler for HttpHandler {
     }
 }
 
-/// What was sent and must not be kept, should the receiver send it back: values of the caller's headers, the signature
-/// and the token of the attempt. Short ones are words that anybody may say.
+/// Values that were sent and must not be stored if the receiver sends them back: values of the payload's headers, the
+/// signature and the token of the attempt. Short values are left out, because they are ordinary words.
 fn secrets_of(callback: &HttpCallback, headers: &HeaderMap) -> Vec<String> {
     let ours = ["webhook-signature", "tickr-attempt-token"];
     let ours = ours.into_iter().filter_map(|name| headers.get(name)?.to_str().ok().map(str::to_owned));
     let words = callback.headers.values().flat_map(|value| value.split_whitespace()).map(str::to_owned);
-    // A header of two signatures is two words as well.
+    // A header with two signatures has two words as well.
     let ours: Vec<String> = ours.flat_map(|value| value.split(' ').map(str::to_owned).collect::<Vec<_>>()).collect();
     ours.into_iter().chain(words).filter(|word| word.len() >= SECRET_CHARS).collect()
 }
@@ -327,7 +338,7 @@ fn header_value(text: &str) -> Result<HeaderValue, Failure> {
     HeaderValue::from_str(text).map_err(unusable)
 }
 
-/// Headers pass the check first, so this is a mistake of ours: no retry helps.
+/// Headers pass the check first, so this is an error in tickr, and no retry helps.
 fn unusable(error: impl std::fmt::Display) -> Failure {
     Failure::reject(format!("write the headers of the callback: {error}"))
 }
@@ -336,7 +347,8 @@ fn timed_out(target: &str, limit: Duration) -> Failure {
     Failure::retry(format!("{target} did not answer within {} ms", limit.as_millis()))
 }
 
-/// What a failed request comes to. Texts name the endpoint: a query may hold secrets.
+/// Turn a failed request into a failure of the attempt. The text names the endpoint only, because a query may hold
+/// secrets.
 fn failure(target: &str, error: reqwest::Error, limit: Duration) -> Failure {
     let error = error.without_url();
     let mut causes = Vec::new();
@@ -348,7 +360,7 @@ fn failure(target: &str, error: reqwest::Error, limit: Duration) -> Failure {
         causes.push(inner.to_string());
         cause = inner.source();
     }
-    // The client's own limit is as long as ours and may strike first; connecting has a shorter one.
+    // The client's own time limit is as long as this one and may be reached first. Connecting has a shorter limit.
     if error.is_timeout() && !error.is_connect() {
         return timed_out(target, limit);
     }

@@ -1,4 +1,4 @@
-//! What a receiver answered, and what that means for the attempt.
+//! The response of a receiver, and the outcome of the attempt that follows from it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use tokio::time::{Instant, timeout_at};
 use super::{Failure, Outcome, Output};
 use crate::job::ExchangeResponse;
 
-/// How much of a body is read: enough to reuse the connection after ordinary answers, too little to hurt.
+/// Bytes read from a body: enough to reuse the connection after ordinary responses, and too few to do harm.
 const READ_BYTES: usize = 16 * 1024;
-/// How much of a body is kept with the job.
+/// Bytes of a body that are stored with the job.
 const KEPT_BYTES: usize = 2_000;
-/// How long the body may take once the status, which alone decides, is there.
+/// Time limit for the body after the status. The status alone decides, so the body may be incomplete.
 const BODY_TIME: Duration = Duration::from_secs(5);
-/// How long a receiver may send us away.
+/// Shortest and longest delay in seconds that a receiver may request with `Retry-After`.
 const RETRY_AFTER_SECONDS: (i64, i64) = (1, 24 * 60 * 60);
 
-/// An answer, as far as it matters.
+/// The parts of a response that are used.
 #[derive(Debug)]
 pub(super) struct Reply {
     status: StatusCode,
@@ -30,7 +30,7 @@ pub(super) struct Reply {
     body_snippet: String,
 }
 
-/// The result of a callback that succeeded.
+/// The result of a successful callback.
 #[derive(Debug, Serialize)]
 struct Success<'a> {
     status: u16,
@@ -40,10 +40,10 @@ struct Success<'a> {
 }
 
 impl Reply {
-    /// Reads as much as is kept. A body that breaks off or comes too slowly ends there: the receiver has already said
-    /// what it did, and asking again would make it do it twice.
+    /// Read as much of the body as is kept. A body that breaks off or is too slow ends there: the receiver has already
+    /// processed the request, and a repeated request would make it do so twice.
     ///
-    /// `secrets` were sent, and are not kept when the receiver sends them back.
+    /// The values in `secrets` were sent to the receiver. They are removed when the receiver sends them back.
     pub(super) async fn read(response: &mut Response, deadline: Instant, secrets: &[String]) -> Self {
         let deadline = deadline.min(Instant::now() + BODY_TIME);
         let mut body = Vec::new();
@@ -62,12 +62,12 @@ impl Reply {
         }
     }
 
-    /// As it is shown to people, with these headers.
+    /// The response for operators, with these headers.
     pub(super) fn shown(&self, headers: BTreeMap<String, String>) -> ExchangeResponse {
         ExchangeResponse { status: self.status.as_u16(), headers, body: self.body_snippet.clone() }
     }
 
-    /// The verdict.
+    /// Turn the response into the outcome of the attempt.
     pub(super) fn judge(&self, target: &str, took: Duration) -> Outcome {
         let status = self.status;
         if status.is_success() {
@@ -94,21 +94,21 @@ impl Reply {
     }
 }
 
-/// `Retry-After` as a delay, in both of its forms, between a second and a day.
+/// `Retry-After` as a delay between a second and a day. Both forms of the header are understood.
 fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
     let value = text(RETRY_AFTER)?;
     let seconds = if value.bytes().all(|b| b.is_ascii_digit()) && !value.is_empty() {
         value.parse().unwrap_or(i64::MAX)
     } else {
-        // By the receiver's own clock when it tells it, so that the difference to ours does not matter.
+        // Compare with the receiver's `Date`, if it sent one, so that a difference between the clocks does not matter.
         let now = text(DATE).and_then(http_date).unwrap_or(now);
         (http_date(value)? - now).num_seconds()
     };
     Some(Duration::from_secs(seconds.clamp(RETRY_AFTER_SECONDS.0, RETRY_AFTER_SECONDS.1).unsigned_abs()))
 }
 
-/// A date in the form of today or in one of the two that HTTP still has to accept.
+/// Parse a date in today's form or in one of the two old forms that HTTP still accepts.
 fn http_date(text: &str) -> Option<DateTime<Utc>> {
     if let Ok(date) = DateTime::parse_from_rfc2822(text) {
         return Some(date.to_utc());
@@ -119,13 +119,14 @@ fn http_date(text: &str) -> Option<DateTime<Utc>> {
         .map(|date| date.and_utc())
 }
 
-/// A body without these words.
+/// Replace these secrets in a body.
 fn without(body: &[u8], secrets: &[String]) -> String {
     let text = String::from_utf8_lossy(body).into_owned();
     secrets.iter().fold(text, |text, secret| if text.contains(secret) { text.replace(secret, "***") } else { text })
 }
 
-/// Bytes from outside as text that is safe to show: valid, short, without control or direction-changing characters.
+/// Turn foreign bytes into text that is safe to show: valid UTF-8, short, without control characters and direction
+/// marks.
 pub(super) fn printable(bytes: &[u8], limit: usize) -> String {
     let mut text = String::new();
     for c in String::from_utf8_lossy(bytes).chars() {
@@ -209,7 +210,7 @@ mod tests {
         ] {
             assert_eq!(of(value, None), expected, "{value}");
         }
-        // The receiver's clock is an hour ahead of ours.
+        // The receiver's clock is an hour ahead of the clock of this host.
         assert_eq!(of("Sun, 06 Nov 1994 09:49:37 GMT", Some("Sun, 06 Nov 1994 09:49:00 GMT")), Some(37));
     }
 

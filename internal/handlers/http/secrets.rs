@@ -1,14 +1,14 @@
-//! Whose secret signs a callback: that of its receiver, and of receivers that have none of their own the usual one.
+//! Signing secrets by receiver: a receiver's own secrets, or the general ones if it has none.
 //!
-//! A secret that two receivers share lets each of them sign callbacks to the other. So a receiver that has secrets of its own
-//! gets no signature by any other secret, and no other receiver gets one by its secrets.
+//! Two receivers that share a secret could sign callbacks to each other. So a receiver with its own secrets gets
+//! signatures by those alone, and no other receiver gets signatures by them.
 
 use reqwest::Url;
 
 use super::SigningSecret;
 use crate::config::Allowed;
 
-/// The secrets that sign callbacks, by receiver. Without any, callbacks are not signed.
+/// The secrets that sign callbacks, by receiver. Without secrets, callbacks are not signed.
 #[derive(Clone, Debug, Default)]
 pub struct CallbackSecrets {
     usual: Vec<SigningSecret>,
@@ -16,20 +16,21 @@ pub struct CallbackSecrets {
 }
 
 impl CallbackSecrets {
-    /// These for every receiver: one, or two while receivers change over.
+    /// Use these secrets for every receiver: one, or two while receivers change from one to the other.
     #[must_use]
     pub const fn usual(secrets: Vec<SigningSecret>) -> Self {
         Self { usual: secrets, by_host: Vec::new() }
     }
 
-    /// These for this host alone, instead of the usual ones. The entry that names a host most closely counts.
+    /// Use these secrets for this host instead of the general ones. If several entries match a host, the most specific
+    /// one counts.
     #[must_use]
     pub fn with_host(mut self, host: Allowed, secrets: Vec<SigningSecret>) -> Self {
         self.by_host.push((host, secrets));
         self
     }
 
-    /// Those that sign what goes to this URL.
+    /// Return the secrets that sign callbacks to this URL.
     pub(super) fn of(&self, url: &Url) -> &[SigningSecret] {
         let host = url.host_str().unwrap_or_default();
         let own = self.by_host.iter().filter_map(|(name, secrets)| Some((name.closeness(host)?, secrets)));
@@ -42,7 +43,8 @@ mod tests {
     use super::super::signature::header;
     use super::*;
 
-    /// The secrets of a configuration that names these hosts, told apart by what they sign.
+    /// Sign with the secrets of a configuration that names these hosts. Return the host whose secret made the
+    /// signature.
     fn signed_by(hosts: &[&str], url: &str) -> String {
         let usual = CallbackSecrets::usual(vec![SigningSecret::new(b"usual")]);
         let secrets = hosts.iter().fold(usual, |secrets, host| {

@@ -1,7 +1,8 @@
-//! Standard Webhooks signatures: how a receiver knows that a callback is ours, unchanged and recent.
+//! Standard Webhooks signatures. With them a receiver checks that tickr sent a callback, that it is unchanged, and that
+//! it is recent.
 //!
 //! The signed text is `<webhook-id>.<webhook-timestamp>.<body>`, with the body byte for byte as sent. While receivers
-//! change over from an old secret to a new one, both sign, and a receiver accepts either.
+//! change from an old secret to a new one, both secrets sign, and a receiver accepts either signature.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,18 +13,18 @@ use hmac::{Hmac, Mac};
 use secrecy::{ExposeSecret, SecretSlice};
 use sha2::Sha256;
 
-/// A key that signs callbacks. Shared with the receivers; never printed.
+/// A secret that signs callbacks. The receivers know it too. It is never printed.
 #[derive(Clone)]
 pub struct SigningSecret(SecretSlice<u8>);
 
 impl SigningSecret {
-    /// The key with these bytes, already decoded. The specification asks for 24 to 64 of them.
+    /// Make a secret of these decoded bytes. The specification requires 24 to 64 of them.
     #[must_use]
     pub fn new(key: &[u8]) -> Self {
         Self(SecretSlice::from(key.to_vec()))
     }
 
-    /// `v1,<base64 of the HMAC-SHA256>` over a callback.
+    /// Sign a callback: `v1,<base64 of the HMAC-SHA256>`.
     #[expect(clippy::expect_used, reason = "HMAC takes keys of every length")]
     fn sign(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
         let mut mac = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()).expect("a key of any length");
@@ -39,7 +40,7 @@ impl fmt::Debug for SigningSecret {
     }
 }
 
-/// A text that is not `whsec_` and base64. Says nothing about the text, which may be most of a secret.
+/// Error: a text is not `whsec_` and base64. The error does not quote the text, which may be most of a secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("read a signing secret: it must be whsec_ and the base64 of 24 to 64 bytes")]
 pub struct InvalidSecret;
@@ -54,7 +55,7 @@ impl FromStr for SigningSecret {
     }
 }
 
-/// The `webhook-signature` header: one signature for each live secret. None without secrets.
+/// The `webhook-signature` header: one signature for each current secret. `None` without secrets.
 pub(super) fn header(secrets: &[SigningSecret], id: &str, timestamp: i64, body: &[u8]) -> Option<String> {
     let signatures: Vec<String> = secrets.iter().map(|secret| secret.sign(id, timestamp, body)).collect();
     if signatures.is_empty() { None } else { Some(signatures.join(" ")) }
@@ -64,7 +65,7 @@ pub(super) fn header(secrets: &[SigningSecret], id: &str, timestamp: i64, body: 
 mod tests {
     use super::*;
 
-    /// The example that the specification's own libraries are tested with.
+    /// The example that the specification's own libraries use in their tests.
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const ID: &str = "msg_p5jXN8AQM9LWM0D4loKWxJek";
     const BODY: &[u8] = br#"{"test": 2432232314}"#;

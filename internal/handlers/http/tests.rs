@@ -1,4 +1,4 @@
-//! The handler against real receivers on loopback.
+//! Tests of the handler against real receivers on loopback.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// One request as it arrived.
+/// One received request.
 #[derive(Clone, Debug)]
 struct Received {
     method: Verb,
@@ -38,7 +38,7 @@ impl Log {
     }
 }
 
-/// A receiver that records every request and answers as the path says.
+/// Start a receiver that records every request. The path of the request decides its response.
 async fn receiver() -> (SocketAddr, Log) {
     let log = Log::default();
     let app = Router::new().fallback(answer).with_state(log.clone());
@@ -112,7 +112,7 @@ async fn a_callback_arrives_signed_and_named() {
     assert_eq!(header("x-mine"), "yes");
     assert_eq!((header("tickr-job-id"), header("webhook-id")), (id.clone(), id.clone()));
     assert_eq!((header("tickr-attempt"), header("tickr-attempt-token")), ("1".to_owned(), token));
-    // Byte for byte: no number is rounded and no space is lost on the way.
+    // The body is unchanged byte for byte: no number is rounded and no space is lost.
     assert_eq!(received.body, r#"{"n": 12345678901234567890123,  "s":"ü"}"#);
 
     let timestamp = header("webhook-timestamp");
@@ -181,7 +181,7 @@ async fn of_a_large_or_dirty_body_a_short_clean_piece_is_kept() {
     assert_eq!(dirty["content_type"], "text/html");
 }
 
-/// A receiver that speaks bytes: answers each connection with `first`, then a byte each 20 ms.
+/// Start a raw TCP receiver. It answers each connection with `first`, then sends one byte every 20 ms.
 async fn dripping(first: &'static str) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -210,7 +210,7 @@ async fn an_answer_that_drips_ends_at_the_limit() {
         "{failure:?}"
     );
 
-    // The status is known: waiting for the rest of the body cannot change the verdict.
+    // The status is known. Waiting for the rest of the body cannot change the outcome.
     let slow = dripping("HTTP/1.1 200 OK\r\ncontent-length: 9999\r\n\r\n").await;
     let result = result(call(&handler, json!({"url": format!("http://{slow}/"), "timeout_ms": 300})).await);
     assert!(result["body_snippet"].as_str().unwrap().starts_with("aaa"));
@@ -241,7 +241,7 @@ async fn a_receiver_that_is_not_there_or_not_trusted_is_retried() {
     let failure = call(&handler, json!({"url": format!("http://{closed}/?token=canary")})).await.unwrap_err();
     assert!(matches!(&failure, Failure::Retry { error } if error.contains("refused") && !error.contains("canary")));
 
-    // Shows that https works up to the certificate without any provider installed in the process.
+    // HTTPS works up to the certificate without a provider installed in the process.
     let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let tls = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -272,7 +272,7 @@ async fn private_targets_are_rejected_before_anything_is_sent() {
     assert!(log.all().is_empty());
 }
 
-/// Answers each lookup of a name with the next of its lists.
+/// Lookup that answers each call for a name with the next of its lists.
 struct Rebinding {
     answers: HashMap<&'static str, Vec<Vec<IpAddr>>>,
     asked: AtomicUsize,
@@ -287,19 +287,19 @@ impl Lookup for Rebinding {
     }
 }
 
-/// Stands in for the public internet: 127.0.0.2 is outside, everything else is inside.
+/// A stand-in for the public internet: 127.0.0.2 is outside, everything else is inside.
 fn outside_is_two(address: IpAddr) -> Result<(), &'static str> {
     if address.to_string() == "127.0.0.2" { Ok(()) } else { Err("inner") }
 }
 
-/// A handler whose names are answered for by `lookup`.
+/// Make a handler whose names are resolved by `lookup`.
 fn guarded(judge: fn(IpAddr) -> Result<(), &'static str>, lookup: impl Lookup) -> HttpHandler {
     let rule = Rule { judge, ..Rule::new(false, Vec::new()) };
     HttpHandler::with_guard(CallbackSecrets::default(), rule, 8, Arc::new(lookup), rustls::RootCertStore::empty())
         .unwrap()
 }
 
-/// Counts connections, answers 204 and closes.
+/// Start a receiver that counts connections, answers 204 and closes.
 async fn counting(address: SocketAddr) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(address).await.unwrap();
     let (address, count) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -349,7 +349,7 @@ async fn a_connection_that_is_used_again_goes_where_it_was_allowed_to_go() {
         tokio::spawn(async move {
             while let Ok((mut socket, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::SeqCst);
-                // Kept open for two requests.
+                // Keep the connection open for two requests.
                 for _ in 0..2 {
                     let _ = socket.read(&mut [0; 4_096]).await;
                     let _ = socket.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
@@ -358,14 +358,14 @@ async fn a_connection_that_is_used_again_goes_where_it_was_allowed_to_go() {
         });
     }
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    // The name moves inside after its first answer.
+    // After its first answer the name resolves to an inner address.
     let answers = vec![vec![ip("127.0.0.2")], vec![ip("127.0.0.1")], vec![ip("127.0.0.1")], vec![ip("127.0.0.1")]];
     let lookup = Rebinding { answers: HashMap::from([("rebind.example", answers)]), asked: AtomicUsize::new(0) };
     let handler = guarded(outside_is_two, lookup);
     let mut verdicts = Vec::new();
     for _ in 0..3 {
         verdicts.push(call(&handler, json!({"url": format!("http://rebind.example:{port}/")})).await);
-        // The connection goes back to the pool in a task of its own.
+        // A separate task returns the connection to the pool.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(verdicts[0].is_ok() && verdicts[1].is_ok(), "{verdicts:?}");
@@ -413,7 +413,7 @@ async fn a_receiver_that_offers_http_2_is_called_over_one_connection() {
     let rule = Rule { judge: outside_is_two, ..Rule::new(false, Vec::new()) };
     let handler = HttpHandler::with_guard(CallbackSecrets::default(), rule, 8, Arc::new(lookup), roots).unwrap();
     let payload = json!({"url": format!("https://hooks.example:{port}/in"), "body": {"n": 1}});
-    // Only its first answer says what a receiver speaks.
+    // The client knows that the receiver speaks HTTP/2 only after the first response.
     call(&handler, payload.clone()).await.unwrap();
     let outcomes = futures_util::future::join_all((1..50).map(|_| call(&handler, payload.clone()))).await;
     assert!(outcomes.iter().all(Result::is_ok), "{:?}", outcomes.iter().find(|outcome| outcome.is_err()));

@@ -1,11 +1,10 @@
-//! CSV after RFC 4180: UTF-8, CRLF, a header line, fields quoted where they must be.
+//! CSV after RFC 4180: UTF-8, CRLF, a header line, and quotes only where they are needed.
 //!
-//! Without a byte order mark: programs read it as part of the first column's name. Excel that opens the file with a
-//! double click then guesses another encoding; `xlsx` is the format for Excel.
+//! There is no byte order mark, because programs read it as part of the first column's name. Without it, Excel guesses
+//! another encoding when it opens the file by a double click; for Excel, use `xlsx`.
 //!
-//! Texts that a spreadsheet would execute get an apostrophe in front (CSV injection, CVE-2021-41270). Values that the
-//! database knows to be numbers, such as -5, are left alone. For programs that need every byte as it is, there is
-//! `json`.
+//! Texts that a spreadsheet would execute get an apostrophe in front (CSV injection, CVE-2021-41270). Values that are
+//! numbers in the database, such as -5, stay unchanged. Programs that need every byte unchanged should use `json`.
 
 use std::borrow::Cow;
 use std::io::BufWriter;
@@ -14,7 +13,7 @@ use super::file::PartFile;
 use super::rows::{TableWriter, WriteError, names};
 use crate::table::{Cell, Column};
 
-/// A CSV file in the making.
+/// Writer of a CSV file.
 pub(super) struct Writer {
     csv: ::csv::Writer<BufWriter<PartFile>>,
 }
@@ -23,7 +22,7 @@ impl Writer {
     pub(super) fn begin(file: PartFile, columns: &[Column]) -> Result<Self, WriteError> {
         let mut csv = ::csv::WriterBuilder::new()
             .terminator(::csv::Terminator::CRLF)
-            // A lone empty field is quoted, a row of NULLs stays a row.
+            // A single empty field is quoted, so that a row with one NULL is not an empty line.
             .quote_style(::csv::QuoteStyle::Necessary)
             .from_writer(BufWriter::new(file));
         csv.write_record(names(columns).map(|name| harmless(name.into()).into_owned())).map_err(io)?;
@@ -69,11 +68,12 @@ fn io(error: ::csv::Error) -> WriteError {
     WriteError::Io(error.into())
 }
 
-/// What ends a cell: line breaks, and the list separators of spreadsheets in other languages, which split a line there
-/// though the comma separates our fields.
+/// Characters that end a cell: line breaks, and the separators that spreadsheets use in other languages. Such a
+/// spreadsheet splits a line at them, although the comma separates the fields here.
 const SEPARATORS: [char; 5] = ['\n', '\r', '\t', ';', '|'];
 
-/// `text` with an apostrophe before every piece that a spreadsheet could take for a formula, whatever it splits at.
+/// Put an apostrophe before every piece of `text` that a spreadsheet could take for a formula, at whichever separator
+/// it splits.
 fn harmless(text: Cow<'_, str>) -> Cow<'_, str> {
     let odd_start = text.starts_with(['\r', '\n', '\t']);
     if !odd_start && !text.split(SEPARATORS).any(is_formula) {
@@ -92,7 +92,8 @@ fn harmless(text: Cow<'_, str>) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// Spreadsheets skip spaces of every kind in front, and quotes, and know the full-width forms too.
+/// True for a text that a spreadsheet may take for a formula. Spreadsheets skip leading spaces of all kinds and quotes,
+/// and accept the full-width forms of the signs.
 fn is_formula(piece: &str) -> bool {
     let skipped = |c: char| c.is_whitespace() || matches!(c, '"' | '\u{200b}' | '\u{feff}' | '\u{0}');
     piece.trim_start_matches(skipped).starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠'])
@@ -139,7 +140,7 @@ mod tests {
             (text("\u{feff}=1"), "'\u{feff}=1"),
             (text("＝1"), "'＝1"),
             (text("fine\n=1\nfine"), "fine\n'=1\nfine"),
-            // Where other lists are separated by other signs.
+            // Cases for other separators.
             (text("x;=1+1"), "x;'=1+1"),
             (text("x\t=1+1"), "x\t'=1+1"),
             (text("x|-1"), "x|'-1"),
@@ -172,12 +173,12 @@ mod tests {
             let bytes = written(Format::Csv, &columns, vec![cells.iter().map(|cell| text(cell)).collect()]);
             let mut reader = ::csv::Reader::from_reader(bytes.as_slice());
             let record = reader.records().next().unwrap().unwrap();
-            // A program that knows the comma reads what was meant, but for the apostrophes.
+            // A program that splits at commas reads the original values, apart from the apostrophes.
             for (cell, back) in cells.iter().zip(&record) {
                 prop_assert_eq!(back.replace('\'', ""), cell.replace('\'', ""));
                 prop_assert!(!is_formula(back), "{back:?}");
             }
-            // A spreadsheet with another separator, which takes quotes for part of the text or for nothing.
+            // A spreadsheet with another separator takes quotes for part of the text, or ignores them.
             let file = std::str::from_utf8(&bytes).unwrap();
             for separator in [';', '|', '\t'] {
                 for line in file.split(['\n', '\r']) {

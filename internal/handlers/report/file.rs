@@ -1,5 +1,5 @@
-//! Report files: written aside under a hidden name, made durable, then renamed. Whoever lists or downloads the folder
-//! only ever sees whole reports.
+//! Report files. A file is written under a hidden name, synced, and then renamed, so that listings and downloads only
+//! see complete reports.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::Format;
 use crate::job::{AttemptToken, JobId};
 
-/// A file in the making. Dropped before [`PartFile::publish`], it is removed.
+/// A file that is being written. It is removed if it is dropped before [`PartFile::publish`].
 #[derive(Debug)]
 pub(super) struct PartFile {
     file: File,
@@ -20,27 +20,28 @@ pub(super) struct PartFile {
     bytes: u64,
 }
 
-/// The name of a job's report: the same for every attempt, so that a repetition replaces instead of piling up.
+/// Name of a job's report. It is the same for every attempt, so that a repetition replaces the file instead of adding
+/// one.
 pub(super) fn name(stem: &str, job: JobId, format: Format) -> String {
     format!("{stem}-{job}.{}", format.extension())
 }
 
-/// What the name of a report says. Everything with another name is no report.
+/// The parts of a report's name. A file with any other name is not a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReportName {
-    /// The job that made it.
+    /// The job that made the report.
     pub(super) job: JobId,
     pub(super) format: Format,
 }
 
 impl ReportName {
-    /// Read a name as [`name`] writes it.
+    /// Parse a name that [`name`] made.
     pub(super) fn parse(name: &str) -> Option<Self> {
-        /// The hyphenated form of an id.
+        /// Length of a job's id with hyphens.
         const ID: usize = 36;
         let (rest, extension) = name.rsplit_once('.').filter(|_| is_plain(name))?;
         let format = Format::of_extension(extension)?;
-        // Plain names are ASCII, so they can be cut anywhere.
+        // A plain name is ASCII, so it can be split at any byte.
         let (stem, id) = rest.split_at(rest.len().checked_sub(ID)?);
         let job: JobId = id.parse().ok().filter(|job: &JobId| job.to_string() == id)?;
         stem.strip_suffix('-').filter(|stem| !stem.is_empty())?;
@@ -49,10 +50,10 @@ impl ReportName {
 }
 
 impl PartFile {
-    /// Begin `name` in `dir`, which is made if it is missing.
+    /// Create a file for the report `name` in `dir`. Create the folder if it is missing.
     ///
-    /// The hidden name carries the attempt's token: an attempt that lost its lease and does not know it yet must not
-    /// write into, or publish, the half-written file of its successor.
+    /// The hidden name contains the token of the attempt. An attempt that lost its lease without knowing it must not
+    /// write into the unfinished file of its successor, and must not publish that file.
     pub(super) fn create(dir: &Path, name: &str, token: AttemptToken) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
         let part = format!(".{name}.{}.part", token.uuid().simple());
@@ -65,17 +66,17 @@ impl PartFile {
         self.bytes
     }
 
-    /// The folder, for the scratch files of a writer.
+    /// The folder, for temporary files of a writer.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The name that it gets.
+    /// Name of the file after it is published.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Open it for reading from its beginning.
+    /// Open the file for reading from its beginning.
     pub(super) fn read(&self) -> io::Result<File> {
         File::open(self.dir.join(&self.part))
     }
@@ -85,11 +86,11 @@ impl PartFile {
         self.file.sync_all()
     }
 
-    /// Give the synced file its name, replacing what an earlier attempt of the job left there.
+    /// Give the synced file its name. This replaces the file of an earlier attempt of the job.
     pub(super) fn publish(mut self) -> io::Result<()> {
         fs::rename(self.dir.join(&self.part), self.dir.join(&self.name))?;
         self.part.clear();
-        // The rename is durable only when the folder is.
+        // The rename is durable only after the folder is synced.
         File::open(&self.dir)?.sync_all()
     }
 }
@@ -109,40 +110,41 @@ impl Write for PartFile {
 impl Drop for PartFile {
     fn drop(&mut self) {
         if !self.part.is_empty() {
-            // What cannot be removed now, sweep removes later.
+            // A file that cannot be removed now is removed later by `sweep`.
             let _ = fs::remove_file(self.dir.join(&self.part));
         }
     }
 }
 
-/// A finished report, opened.
+/// An open finished report.
 #[derive(Debug)]
 pub struct ReportFile {
     /// The content.
     pub file: File,
-    /// Its plain name.
+    /// Name of the file, without a path.
     pub name: String,
-    /// Its size.
+    /// Size of the file.
     pub size_bytes: u64,
-    /// When it was finished.
+    /// Time when the file was finished.
     pub modified: SystemTime,
-    /// The media type that belongs to its extension.
+    /// Media type, by the extension of the file.
     pub content_type: &'static str,
 }
 
-/// Open the report called `name` in `dir`, for a download or an attachment. Blocks for as long as the disk does.
+/// Open the report `name` in `dir`, for a download or an attachment. The call blocks on the disk.
 ///
-/// Every name that is not one of ours is simply not found: one with separators, hidden, without a job's id or a report's
-/// extension, or leading out of the folder by a symbolic link.
+/// Only reports are found. These are not: names with separators, hidden names, names without a job's id or a report's
+/// extension, folders and symbolic links.
 ///
 /// # Errors
-/// [`io::ErrorKind::NotFound`], or what the disk says.
+/// [`io::ErrorKind::NotFound`], or an error of the disk.
 pub(super) fn open(dir: &Path, name: &str) -> io::Result<ReportFile> {
     let not_found = || io::Error::new(io::ErrorKind::NotFound, "no such report");
     let ReportName { format, .. } = ReportName::parse(name).ok_or_else(not_found)?;
 
     let path = dir.join(name);
-    // Without following a link; then make sure that what was opened is what was looked at.
+    // `symlink_metadata` follows no link. The comparison below makes sure that the opened file is the one that was
+    // examined.
     let seen = fs::symlink_metadata(&path)?;
     if !seen.is_file() {
         return Err(not_found());
@@ -161,15 +163,15 @@ pub(super) fn open(dir: &Path, name: &str) -> io::Result<ReportFile> {
     })
 }
 
-/// May this stand in a file name, first to last? Letters, digits, `_ . -`, beginning with a letter or digit.
+/// True for a text of letters, digits and `_ . -` that starts with a letter or digit and has at most 200 bytes.
 pub(super) fn is_plain(name: &str) -> bool {
     let legal = |b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
     let bytes = name.as_bytes();
     bytes.len() <= 200 && bytes.first().is_some_and(u8::is_ascii_alphanumeric) && bytes.iter().all(legal)
 }
 
-/// Remove reports that have not changed for `keep`, and hidden parts that have not for `keep_parts`, which a runner
-/// that was killed left behind. Gives the number removed, at most `limit`; other files are left alone.
+/// Remove reports that have not changed for `keep`, and hidden files that have not changed for `keep_parts`, which
+/// killed runners left behind. Return the number of removed files, at most `limit`. Other files are left alone.
 ///
 /// # Errors
 /// When the folder cannot be read. A file that cannot be removed is skipped.
@@ -186,7 +188,7 @@ pub(super) fn sweep(dir: &Path, keep: Duration, keep_parts: Duration, limit: usi
             Some(part) => part.rsplit_once('.').and_then(|(name, _)| ReportName::parse(name)).map(|_| keep_parts)?,
             None => ReportName::parse(name).map(|_| keep)?,
         };
-        // Of the entry itself: a link is no file.
+        // Metadata of the entry itself: a link is not a file.
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         let age = metadata.modified().ok()?.elapsed().ok()?;
         (age >= keep).then(|| entry.path())

@@ -1,11 +1,12 @@
-//! Finished reports: in the folder of the runner that made them, and up to a size in MySQL as well, so that every runner can
-//! serve them and mail them.
+//! Finished reports. They are in the folder of the runner that made them, and up to a configured size also in MySQL, so
+//! that every runner can serve and mail them.
 //!
-//! A report is kept in this order: its content in MySQL, the row that makes it visible there, its name in the folder. Only
-//! the holder of the job's token can write that row, so an attempt that has lost its job replaces nothing in either place.
+//! A report is stored in this order: its content in MySQL, the row that makes it visible there, its name in the folder.
+//! Only the holder of the job's token can write that row, so an attempt that has lost its job replaces nothing in
+//! either place.
 //!
-//! MySQL decides what a name stands for. The folder serves what this runner made, what is too large for MySQL, and
-//! everything while MySQL does not answer.
+//! MySQL decides which report a name stands for. The folder serves the reports that this runner made, reports that are
+//! too large for MySQL, and all of its reports while MySQL does not answer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,27 +23,27 @@ use super::file::{self, PartFile, ReportFile, ReportName};
 use crate::handlers::{Context, Failure};
 use crate::job::{AttemptToken, JobId, ReportRecord, RunnerId};
 
-/// Reports of one runner that are copied to MySQL at the same time. Each holds a part in memory.
+/// Number of reports that one runner copies to MySQL at the same time. Each copy holds a part in memory.
 const COPIES_AT_ONCE: usize = 2;
-/// How long a look for a report may take before the folder is asked alone.
+/// Time limit for a look into MySQL, after which only the folder is used.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Pauses between two tries to copy a report while MySQL is out.
+/// Shortest pause between two tries to copy a report while MySQL does not answer. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Files removed in one page of a sweep.
+/// Number of files removed in one page of a sweep.
 const SWEPT_AT_ONCE: usize = 200;
-/// Unfinished files are removed after so long without a change: their runner was killed.
+/// Unfinished files that have not changed for this long are removed, because their runner was killed.
 const UNFINISHED: Duration = Duration::from_secs(86_400);
 
-/// Where reports are kept for every runner.
+/// Store of the reports that all runners share.
 pub trait SharedReports: Send + Sync + 'static {
-    /// How large a part may be.
+    /// Largest size of a part, in bytes.
     fn part_bytes(&self) -> usize;
 
-    /// Remove what earlier attempts of the job left unfinished. False when the token does not hold the job.
+    /// Remove unfinished parts of earlier attempts of the job. Return false when the token does not hold the job.
     fn begin(&self, job: JobId, token: AttemptToken) -> BoxFuture<'_, Result<bool, ShareError>>;
 
-    /// Write a part. Written again it replaces itself.
+    /// Write a part. A repeated write replaces it.
     fn put_part(
         &self,
         job: JobId,
@@ -51,35 +52,37 @@ pub trait SharedReports: Send + Sync + 'static {
         content: Vec<u8>,
     ) -> BoxFuture<'_, Result<(), ShareError>>;
 
-    /// Make a report visible whose parts are written. False when the token does not hold the job, or a part is missing.
+    /// Make a report visible after its parts are written. Return false when the token does not hold the job, or a part
+    /// is missing.
     fn publish<'a>(&'a self, record: &'a ReportRecord) -> BoxFuture<'a, Result<bool, ShareError>>;
 
-    /// What is known of the report of a job.
+    /// Return the record of a job's report.
     fn find(&self, job: JobId) -> BoxFuture<'_, Result<Option<ReportRecord>, ShareError>>;
 
-    /// A part; none when it is not there any more.
+    /// Return a part, or `None` when it no longer exists.
     fn part(&self, job: JobId, token: AttemptToken, number: u32) -> BoxFuture<'_, Result<Option<Vec<u8>>, ShareError>>;
 }
 
-/// Why reports cannot be shared.
+/// Reason why a report cannot be shared.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ShareError {
     /// The same call may succeed later.
     #[error("{0}")]
     Unavailable(String),
-    /// The same call fails until an operator mends something.
+    /// The same call fails until an operator changes something.
     #[error("{0}")]
     Refused(String),
 }
 
-/// Whose reports these are, and which of them are shared.
+/// The owner of the reports, and the size up to which they are shared.
 #[derive(Clone, Debug)]
 pub struct Sharing {
-    /// The runner, or the one that started this process for a suspect: the folder is the same.
+    /// Id of the runner. In a child process for a suspect job it is the runner that started the process, which has the
+    /// same folder.
     pub runner: RunnerId,
-    /// Its host.
+    /// Host of the runner.
     pub host: String,
-    /// Reports up to this size are shared; 0 shares none.
+    /// Largest size of a report that is shared, in bytes. With 0, no report is shared.
     pub up_to_bytes: u64,
 }
 
@@ -102,38 +105,38 @@ impl std::fmt::Debug for FinishedReports {
     }
 }
 
-/// A finished report.
+/// A finished report, by the place of its content.
 #[derive(Debug)]
 pub enum Found {
-    /// In the folder of this runner.
+    /// The content is in the folder of this runner.
     Here(ReportFile),
-    /// In MySQL.
+    /// The content is in MySQL.
     Shared(SharedReport),
 }
 
-/// Why there is no report.
+/// Reason why a report was not found.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// No runner has a report of this name.
     #[error("there is no report of that name")]
     NoSuchReport,
-    /// Another runner has it, and MySQL does not.
+    /// Another runner has the report, and MySQL has no copy.
     #[error(
         "the report is in the folder of runner {runner} on host {host} alone, and only that host serves it: MySQL keeps \
          reports up to share_up_to of [reports], and this one has {bytes} bytes"
     )]
     Elsewhere {
-        /// The runner that made it.
+        /// The runner that made the report.
         runner: RunnerId,
         /// The host of that runner.
         host: String,
-        /// Its size.
+        /// Size of the report.
         bytes: u64,
     },
-    /// MySQL does not answer, and the folder of this runner does not have it.
+    /// MySQL does not answer, and the folder of this runner does not have the report.
     #[error("look for the report in mysql: {0}")]
     Unavailable(String),
-    /// The disk.
+    /// The disk returned an error.
     #[error("read the report")]
     Disk(#[from] io::Error),
 }
@@ -153,30 +156,30 @@ impl std::fmt::Debug for SharedReport {
 }
 
 impl FinishedReports {
-    /// Those of a folder, without MySQL.
+    /// Serve the reports of a folder, without MySQL.
     #[must_use]
     pub fn in_folder(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into(), shared: None }
     }
 
-    /// Share them through `reports`.
+    /// Share the reports through `reports`.
     #[must_use]
     pub fn shared_through(mut self, reports: Arc<dyn SharedReports>, sharing: Sharing) -> Self {
         self.shared = Some(Arc::new(Shared { reports, sharing, turns: Semaphore::new(COPIES_AT_ONCE) }));
         self
     }
 
-    /// Keep a finished file: share it if it is small enough, then give it its name. Tells the runner that alone has the report, if
-    /// one does.
+    /// Store a finished file: share it if it is small enough, then give it its name. Return the runner if it is the
+    /// only one that has the report.
     ///
-    /// While MySQL is out this tries again for as long as the attempt may take. After that the attempt fails like any other, and the
-    /// next one makes the report anew. What MySQL refuses is kept in the folder alone.
+    /// While MySQL does not answer, this retries until the attempt ends. Then the attempt fails like any other, and the
+    /// next one makes the report again. A report that MySQL refuses stays in the folder only.
     pub(super) async fn keep(&self, file: PartFile, ctx: &Context) -> Result<Option<RunnerId>, Failure> {
         let mut only_on = None;
         if let Some(shared) = &self.shared {
             let is_shared = tokio::select! {
                 is_shared = shared.share(&file, ctx) => is_shared?,
-                () = ctx.stopped() => return Err(Failure::retry("stopped before the report was kept")),
+                () = ctx.stopped() => return Err(Failure::retry("stopped before the report was stored")),
             };
             only_on = (!is_shared).then(|| shared.sharing.runner.clone());
         }
@@ -187,7 +190,7 @@ impl FinishedReports {
         Ok(only_on)
     }
 
-    /// Find a report.
+    /// Find a report by its name.
     ///
     /// # Errors
     /// [`FindError`].
@@ -200,12 +203,13 @@ impl FinishedReports {
             Ok(record) => record.filter(|record| record.name == name),
             Err(error) => return here?.map(Found::Here).ok_or(FindError::Unavailable(error.to_string())),
         };
-        // Made by a version that told MySQL nothing of its reports.
+        // No record: the report was made by a version that wrote no records.
         let Some(record) = record else { return here?.map(Found::Here).ok_or(FindError::NoSuchReport) };
         if record.removed {
             return Err(FindError::NoSuchReport);
         }
-        // A file of another attempt may lie here under the same name: that of a runner that lost the job before its end.
+        // A file of another attempt may have the same name here: an attempt of a runner that lost the job before its
+        // end.
         let is_mine = record.runner == shared.sharing.runner;
         let here =
             here.map(|file| file.filter(|file| file.size_bytes == record.bytes && (is_mine || record.parts == 0)));
@@ -224,7 +228,7 @@ impl FinishedReports {
         }
     }
 
-    /// The content of a report, if it has no more than `most` bytes.
+    /// Return the content of a report, or `None` if it has more than `most` bytes.
     ///
     /// # Errors
     /// [`FindError`].
@@ -247,8 +251,8 @@ impl FinishedReports {
         }
     }
 
-    /// Remove a page of reports of this folder that are older than `keep`. True when there may be more. Only files with the
-    /// name of a report are removed.
+    /// Remove one page of reports in this folder that are older than `keep`. Return true when there may be more. Only
+    /// files with the name of a report are removed.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -258,12 +262,12 @@ impl FinishedReports {
         Ok(blocking(sweep).await? == SWEPT_AT_ONCE)
     }
 
-    /// Remove reports of this folder by their names. Those that are not there are no error.
+    /// Remove reports from this folder by their names. A missing report is not an error.
     pub async fn remove(&self, names: Vec<String>) {
         let dir = self.dir.clone();
         let remove = move || {
             for name in names.iter().filter(|name| ReportName::parse(name).is_some()) {
-                // What cannot be removed now, the sweep removes at its age.
+                // A file that cannot be removed now is removed by the sweep when it is old enough.
                 let _ = std::fs::remove_file(dir.join(name));
             }
             Ok(())
@@ -280,7 +284,7 @@ impl FinishedReports {
         }
     }
 
-    /// The folder.
+    /// The folder of this runner.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
@@ -290,10 +294,10 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(error.into()))
 }
 
-/// Why a report was not shared.
+/// Reason why a report was not shared.
 enum NotShared {
     Error(ShareError),
-    /// Another attempt holds the job, or has removed what this one wrote.
+    /// Another attempt holds the job, or has removed the parts of this one.
     Lost,
     Disk(io::Error),
 }
@@ -305,22 +309,23 @@ impl From<ShareError> for NotShared {
 }
 
 impl Shared {
-    /// Share a file, or at least say which runner has it. True when MySQL has the content.
+    /// Share the content of a file, or at least the record of the runner that has it. Return true when MySQL has the
+    /// content.
     async fn share(&self, file: &PartFile, ctx: &Context) -> Result<bool, Failure> {
         let Ok(_turn) = self.turns.acquire().await else { return Err(Failure::retry("stopped")) };
         let fits = file.bytes() <= self.sharing.up_to_bytes && self.sharing.up_to_bytes > 0;
         let (mut pause, mut refused) = (FIRST_PAUSE, 0);
         loop {
-            // Refused twice, because the second try uses parts of the size that the server takes now.
+            // The content is tried twice, because the second try uses parts of the size that the server accepts now.
             let with_content = fits && refused < 2;
             match self.share_once(file, ctx, with_content).await {
                 Ok(()) => return Ok(with_content),
                 Err(NotShared::Lost) => {
-                    return Err(Failure::retry("keep the report: another attempt holds the job by now"));
+                    return Err(Failure::retry("keep the report: another attempt holds the job now"));
                 }
                 Err(NotShared::Disk(error)) => return Err(Failure::retry(format!("keep the report: {error}"))),
                 Err(NotShared::Error(ShareError::Unavailable(cause))) => {
-                    tracing::warn!(cause, "cannot keep a report in mysql yet");
+                    tracing::warn!(cause, "cannot store a report in mysql yet; trying again");
                     tokio::time::sleep(pause).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
                 }
@@ -358,16 +363,17 @@ impl Shared {
         if !self.reports.publish(&record).await? {
             return Err(NotShared::Lost);
         }
-        // What an earlier attempt had finished is replaced now. What stays behind, the janitor removes.
+        // Remove the parts of an earlier attempt, which this report replaces. If that fails, the janitor removes them
+        // later.
         let _ = self.reports.begin(job, token).await;
         Ok(())
     }
 
-    /// Write the content; how many parts it has, and its digest.
+    /// Write the content. Return its number of parts and its digest.
     async fn copy(&self, file: &PartFile, job: JobId, token: AttemptToken) -> Result<(u32, [u8; 32]), NotShared> {
         let mut content = tokio::fs::File::from_std(file.read().map_err(NotShared::Disk)?);
         let (mut digest, mut parts, mut copied) = (Sha256::new(), 0, 0);
-        // An empty report has a part as well: a report without parts is not in MySQL.
+        // An empty report has one part as well, because a report without parts counts as not in MySQL.
         while parts == 0 || copied < file.bytes() {
             let mut part = Vec::new();
             let most = self.reports.part_bytes() as u64;
@@ -385,26 +391,26 @@ impl Shared {
 }
 
 impl SharedReport {
-    /// The name of its file.
+    /// Name of the file.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.record.name
     }
 
-    /// Its size.
+    /// Size of the report.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.record.bytes
     }
 
-    /// The media type that belongs to its extension.
+    /// Media type, by the extension of the file.
     #[must_use]
     pub fn content_type(&self) -> &'static str {
         self.content_type
     }
 
-    /// Its content, part by part: one is in memory at a time. It ends with an error, and short of its size, when the report is
-    /// replaced or removed meanwhile, and when the content is not what was written.
+    /// Stream the content. One part at a time is in memory. The stream ends early with an error when the report is
+    /// replaced or removed meanwhile, or when the content does not match its digest.
     pub fn content(self) -> impl Stream<Item = io::Result<Vec<u8>>> + Send + 'static {
         let broken = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
         stream::try_unfold((self, 0_u32, Sha256::new()), move |(report, number, mut digest)| async move {
@@ -415,9 +421,12 @@ impl SharedReport {
             let part = report.reports.part(job, token, number).await.map_err(io::Error::other)?;
             let part = part.ok_or_else(|| broken("the report was replaced or removed while it was read"))?;
             digest.update(&part);
-            // Before the last part goes out, so that no reader takes a wrong content for the whole.
+            // Checked before the last part is sent, so that no reader takes a wrong content for the complete report.
             if number + 1 == parts && expected != Some(digest.clone().finalize().into()) {
-                tracing::error!(name = report.record.name, "a report in mysql is not what was written");
+                tracing::error!(
+                    name = report.record.name,
+                    "the content of a report in mysql does not match its digest"
+                );
                 return Err(broken("the report is damaged"));
             }
             Ok(Some((part, (report, number + 1, digest))))

@@ -1,5 +1,5 @@
-//! HTML: one page that needs nothing else. No scripts, no links, no images; its style is in its head, for screen and
-//! paper (the header row repeats on every sheet). Every text goes through maud, which escapes it.
+//! HTML: one page without other files. It has no scripts, links or images. Its style is in its head, for screen and
+//! paper; the header row repeats on every sheet. All texts go through maud, which escapes them.
 
 use std::io::{BufWriter, Write};
 
@@ -22,7 +22,7 @@ td.n, td.t { white-space: nowrap; min-width: 0; font-variant-numeric: tabular-nu
 th { position: static; } @page { margin: 12mm; } }
 ";
 
-/// An HTML file in the making.
+/// Writer of an HTML file.
 pub(super) struct Writer {
     out: BufWriter<PartFile>,
     kinds: Vec<ColumnKind>,
@@ -49,7 +49,7 @@ impl Writer {
             thead { tr { @for Column { name, kind } in columns { th scope="col" class=[class(*kind)] { (name) } } } }
         };
         let mut out = BufWriter::new(file);
-        // maud writes whole elements, and the rows of these come later.
+        // maud writes complete elements, but the rows of these elements come later.
         writeln!(out, "{}<html lang=\"en\">{}<body>{}<table>{}<tbody>", DOCTYPE.0, head.0, top.0, header.0)?;
         Ok(Self { out, kinds: columns.iter().map(|column| column.kind).collect(), rows: 0 })
     }
@@ -86,7 +86,7 @@ impl TableWriter for Writer {
     }
 }
 
-/// Numbers stand at the right, and neither they nor times are broken over lines.
+/// Class of a column. Numbers are aligned to the right. Numbers and times are not broken over lines.
 fn class(kind: ColumnKind) -> Option<&'static str> {
     match kind {
         ColumnKind::Integer | ColumnKind::Float | ColumnKind::Decimal => Some("n"),

@@ -1,8 +1,8 @@
-//! JSON: one array, one object per row and line, written as the rows come.
+//! JSON: one array with one object per row, each on its own line, written while the rows arrive.
 //!
-//! Numbers are numbers with all their digits, also those above 2^53 that JavaScript would round. A DECIMAL is a string,
-//! because most readers would make it a binary float and 0.10 something else. JSON columns are embedded, not quoted;
-//! NULL is null; the rest is text as in every format: bytes in hexadecimal, times in ISO 8601.
+//! Numbers keep all their digits, also above 2^53, where JavaScript rounds. A DECIMAL is a string, because most readers
+//! would turn it into a binary float, which cannot hold 0.10 exactly. JSON columns are embedded, not quoted. NULL is
+//! null. Everything else is text as in all formats: bytes in hexadecimal, times in ISO 8601.
 
 use std::collections::HashSet;
 use std::io::{BufWriter, Write};
@@ -13,10 +13,10 @@ use super::file::PartFile;
 use super::rows::{TableWriter, WriteError, names};
 use crate::table::{Cell, Column};
 
-/// A JSON file in the making.
+/// Writer of a JSON file.
 pub(super) struct Writer {
     out: BufWriter<PartFile>,
-    /// Each column's name as a JSON string, with its colon.
+    /// Name of each column as a JSON string, with a colon.
     keys: Vec<String>,
     is_first: bool,
 }
@@ -25,7 +25,7 @@ impl Writer {
     pub(super) fn begin(file: PartFile, columns: &[Column]) -> Result<Self, WriteError> {
         let mut seen = HashSet::new();
         if let Some(twice) = names(columns).find(|name| !seen.insert(*name)) {
-            let twice = format!("the query gives two columns called {twice}, and a json object holds one of them");
+            let twice = format!("the query returns two columns called {twice}, and a json object holds one of them");
             return Err(WriteError::Unfit(twice));
         }
         let keys = names(columns).map(|name| format!("{}:", quoted(name))).collect();
@@ -65,7 +65,7 @@ fn value(out: &mut impl Write, cell: &Cell) -> Result<(), WriteError> {
     match cell {
         Cell::Null => out.write_all(b"null")?,
         Cell::Bool(_) | Cell::Integer(_) | Cell::Unsigned(_) => out.write_all(cell.text().as_bytes())?,
-        // Not a number in JSON when it is infinite; serde_json knows.
+        // JSON has no infinite numbers. serde_json writes null for them.
         Cell::Float(number) => serde_json::to_writer(out, number).map_err(std::io::Error::from)?,
         Cell::Json(text) => match serde_json::from_str::<&RawValue>(text) {
             Ok(json) => out.write_all(json.get().as_bytes())?,

@@ -1,14 +1,23 @@
-//! Kind `report`: a named query from the configuration becomes a file, and the file, if asked, an email.
+//! Kind `report`: write the rows of a configured query into a file, and send the file by mail if the job requests it.
 //!
-//! A job names a query and gives its parameters; it never brings SQL. Rows are streamed from their source into the file
-//! on a blocking thread, so that memory does not grow with the table, and the file appears under its name only when it
-//! is whole. A job that runs again replaces its own file.
+//! A job names a query and gives its parameters; it never contains SQL. Rows are streamed from their source into the
+//! file on a blocking thread, so memory does not grow with the table. The file appears under its name only when it is
+//! complete. A job that runs again replaces its own file.
 //!
-//! - [`Report`]: the payload; [`Reports`]: the handler, made from [`ReportSettings`] and a
-//!   [`RowSource`]
-//! - [`ReportQuery`]: what the configuration says about a query and its parameters
-//! - [`FinishedReports`]: finished files here and in MySQL, for the download route, for attachments and for the janitor
-//! - one writer for each [`Format`]: what becomes of NULL, decimals, times and bytes is said at its top
+//! [`Report`] is the payload, [`Reports`] the handler. The files:
+//!
+//! - `query.rs`: the parameters of a job, checked and bound to a query
+//! - `rows.rs`: the loop that writes rows into a file, and its limits
+//! - `file.rs`: files that are written under a hidden name and renamed when they are complete
+//! - `finished.rs`: finished reports, in the folder of this runner and in MySQL
+//! - `csv.rs`: CSV
+//! - `json.rs`: JSON
+//! - `html.rs`: HTML
+//! - `xlsx.rs`: workbooks for spreadsheets
+//! - `pdf.rs`: PDF
+//! - `testing.rs`: tables in memory for tests
+//!
+//! The head of each format's file tells how it writes NULL, decimals, times and bytes.
 
 mod csv;
 mod file;
@@ -45,33 +54,33 @@ use crate::table::{Cell, RowSource, Select, SourceError};
 use file::PartFile;
 use rows::{Heading, Limits, PourError, Poured, WriteError, pour};
 
-/// Larger files are not attached: the email kind and most mail servers refuse them.
+/// Largest file that is attached, in bytes. The email kind and most mail servers refuse larger ones.
 const MAX_ATTACHED_BYTES: u64 = 10 << 20;
 
-/// What a report job asks for.
+/// Payload of a report job.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Report {
-    /// The name of a configured query.
+    /// Name of a configured query.
     #[schemars(length(min = 1, max = 64))]
     pub query: String,
-    /// Its parameters by name.
+    /// Parameters of the query, by name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub params: Map<String, Value>,
-    /// The format of the file.
+    /// Format of the file. Default: `csv`.
     #[serde(default)]
     pub format: Format,
-    /// A title instead of the query's own.
+    /// Title of the report. Default: the title of the query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub title: Option<String>,
-    /// How the file's name begins, instead of with the query's name: letters, digits, `_ . -`.
+    /// Start of the file's name: letters, digits, `_ . -`. Default: the name of the query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 100))]
     pub file_name: Option<String>,
-    /// Send the file to somebody when it is done.
+    /// Mail with the finished file. Default: no mail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    // Its schema without "or null", so that problems point into it and not at it.
+    // Schema without "or null", so that problems point to the field inside and not to the mail as a whole.
     #[schemars(with = "Email")]
     pub email: Option<Email>,
 }
@@ -80,48 +89,48 @@ impl Kind for Report {
     const NAME: &'static str = "report";
 }
 
-/// Who gets the file by mail.
+/// The mail that a report job requests.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Email {
-    /// Addresses.
+    /// Addresses of the recipients.
     #[schemars(length(min = 1, max = 50))]
     pub to: Vec<String>,
-    /// Addresses that get a copy.
+    /// Addresses of the recipients of a copy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50))]
     pub cc: Vec<String>,
-    /// The subject, instead of the report's title.
+    /// Subject. Default: the title of the report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub subject: Option<String>,
-    /// The text, instead of a line that says what is attached.
+    /// Text. Default: a line that names the attached file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 20_000))]
     pub text: Option<String>,
 }
 
-/// A file format.
+/// Format of a report file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Comma-separated values, safe to open in a spreadsheet.
+    /// Comma-separated values that are safe to open in a spreadsheet.
     #[default]
     Csv,
-    /// An array of objects, exact.
+    /// An array of objects with exact values.
     Json,
     /// A page for a browser or a printer.
     Html,
-    /// A workbook, up to 1,048,575 rows.
+    /// A workbook of at most 1,048,575 rows.
     Xlsx,
-    /// Pages to read or print, up to 50,000 rows.
+    /// Pages to read or print, at most 50,000 rows.
     Pdf,
 }
 
 impl Format {
     const ALL: [Self; 5] = [Self::Csv, Self::Json, Self::Html, Self::Xlsx, Self::Pdf];
 
-    /// The extension of its files, which is also its name.
+    /// Extension of the files, which is also the name of the format.
     #[must_use]
     pub fn extension(self) -> &'static str {
         match self {
@@ -133,13 +142,13 @@ impl Format {
         }
     }
 
-    /// The format of files with this extension.
+    /// Return the format of files with this extension.
     #[must_use]
     pub fn of_extension(extension: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.extension() == extension)
     }
 
-    /// The media type of its files.
+    /// Media type of the files.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -151,7 +160,7 @@ impl Format {
         }
     }
 
-    /// The most rows that the format can hold or should.
+    /// Most rows in one file of this format.
     #[must_use]
     pub fn max_rows(self) -> u64 {
         match self {
@@ -168,18 +177,18 @@ impl fmt::Display for Format {
     }
 }
 
-/// What the configuration says about reports.
+/// The operator's settings for reports.
 #[derive(Clone, Debug)]
 pub struct ReportSettings {
-    /// The folder of the files; made when it is missing.
+    /// Folder of the files. It is created if it is missing.
     pub dir: PathBuf,
-    /// How long a query may run, from its first moment on the server to its last row in the file.
+    /// Time limit of a query, from its start on the server to its last row in the file.
     pub time_limit: Duration,
-    /// Most rows of one report.
+    /// Most rows in one report.
     pub max_rows: u64,
-    /// Most bytes of one file.
+    /// Most bytes in one file.
     pub max_bytes: u64,
-    /// The queries by name.
+    /// Configured queries, by name.
     pub queries: BTreeMap<String, ReportQuery>,
 }
 
@@ -188,7 +197,7 @@ pub struct Reports {
     settings: ReportSettings,
     source: Arc<dyn RowSource>,
     finished: FinishedReports,
-    /// Who may get a report by mail.
+    /// Addresses that may get a report by mail.
     recipients: AllowedAddresses,
 }
 
@@ -198,7 +207,7 @@ impl fmt::Debug for Reports {
     }
 }
 
-/// The result kept with the job.
+/// The result stored with the job.
 #[derive(Debug, Serialize)]
 struct Written {
     file: String,
@@ -206,12 +215,12 @@ struct Written {
     rows: u64,
     bytes: u64,
     query: String,
-    /// Where to download it, below the API's address.
+    /// Path of the download, below the API's address.
     url: String,
-    /// Cells of an xlsx or pdf that were too long and end in `…`.
+    /// Number of cells in an xlsx or pdf file that were too long. They end in `…`.
     #[serde(skip_serializing_if = "is_zero")]
     cut_cells: u64,
-    /// The runner that alone can serve it, because MySQL has no copy.
+    /// The only runner that can serve the file, when MySQL has no copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     only_on: Option<RunnerId>,
 }
@@ -221,7 +230,8 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// The part of the email kind's payload that a report fills in. The file goes by name: it may be larger than a payload.
+/// The fields of the email kind's payload that a report fills in. The attachment is given by name, because it may be
+/// larger than a payload.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct ReportMail {
     to: Vec<String>,
@@ -243,38 +253,38 @@ impl Kind for ReportMail {
 }
 
 impl Reports {
-    /// Reports of these queries, their rows from `source`.
+    /// Make a handler for these queries. `source` provides their rows.
     #[must_use]
     pub fn new(settings: ReportSettings, source: Arc<dyn RowSource>) -> Self {
         let finished = FinishedReports::in_folder(&settings.dir);
         Self { settings, source, finished, recipients: AllowedAddresses::default() }
     }
 
-    /// Keep finished reports there, and not in the folder of the settings alone.
+    /// Keep finished reports in `finished`, instead of only in the folder of the settings.
     #[must_use]
     pub fn keeping(mut self, finished: FinishedReports) -> Self {
         self.finished = finished;
         self
     }
 
-    /// Let reports be mailed to these addresses alone. The kind of the mail checks it again; here the client that
-    /// enqueues the report is told.
+    /// Allow mails to these addresses only. The email kind checks them again; the check here reports the error to the
+    /// client that enqueues the report.
     #[must_use]
     pub fn mailing_only_to(mut self, recipients: AllowedAddresses) -> Self {
         self.recipients = recipients;
         self
     }
 
-    /// The query that `report` names and the values for it, or what is wrong with either.
+    /// Find the query that `report` names, and the values for its parameters.
     fn resolve(&self, report: &Report) -> Result<(&ReportQuery, Vec<Cell>), Vec<Problem>> {
         let Some(query) = self.settings.queries.get(&report.query) else {
             let known = query::listed(self.settings.queries.keys());
-            return Err(vec![Problem::at("/query", format!("there is no such query; configured are: {known}"))]);
+            return Err(vec![Problem::at("/query", format!("there is no such query; configured queries: {known}"))]);
         };
         Ok((query, query::bind(query, &report.params)?))
     }
 
-    /// Write the file; it is whole and durable then, but not visible yet.
+    /// Write the file. Afterwards it is complete and durable, but not visible under its name yet.
     async fn write(
         &self,
         report: &Report,
@@ -285,7 +295,8 @@ impl Reports {
     ) -> Result<Poured, Failure> {
         let stream = self.source.open(select);
         let stop = stream.stop_token();
-        // Also when this future is dropped: the thread below cannot be, but it ends when its rows do.
+        // The stream also stops when this future is dropped. The thread below cannot be dropped, but it ends when its
+        // rows end.
         let _stop_on_drop = stop.clone().drop_guard();
 
         let heading =
@@ -294,7 +305,7 @@ impl Reports {
         let (dir, name, format, token) = (self.finished.dir().to_owned(), name.to_owned(), report.format, ctx.token());
         let progress = {
             let ctx = ctx.clone();
-            // How many rows will come is not known, so there is no percentage of them.
+            // The number of rows is not known in advance, so there is no percentage.
             move |rows, bytes| ctx.progress(0.0, format!("{rows} rows, {bytes} bytes"))
         };
         let mut writing = tokio::task::spawn_blocking(move || {
@@ -310,13 +321,13 @@ impl Reports {
             }
         };
         match written {
-            // A file that was finished while the attempt ended belongs to nobody; dropping it removes it.
+            // The attempt ended while the file was finished, so the file is not used. Dropping it removes it.
             Ok(Ok(_)) | Ok(Err(_)) if ctx.should_stop() => {
                 Err(Failure::retry("stopped before the report was complete"))
             }
             Ok(Ok(poured)) => Ok(poured),
             Ok(Err(error)) => Err(failure(&report.query, &error)),
-            // A mistake in a writer: the attempt shall end as a panic does.
+            // The writer panicked: continue the panic, so that the attempt ends as panicked.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(error) => Err(Failure::retry(format!("write the report: {error}"))),
@@ -331,7 +342,7 @@ impl Handler for Reports {
     fn check(&self, report: &Report) -> Vec<Problem> {
         let mut problems = self.resolve(report).err().unwrap_or_default();
         if report.file_name.as_deref().is_some_and(|stem| !file::is_plain(stem)) {
-            let right = "may hold letters, digits, _ . and -, and begins with a letter or digit";
+            let right = "must consist of letters, digits, _ . and -, and start with a letter or digit";
             problems.push(Problem::at("/file_name", right));
         }
         if report.title.as_deref().is_some_and(has_control_characters) {
@@ -344,7 +355,7 @@ impl Handler for Reports {
     }
 
     fn defaults(&self) -> KindDefaults {
-        // The query, and then time to finish a large file.
+        // Time for the query, and for finishing a large file after it.
         KindDefaults { timeout: self.settings.time_limit + Duration::from_secs(120), ..KindDefaults::default() }
     }
 
@@ -384,7 +395,7 @@ impl Email {
             for (at, address) in addresses.iter().enumerate() {
                 let mailbox = address.parse::<Mailbox>().ok().filter(|_| !has_control_characters(address));
                 let wrong = match mailbox {
-                    None => "is no email address".to_owned(),
+                    None => "is not an email address".to_owned(),
                     Some(mailbox) if !allowed.allows(&mailbox) => allowed.refusal(RECIPIENTS),
                     Some(_) => continue,
                 };
@@ -394,14 +405,14 @@ impl Email {
         if self.to.len() + self.cc.len() > 50 {
             problems.push(Problem::at("/email", "has more than 50 recipients"));
         }
-        // Readers would decode it into something else, so the email kind refuses it.
+        // Mail readers would decode `=?`, so the email kind refuses it.
         if self.subject.as_deref().is_some_and(|subject| has_control_characters(subject) || subject.contains("=?")) {
             problems.push(Problem::at("/email/subject", "must be one line without control characters and without =?"));
         }
         problems
     }
 
-    /// The mail about a finished file: with it, or if it is too large for that, with where to find it.
+    /// Make the mail for a finished file. It has the file as an attachment, or its address if the file is too large.
     fn about(self, written: &Written, title: &str) -> ReportMail {
         let is_attached = written.bytes <= MAX_ATTACHED_BYTES;
         let Written { file, url, bytes, .. } = written;
@@ -430,7 +441,7 @@ fn rejected(query: &str, problems: &[Problem]) -> Failure {
     Failure::reject(format!("prepare report {query}: {}", problems.join("; ")))
 }
 
-/// Whether another attempt may do better.
+/// Turn an error into a failure, with or without a retry.
 fn failure(query: &str, error: &PourError) -> Failure {
     let text = format!("report {query}: {error}");
     match error {
@@ -513,7 +524,7 @@ mod tests {
         assert!(problems(json!({"query": "orders", "format": "pdf", "params": {"since": "2026-01-01"}})).is_empty());
         let unknown = problems(json!({"query": "passwords"}));
         assert_eq!(unknown[0].0, "/query");
-        assert!(unknown[0].1.ends_with("configured are: items, orders"), "{unknown:?}");
+        assert!(unknown[0].1.ends_with("configured queries: items, orders"), "{unknown:?}");
         assert_eq!(pointers(json!({"query": "orders", "params": {"since": "yesterday"}})), ["/params/since"]);
         assert_eq!(pointers(json!({"query": "orders", "params": {"until": 1}})), ["/params/until"]);
         assert_eq!(pointers(json!({"query": "orders", "format": "doc"})), ["/format"]);

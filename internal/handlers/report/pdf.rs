@@ -1,9 +1,10 @@
 //! PDF: a table on A4 with its header on every page, page numbers, and an embedded font.
 //!
-//! Columns are as wide as the first rows need; when they do not fit, the wide ones give way first and their cells wrap
-//! to at most four lines, the rest cut with `…` and counted. DejaVu Sans (`fonts/`) covers Latin, Greek, Cyrillic,
-//! Arabic, Hebrew, Armenian, Georgian and symbols; it has no Chinese, Japanese and Korean, which come out as boxes: take
-//! `html` for them. A PDF is for reading: it holds 50,000 rows and 40 columns, and is made in memory.
+//! The first rows decide the widths of the columns. When the columns do not fit, the wide ones get narrower first.
+//! Their cells wrap to at most four lines; longer cells are cut with `…` and counted. DejaVu Sans (`fonts/`) covers
+//! Latin, Greek, Cyrillic, Arabic, Hebrew, Armenian, Georgian and symbols. It has no Chinese, Japanese and Korean
+//! characters, which are shown as boxes; use `html` for them. A PDF is for reading: it holds 50,000 rows and 40
+//! columns, and is made in memory.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -24,40 +25,41 @@ use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError, names};
 use crate::table::{Cell, Column, Row};
 
-/// Rows that a report for reading may have.
+/// Most rows in a PDF.
 pub(super) const MAX_ROWS: u64 = 50_000;
 const MAX_COLUMNS: usize = 40;
 
 static FONT: &[u8] = include_bytes!("fonts/DejaVuSans.ttf");
 
-/// A4 in points.
+/// Sides of A4, in points.
 const SHORT_SIDE: f32 = 595.0;
 const LONG_SIDE: f32 = 842.0;
 const MARGIN: f32 = 36.0;
 const PADDING: f32 = 4.0;
-/// Between the bottom of the table and the page number.
+/// Space between the bottom of the table and the page number, in points.
 const FOOTER: f32 = 18.0;
 const TITLE_SIZE: f32 = 14.0;
 const SMALL_SIZE: f32 = 7.0;
-/// Title and the line below it.
+/// Height of the title and the line below it, in points.
 const HEADING: f32 = 44.0;
 const LINES_PER_CELL: usize = 4;
-/// The layout is decided by this many rows…
+/// Number of rows that decide the layout.
 const SAMPLED_ROWS: usize = 200;
-/// …and no column makes the page wide for more than this, in points. It may still get more if there is room.
+/// Largest width in points that a column may require when the layout is decided. A column may become wider if there is
+/// room.
 const WIDEST: f32 = 260.0;
 
-/// A PDF in the making.
+/// Writer of a PDF file.
 pub(super) struct Writer {
     file: PartFile,
     document: Document,
     heading: Heading,
     columns: Vec<Column>,
     type_case: TypeCase,
-    /// Rows that came before the layout was decided.
+    /// Rows that arrived before the layout was decided.
     sample: Vec<Row>,
     layout: Option<Layout>,
-    /// The rows of the page that is being filled, and how high they are.
+    /// Rows of the current page, and their total height.
     page: Vec<LaidRow>,
     page_height: f32,
     pages: usize,
@@ -65,7 +67,7 @@ pub(super) struct Writer {
     cut_cells: u64,
 }
 
-/// Sizes that hold for the whole document.
+/// Sizes for the whole document.
 #[derive(Clone)]
 struct Layout {
     width: f32,
@@ -113,7 +115,7 @@ impl Writer {
         })
     }
 
-    /// Decide the layout if it is not, and place the rows that waited for it.
+    /// Decide the layout if that has not happened yet, and place the rows that waited for it.
     fn settle(&mut self) -> Result<(), WriteError> {
         if self.layout.is_none() {
             self.layout = Some(Layout::decide(&self.columns, &self.sample, &mut self.type_case));
@@ -136,7 +138,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Draw the page that is full, or last.
+    /// Draw the current page, because it is full or the last one.
     fn draw_page(&mut self, is_last: bool) -> Result<(), WriteError> {
         let Some(layout) = &self.layout else { return Ok(()) };
         let is_first = self.pages == 0;
@@ -203,7 +205,7 @@ impl TableWriter for Writer {
 
 fn metadata(heading: &Heading) -> Metadata {
     let at = heading.made_at;
-    // Month to second are below 60, and the year is ours.
+    // Month to second are below 60. The year is that of this server's clock, so it fits as well.
     let small = |number: u32| u8::try_from(number).unwrap_or_default();
     let date = DateTime::new(u16::try_from(at.year()).unwrap_or_default())
         .month(small(at.month()))
@@ -231,7 +233,7 @@ impl Layout {
                 }
             }
         }
-        // A little air, because later rows may be a little wider.
+        // A small reserve, because later rows may be a little wider.
         let wanted: Vec<f32> = wanted.iter().map(|width| width * 1.02 + 2.0 * PADDING).collect();
 
         let needed: f32 = wanted.iter().map(|width| width.min(WIDEST)).sum();
@@ -253,7 +255,7 @@ impl Layout {
         layout
     }
 
-    /// Height for rows on a page.
+    /// Height for the rows of a page.
     fn room(&self, is_first: bool) -> f32 {
         let heading = if is_first { HEADING } else { 0.0 };
         self.height - 2.0 * MARGIN - heading - self.header.height - FOOTER
@@ -268,7 +270,7 @@ impl Layout {
         self.font_size * 1.25
     }
 
-    /// Break the cells of a row into lines; also gives how many had to be cut.
+    /// Break the cells of a row into lines. Also return the number of cells that had to be cut.
     fn lay(&self, row: &[Cell], columns: &[Column], type_case: &mut TypeCase) -> (LaidRow, u64) {
         let mut cut = 0;
         let cells: Vec<_> = row
@@ -282,15 +284,15 @@ impl Layout {
             })
             .collect();
         let lines = cells.iter().map(|cell| cell.lines.len()).max().unwrap_or(0).max(1);
-        // At most four.
+        // At most four lines.
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
         let height = lines as f32 * self.line_height() + 2.0 * PADDING;
         (LaidRow { cells, height }, cut)
     }
 }
 
-/// `wanted` if it fits into `room`; otherwise the narrow columns get what they want and the wide ones equal parts of
-/// the rest.
+/// Return `wanted` if it fits into `room`. Otherwise the narrow columns get their width, and the wide ones share the
+/// rest equally.
 fn shared(wanted: &[f32], room: f32) -> Vec<f32> {
     if wanted.iter().sum::<f32>() <= room {
         return wanted.to_vec();
@@ -315,7 +317,7 @@ const GREY: u8 = 0x6e;
 const RULE: u8 = 0xd1;
 const SHADE: u8 = 0xec;
 
-/// Draws on one page.
+/// Drawing state of one page.
 struct Pen<'p, 's> {
     surface: &'p mut Surface<'s>,
     type_case: &'p mut TypeCase,
@@ -344,7 +346,7 @@ impl Pen<'_, '_> {
         self.ink(shade);
         let (at, font) = (Point::from_xy(x, base), self.type_case.font.clone());
         if text.chars().all(stands_alone) {
-            // Shaping costs more than all the rest, and these letters do not need it.
+            // Shaping costs more than everything else, and these letters do not need it.
             let glyphs = self.type_case.glyphs(text);
             self.surface.draw_glyphs(at, &glyphs, font, text, size, false);
         } else {
@@ -367,7 +369,8 @@ impl Pen<'_, '_> {
     }
 }
 
-/// Is one character one glyph, left to right, whatever stands beside it? Latin, Greek, Cyrillic, punctuation, symbols.
+/// True when the character is always one glyph, drawn left to right, independent of its neighbours: Latin, Greek,
+/// Cyrillic, punctuation, symbols.
 fn stands_alone(c: char) -> bool {
     matches!(c, '\u{20}'..='\u{2ff}' | '\u{370}'..='\u{482}' | '\u{48a}'..='\u{58f}'
               | '\u{1e00}'..='\u{200a}' | '\u{2010}'..='\u{2027}' | '\u{2030}'..='\u{205f}'
@@ -378,7 +381,7 @@ fn stands_alone(c: char) -> bool {
 struct TypeCase {
     font: Font,
     reference: FontRef<'static>,
-    /// Glyph and width, as part of the font size.
+    /// Glyph of each letter, and its width as a fraction of the font size.
     letters: HashMap<char, (GlyphId, f32)>,
 }
 
@@ -401,7 +404,7 @@ impl TypeCase {
         })
     }
 
-    /// How wide `text` will be; near enough for text that is shaped.
+    /// Width of `text`. It is an approximation for text that is shaped.
     fn width(&mut self, text: &str, size: f32) -> f32 {
         text.chars().map(|c| self.letter(c).1).sum::<f32>() * size
     }
@@ -415,7 +418,7 @@ impl TypeCase {
             .collect()
     }
 
-    /// `text` on one line, cut if it must be.
+    /// Fit `text` on one line; cut it if necessary.
     fn fitted(&mut self, text: &str, size: f32, width: f32) -> String {
         let (mut lines, _) = self.wrapped_to(text, size, width, 1);
         lines.pop().unwrap_or_default()
@@ -425,7 +428,8 @@ impl TypeCase {
         self.wrapped_to(text, size, width, LINES_PER_CELL)
     }
 
-    /// `text` in at most `most` lines, broken behind spaces where there are any, and whether something was cut.
+    /// Break `text` into at most `most` lines, after spaces and some punctuation where possible. Return the lines, and
+    /// true if the text was cut.
     fn wrapped_to(&mut self, text: &str, size: f32, width: f32, most: usize) -> (Vec<String>, bool) {
         let mut lines = Vec::new();
         for paragraph in text.lines() {
@@ -438,7 +442,7 @@ impl TypeCase {
                     return (lines, true);
                 }
                 if lines.len() == most {
-                    // Another paragraph, and no line left for it.
+                    // Another paragraph follows, and there is no line left for it.
                     if let Some(last) = lines.pop() {
                         lines.push(self.with_ellipsis(&last, size, width));
                     }
@@ -454,13 +458,14 @@ impl TypeCase {
         (lines, false)
     }
 
-    /// Where the first line of `text` ends: behind the last space that fits, or in the middle of a long word.
+    /// End of the first line of `text`: after the last space or punctuation that fits, or within a long word.
     fn line_end(&mut self, text: &str, size: f32, width: f32) -> usize {
         let mut used = 0.0;
         let mut space = None;
         for (at, c) in text.char_indices() {
             used += self.letter(c).1 * size;
-            // A space may hang over the edge, and one letter must fit or this never ends.
+            // A space may exceed the edge. At least one letter must be accepted, or the loop in `wrapped_to` would
+            // never end.
             if used > width && at > 0 && c != ' ' {
                 return space.unwrap_or(at);
             }
@@ -487,7 +492,7 @@ impl TypeCase {
     }
 }
 
-/// Tabs and control characters have no glyph.
+/// Replace tabs and control characters by spaces, because they have no glyph.
 fn printable(c: char) -> char {
     if c.is_control() { ' ' } else { c }
 }

@@ -1,7 +1,7 @@
-//! Named queries and their parameters: from the JSON of a job to the values that are bound.
+//! Parameters of report queries: from the JSON of a job to the values that are bound.
 //!
-//! What a parameter is and which values fit stands in the [configuration](crate::config::ReportParam), which also checks
-//! the defaults by the same rules; here every misfit of a job gets its pointer.
+//! The [configuration](crate::config::ReportParam) defines the parameters and the values that fit, and checks the
+//! defaults by the same rules. Here each wrong value of a job becomes a problem with its pointer.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,16 @@ use crate::config::{ParamValue, ReportQuery};
 use crate::handlers::Problem;
 use crate::table::Cell;
 
-/// The values to bind for `params`, one for each `?` of the statement, or everything that is wrong with them: a problem
-/// for each parameter that is unknown, missing or does not fit, with its pointer.
+/// Return the values to bind, one for each `?` of the statement. If any parameter is unknown, missing or does not fit,
+/// return a problem for each of them, with its pointer.
 pub(super) fn bind(query: &ReportQuery, params: &Map<String, Value>) -> Result<Vec<Cell>, Vec<Problem>> {
     let names = || listed(query.params.iter().map(|param| &param.name));
     let mut problems: Vec<Problem> = params
         .keys()
         .filter(|name| query.param(name).is_none())
-        .map(|name| Problem::at(pointer(name), format!("is no parameter of this query; it has {}", names())))
+        .map(|name| {
+            Problem::at(pointer(name), format!("is not a parameter of this query; its parameters are: {}", names()))
+        })
         .collect();
     let mut values = BTreeMap::new();
     for param in &query.params {
@@ -33,17 +35,17 @@ pub(super) fn bind(query: &ReportQuery, params: &Map<String, Value>) -> Result<V
     if !problems.is_empty() {
         return Err(problems);
     }
-    // The configuration declares every placeholder; it was refused otherwise.
+    // The configuration declares every placeholder; otherwise it would have been refused.
     Ok(query.statement.params.iter().filter_map(|name| values.get(name.as_str()).cloned()).collect())
 }
 
-/// `a, b, c`, or `none`.
+/// Join names as `a, b, c`; `none` for no names.
 pub(super) fn listed<'a>(names: impl IntoIterator<Item = &'a String>) -> String {
     let names: Vec<&str> = names.into_iter().map(String::as_str).collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// A JSON pointer to a parameter; `~` and `/` are written as RFC 6901 asks.
+/// The JSON pointer to a parameter, with `~` and `/` escaped as RFC 6901 requires.
 fn pointer(name: &str) -> String {
     format!("/params/{}", name.replace('~', "~0").replace('/', "~1"))
 }

@@ -1,4 +1,4 @@
-//! Rows from their source into a file: one loop for all formats, and the limits it keeps.
+//! The loop that writes rows from their source into a file, the same for all formats, and its limits.
 
 use std::io;
 
@@ -7,39 +7,39 @@ use super::{Format, csv, html, json, pdf, xlsx};
 use crate::job::Timestamp;
 use crate::table::{Cell, Column, Part, RowStream, SourceError};
 
-/// Writes one table in one format. Blocks; the loop runs on a thread that may.
+/// Writer of one table in one format. It blocks, so it runs on a blocking thread.
 pub(super) trait TableWriter {
-    /// Write the next row: a cell for each column.
+    /// Write the next row, which has a cell for each column.
     fn row(&mut self, row: &[Cell]) -> Result<(), WriteError>;
 
-    /// Bytes in the file so far, if the format writes as it goes.
+    /// Bytes written to the file so far, or 0 for a format that writes everything at the end.
     fn bytes(&self) -> u64 {
         0
     }
 
-    /// Write what belongs behind the rows and give the file back, with the number of cells that were cut to fit.
+    /// Write the end of the file. Return the file and the number of cells that were cut to fit.
     fn finish(self: Box<Self>) -> Result<(PartFile, u64), WriteError>;
 }
 
-/// What stands around the rows.
+/// Texts around the rows of a report.
 #[derive(Clone, Debug)]
 pub(super) struct Heading {
-    /// The title of the report.
+    /// Title of the report.
     pub(super) title: String,
-    /// The name of its query.
+    /// Name of the query.
     pub(super) query: String,
-    /// When it was made.
+    /// Time when the report was made.
     pub(super) made_at: Timestamp,
 }
 
-/// What a report may grow to.
+/// Limits of a report's size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) max_rows: u64,
     pub(super) max_bytes: u64,
 }
 
-/// A written file that nobody can see yet.
+/// A complete file that does not have its visible name yet.
 #[derive(Debug)]
 pub(super) struct Poured {
     pub(super) file: PartFile,
@@ -47,21 +47,21 @@ pub(super) struct Poured {
     pub(super) cut_cells: u64,
 }
 
-/// Why a format could not write a table.
+/// Reason why a format could not write a table.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// The disk.
+    /// The disk returned an error.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The format cannot hold this table.
     #[error("{0}")]
     Unfit(String),
-    /// The library that writes the format gave up.
+    /// The library of the format returned an error.
     #[error("{0}")]
     Library(String),
 }
 
-/// Why a report was not written.
+/// Reason why a report was not written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PourError {
     #[error("run the query: {0}")]
@@ -72,7 +72,7 @@ pub(super) enum PourError {
     TooLarge(String),
 }
 
-/// Write every row of `stream` into `file`; `progress` hears of rows and bytes now and then.
+/// Write every row of `stream` into `file`. After each batch, call `progress` with the numbers of rows and bytes.
 pub(super) fn pour(
     mut stream: RowStream,
     file: PartFile,
@@ -82,10 +82,10 @@ pub(super) fn pour(
     progress: impl Fn(u64, u64),
 ) -> Result<Poured, PourError> {
     let Some(Part::Columns(columns)) = stream.blocking_next()? else {
-        return Err(WriteError::Unfit("the query gives no table".into()).into());
+        return Err(WriteError::Unfit("the query returns no table".into()).into());
     };
     if columns.is_empty() {
-        return Err(WriteError::Unfit("the query gives no columns".into()).into());
+        return Err(WriteError::Unfit("the query returns no columns".into()).into());
     }
     let mut writer = open(format, file, &columns, heading)?;
 
@@ -99,7 +99,7 @@ pub(super) fn pour(
             }
             writer.row(&row)?;
             rows += 1;
-            // Formats that write at the end are held to the size of what they were given.
+            // The limit also holds for formats that write at the end: for them the size of the cells counts.
             cell_bytes += row.iter().map(Cell::size_bytes).sum::<usize>() as u64;
             if cell_bytes.max(writer.bytes()) > limits.max_bytes {
                 return Err(PourError::TooLarge(too_many_bytes(limits)));
@@ -143,7 +143,7 @@ fn too_many_bytes(limits: Limits) -> String {
     format!("larger than {} bytes, the limit of reports", limits.max_bytes)
 }
 
-/// The names of `columns`, in order.
+/// Names of the columns, in order.
 pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &str> {
     columns.iter().map(|column| column.name.as_str())
 }

@@ -1,4 +1,4 @@
-//! Tables from memory, and what the writers make of them.
+//! Tables in memory for tests of the writers, and the files that come of them.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::rows::{Heading, Limits, PourError, Poured, pour};
 use super::{Context, Format};
 use crate::table::{self, Cell, Column, ColumnKind, Part, Row, RowSource, RowStream, Select, SourceError};
 
-/// Answers every select with the same rows.
+/// A source that answers every select with the same rows.
 pub(super) struct Memory {
     pub(super) columns: Vec<Column>,
     pub(super) rows: Vec<Row>,
     pub(super) end: Result<(), SourceError>,
-    /// Nothing comes behind the rows, not even the end.
+    /// True to send nothing after the rows, not even the end.
     pub(super) hangs: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn column(name: &str, kind: ColumnKind) -> Column {
     Column { name: name.into(), kind }
 }
 
-/// One of each, with the values that are easy to spoil.
+/// One cell of each kind, with values that are easy to damage.
 pub(super) fn every_cell() -> (Vec<Column>, Row) {
     let day = "2026-11-21".parse().unwrap();
     let moment = |micros| DateTime::from_timestamp_micros(micros).unwrap();

@@ -1,8 +1,9 @@
-//! XLSX for Excel, LibreOffice and Numbers, in constant memory: rows go to a scratch file next to the report.
+//! XLSX for Excel, LibreOffice and Numbers, in constant memory: rows go to a temporary file next to the report.
 //!
-//! Numbers, booleans, days and times are real ones, as far as a spreadsheet can hold them: it computes with 15 digits
-//! and counts days from 1900, and what lies beyond becomes text rather than something else. Texts are written as
-//! texts, never as formulas. A cell holds 32,767 characters; longer ones end in `…` and are counted as cut.
+//! Numbers, booleans, days and times keep their types, as far as a spreadsheet can hold them. A spreadsheet computes
+//! with 15 digits and counts days from 1900; values beyond these limits become text, so that they do not change. Texts
+//! are written as texts, never as formulas. A cell holds 32,767 characters; longer texts end in `…` and are counted as
+//! cut.
 
 use std::error::Error as _;
 use std::io::{BufWriter, Write};
@@ -17,17 +18,17 @@ use super::file::PartFile;
 use super::rows::{Heading, TableWriter, WriteError, names};
 use crate::table::{Cell, Column};
 
-/// Rows of a sheet without its header.
+/// Most rows in a sheet, without its header.
 pub(super) const MAX_ROWS: u64 = 1_048_575;
-/// What Excel puts into one cell, in UTF-16 units.
+/// Most UTF-16 units that Excel holds in a cell.
 const MAX_CELL_UNITS: usize = 32_767;
-/// Digits that survive a spreadsheet.
+/// Most digits that a spreadsheet keeps.
 const MAX_DIGITS: usize = 15;
-/// Columns are made as wide as the first rows need, in characters.
+/// Number of rows that decide the widths of the columns. `WIDEST` is the largest width, in characters.
 const SAMPLED_ROWS: u32 = 200;
 const WIDEST: usize = 60;
 
-/// A workbook in the making.
+/// Writer of a workbook.
 pub(super) struct Writer {
     file: PartFile,
     workbook: Workbook,
@@ -40,7 +41,7 @@ pub(super) struct Writer {
 struct Formats {
     date: CellFormat,
     datetime: CellFormat,
-    /// One for each number of decimal places: 12.30 shows both.
+    /// One format for each number of decimal places, so that 12.30 keeps its zero.
     decimals: Vec<CellFormat>,
 }
 
@@ -71,7 +72,7 @@ impl Writer {
                 })
                 .collect(),
         };
-        // Room for the header's filter button.
+        // Leave room for the filter button in the header.
         let widths = names(columns).map(|name| name.chars().count() + 3).collect();
         Ok(Self { file, workbook, formats, widths, row: 0, cut_cells: 0 })
     }
@@ -96,7 +97,7 @@ impl TableWriter for Writer {
     fn finish(mut self: Box<Self>) -> Result<(PartFile, u64), WriteError> {
         let sheet = self.workbook.worksheet_from_index(0).map_err(library)?;
         for (column, width) in (0..).zip(&self.widths) {
-            // At most WIDEST and a little, so exact as a float.
+            // At most `WIDEST`, so it is exact as a float.
             #[expect(clippy::cast_precision_loss, reason = "a small number")]
             sheet.set_column_width(column, (*width).min(WIDEST) as f64).map_err(library)?;
         }
@@ -110,11 +111,11 @@ impl TableWriter for Writer {
     }
 }
 
-/// Write one cell; tells whether it had to be cut.
+/// Write one cell. Return true when it had to be cut.
 fn write(sheet: &mut Worksheet, row: u32, column: u16, cell: &Cell, formats: &Formats) -> Result<bool, XlsxError> {
     let number = |sheet: &mut Worksheet, number: f64| sheet.write_number(row, column, number).map(|_| ());
     match cell {
-        // Nothing there, as in the table.
+        // NULL stays an empty cell.
         Cell::Null => Ok(()),
         Cell::Bool(value) => sheet.write_boolean(row, column, *value).map(|_| ()),
         Cell::Float(value) => number(sheet, *value),
@@ -151,7 +152,7 @@ fn text(sheet: &mut Worksheet, row: u32, column: u16, text: &str) -> Result<bool
     Ok(is_cut)
 }
 
-/// A moment as the UTC clock showed it: spreadsheets know no zones.
+/// Date and time of a cell in UTC, because spreadsheets have no time zones.
 fn date_time(cell: &Cell) -> Option<NaiveDateTime> {
     match cell {
         Cell::DateTime(at) => Some(*at),
@@ -160,14 +161,14 @@ fn date_time(cell: &Cell) -> Option<NaiveDateTime> {
     }
 }
 
-/// The value and its decimal places, if a spreadsheet can hold all its digits.
+/// The value and its number of decimal places, if a spreadsheet can hold all digits.
 fn decimal(digits: &str) -> Option<(f64, usize)> {
     let count = digits.bytes().filter(u8::is_ascii_digit).count();
     let places = digits.split_once('.').map_or(0, |(_, places)| places.len());
     (count <= MAX_DIGITS).then(|| digits.parse().ok()).flatten().map(|value| (value, places))
 }
 
-/// Excel takes 1900 for a leap year; from March 1900 on everybody agrees.
+/// Excel takes 1900 for a leap year. All spreadsheets agree on days from March 1900 on, so days from 1901 on are used.
 fn excel(date: NaiveDate, time: Option<NaiveTime>) -> Option<ExcelDateTime> {
     let year = u16::try_from(date.year()).ok().filter(|year| *year > 1900)?;
     let (month, day) = (u8::try_from(date.month()).ok()?, u8::try_from(date.day()).ok()?);
@@ -178,9 +179,9 @@ fn excel(date: NaiveDate, time: Option<NaiveTime>) -> Option<ExcelDateTime> {
     day.and_hms_milli(hour, minute, u8::try_from(time.second()).ok()?, milli).ok()
 }
 
-/// As much of `text` as a cell holds, and whether that is not all of it.
+/// Return the part of `text` that fits into a cell, and true if it was cut.
 fn shortened(text: &str) -> (String, bool) {
-    // A character takes at least as many bytes in UTF-8 as units in UTF-16.
+    // No character has more UTF-16 units than UTF-8 bytes.
     if text.len() <= MAX_CELL_UNITS || text.encode_utf16().count() <= MAX_CELL_UNITS {
         return (text.to_owned(), false);
     }
@@ -193,7 +194,7 @@ fn shortened(text: &str) -> (String, bool) {
 }
 
 fn library(error: XlsxError) -> WriteError {
-    // The disk may be better later; anything else will be the same.
+    // A disk error may disappear later. Every other error would come again.
     match error.source().and_then(|cause| cause.downcast_ref::<std::io::Error>()) {
         Some(cause) => WriteError::Io(std::io::Error::new(cause.kind(), cause.to_string())),
         None => match error {
@@ -212,7 +213,7 @@ mod tests {
     use super::*;
     use crate::table::ColumnKind;
 
-    /// The sheet's XML, from the file as an unzipper sees it.
+    /// The XML of the sheet, unpacked from the file.
     fn sheet(bytes: Vec<u8>) -> String {
         let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).unwrap();
         let mut xml = String::new();

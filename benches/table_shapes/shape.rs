@@ -1,43 +1,45 @@
-//! The candidates: their tables, their columns, and the statements that differ between them.
+//! The shapes: their tables, their columns, and the statements that differ between them.
 
 use clap::ValueEnum;
 
 use crate::lane::{KIND, LEASE_SECONDS, NewJob, QUEUE, places};
 
-/// A candidate: the tables and the statements that go with them.
+/// A candidate: tables, and the statements that go with them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Shape {
-    /// One wide row; index on (state, execute_at, id); a ledger row for each ended attempt.
+    /// One wide row; index on (state, execute_at, id); a ledger row for each ended attempt
     A,
-    /// One wide row; index on due_at, which is NULL unless the job waits; a ledger row for each ended attempt.
+    /// One wide row; index on due_at, which is NULL unless the job waits; a ledger row for each ended attempt
     B1,
-    /// As B1, but the last attempt stays in the row and a success writes no ledger row.
+    /// As B1, but the last attempt stays in the row and a success writes no ledger row
     B2,
-    /// As B1, but columns that a claim fills have their full width from the start.
+    /// As B1, but columns that a claim fills have their full width from the start
     B3,
-    /// As B3, but the settle updates each row by its own token without looking first.
+    /// As B3, but the settle updates each row by its own token, without a locking read first
     B4,
-    /// Asked, owed, done: a narrow hot row that is deleted at the end, a ledger row for each ended attempt.
+    /// Three tables: the request (jobs), a narrow row per unfinished job that is deleted at the end (owed), and a
+    /// ledger row for each ended attempt (attempts)
     C,
-    /// As C, but the settle deletes by token without looking first; safe only while a flush holds one token.
+    /// As C, but the settle deletes by token, without a locking read first; only safe while a flush holds a single
+    /// token
     C2,
-    /// As C, without the kind in the owed row.
+    /// As C, without the kind in the owed row
     C3,
-    /// As C, but the server copies the ledger rows from the owed rows instead of receiving them.
+    /// As C, but the server copies the ledger rows from the owed rows instead of receiving them
     C4,
-    /// As C2, but each row is deleted by its own token, so that a flush may mix the jobs of many claims.
+    /// As C2, but each row is deleted by its own token, so that a flush may mix the jobs of many claims
     C5,
-    /// As C, but the end state has its full width from the start, so that writing it does not move the row.
+    /// As C, but the end state has its full width from the start, so that writing it does not move the row
     C6,
-    /// As C, but the end state is part of the last ledger row, and the asked row is never written again.
+    /// As C, but the end state is part of the last ledger row, and the row in jobs is never written again
     C7,
-    /// As C6, and the owed row has its full width from the start as well.
+    /// As C6, and the owed row has its full width from the start as well
     C8,
-    /// As C8, fenced as C5.
+    /// As C8, fenced as C5
     C9,
-    /// As C9, with the end in the ledger as in C7.
+    /// As C9, with the end in the ledger as in C7
     C10,
-    /// As C10, with the line in front of the due time: index on (queue, priority, execute_at).
+    /// As C10, with queue and priority before the due time: index on (queue, priority, execute_at)
     C11,
 }
 
@@ -90,33 +92,33 @@ impl Shape {
         matches!(self, Self::A | Self::B1 | Self::B2 | Self::B3 | Self::B4)
     }
 
-    /// InnoDB stores NULL in no bytes at all, so a row grows when a NULL column is filled, and growing rows split full
-    /// pages. These shapes keep a stand-in value there instead.
+    /// True when columns have a stand-in value instead of NULL. InnoDB stores NULL in no bytes at all, so a row grows
+    /// when a NULL column is filled, and growing rows split full pages.
     fn has_full_width(self) -> bool {
         matches!(self, Self::B3 | Self::B4 | Self::C8 | Self::C9 | Self::C10 | Self::C11)
     }
 
-    /// Whether the end of a job is written to its ledger row and nowhere else.
+    /// True when the end of a job is written to its ledger row and nowhere else.
     pub(crate) fn ends_in_ledger(self) -> bool {
         matches!(self, Self::C7 | Self::C10 | Self::C11)
     }
 
-    /// Whether a settle looks at the tokens first, rather than fence its first write by them.
+    /// True when a settle reads and locks the tokens first, instead of fencing its first write with them.
     pub(crate) fn locks_before_settling(self) -> bool {
         !matches!(self, Self::B4 | Self::C2 | Self::C5 | Self::C9 | Self::C10 | Self::C11)
     }
 
-    /// Whether the end state waits in the asked row as a stand-in of the same width.
+    /// True when the row in jobs has a stand-in of the same width for the end state.
     pub(crate) fn has_full_width_end(self) -> bool {
         matches!(self, Self::B3 | Self::B4 | Self::C6 | Self::C8 | Self::C9)
     }
 
-    /// The table that claims and renewals write to.
+    /// The table to which claims and renewals write.
     pub(crate) fn hot_table(self) -> &'static str {
         if self.is_wide() { "jobs" } else { "owed" }
     }
 
-    /// The indexed column that says when a job is due.
+    /// The indexed column that holds the due time of a job.
     pub(crate) fn due_column(self) -> &'static str {
         if matches!(self, Self::B1 | Self::B2 | Self::B3 | Self::B4) { "due_at" } else { "execute_at" }
     }
@@ -179,7 +181,7 @@ impl Shape {
         tables
     }
 
-    /// What an accepted job writes: each table with its columns.
+    /// The inserts of an accepted job: each table with its columns.
     pub(crate) fn inserts(self) -> Vec<(&'static str, Vec<Field>)> {
         use Value::{CreatedAt, Due, Id, Kind, MaxAttempts, Payload, Priority, Queue, TimeoutMs};
         let field = |column, value| Field { column, value };
@@ -215,9 +217,9 @@ impl Shape {
         vec![("jobs", asked), ("owed", owed)]
     }
 
-    /// Takes jobs that are still due. The hint matters, here and in every statement by primary key: on a table with few
-    /// rows, which the hot table is whenever the system keeps up, the optimizer prefers a scan to an IN list, and a scan
-    /// waits for rows of other flushes: that is how deadlocks come about between batches that share no job.
+    /// The claim of jobs that are still due. The index hint is necessary, here and in every statement by primary key.
+    /// On a table with few rows the optimizer prefers a scan to an IN list, and the hot table has few rows whenever the
+    /// system keeps up. A scan waits for rows of other flushes, and causes deadlocks between batches that share no job.
     pub(crate) fn claim_update(self, ids: usize) -> String {
         let (table, due) = (self.hot_table(), self.due_column());
         let leave_queue = if due == "due_at" { "due_at = NULL," } else { "" };
@@ -230,7 +232,7 @@ impl Shape {
         )
     }
 
-    /// Reads what the claim took, with all that a handler needs.
+    /// The read of the claimed jobs, with everything that a handler needs.
     pub(crate) fn claim_select(self, ids: usize) -> String {
         let columns = "payload, jobs.kind, jobs.queue, timeout_ms";
         if self.is_wide() {
@@ -254,14 +256,14 @@ impl std::fmt::Display for Shape {
     }
 }
 
-/// A column of an insert and what goes into it.
+/// A column of an insert, and its value.
 #[derive(Clone, Copy)]
 pub(crate) struct Field {
     pub(crate) column: &'static str,
     pub(crate) value: Value,
 }
 
-/// What an insert can write. Times come from the server's clock, so a due time travels as a delay.
+/// The values that an insert can write. Times come from the server's clock, so a due time is sent as a delay.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value {
     Id,
@@ -285,7 +287,7 @@ impl Value {
         }
     }
 
-    /// The column of the JSON document that carries it.
+    /// The column of the JSON document that holds the value.
     pub(crate) fn json_argument(self) -> &'static str {
         match self {
             Self::Id => "UNHEX(id)",

@@ -1,4 +1,4 @@
-//! The phases of a job's life over several lanes, and what the server spent on them.
+//! The phases of a job's life over several connections, and the server's counters around them.
 
 use std::collections::BTreeMap;
 use std::str::FromStr as _;
@@ -17,10 +17,10 @@ use crate::Args;
 use crate::lane::{Claimed, Forms, Lane, expect_rows};
 use crate::shape::Shape;
 
-/// Batches that may wait between two stages of a pipeline, as in the store's bounded flush queues.
+/// Most batches that may wait between two stages of a pipeline. The store's flush queues are bounded as well.
 const PIPELINE_DEPTH: usize = 4;
 
-/// The comparison in progress: where the server is, and every sample so far.
+/// The running comparison: the server, and all samples so far.
 pub(crate) struct Bench {
     pub(crate) args: Args,
     pub(crate) options: MySqlConnectOptions,
@@ -28,19 +28,19 @@ pub(crate) struct Bench {
     pub(crate) samples: Vec<Row>,
 }
 
-/// The samples of one line of a table, by column.
+/// The samples of one row of a table, by column.
 pub(crate) type Row = (String, BTreeMap<&'static str, Vec<Sample>>);
 
 /// One measured phase.
 pub(crate) struct Sample {
-    /// Jobs per second; of a due scan, milliseconds.
+    /// Jobs per second. For a due scan: milliseconds.
     pub(crate) figure: f64,
     pub(crate) server_cpu_us: Option<f64>,
     pub(crate) redo_bytes: Option<f64>,
     pub(crate) deadlocks: u64,
 }
 
-/// Counters of the server around a phase.
+/// Counters of the server before or after a phase.
 struct Gauges {
     cpu: Option<Duration>,
     redo_bytes: Option<u64>,
@@ -57,7 +57,7 @@ impl Bench {
         Ok(Self { args, options, admin, samples: Vec::new() })
     }
 
-    /// Creates the tables of a shape, empty.
+    /// Create the empty tables of a shape.
     pub(crate) async fn reset(&self, shape: Shape) -> Result<()> {
         self.drop_shape(shape).await?;
         let database = shape.database();
@@ -84,7 +84,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Opens connections as the store would.
+    /// Open connections as the store would.
     async fn lanes(&self, shape: Shape, forms: Forms, count: usize) -> Result<Vec<Lane>> {
         let options = self.options.clone().database(&shape.database()).statement_cache_capacity(forms.statement_cache);
         let mut lanes = Vec::with_capacity(count);
@@ -96,7 +96,7 @@ impl Bench {
         Ok(lanes)
     }
 
-    /// Inserts all batches over the configured connections.
+    /// Insert all batches over the configured connections.
     pub(crate) async fn insert(
         &mut self,
         row: &str,
@@ -120,7 +120,7 @@ impl Bench {
         self.note(row, phase, count(batches), start.elapsed(), &before, deadlocks).await
     }
 
-    /// Claims all batches over the configured connections.
+    /// Claim all batches over the configured connections.
     pub(crate) async fn claim(
         &mut self,
         row: &str,
@@ -153,7 +153,7 @@ impl Bench {
         Ok(claimed)
     }
 
-    /// Settles all batches over the configured connections.
+    /// Settle all batches over the configured connections.
     pub(crate) async fn settle(
         &mut self,
         row: &str,
@@ -180,8 +180,8 @@ impl Bench {
         self.note(row, phase, jobs, elapsed, &before, deadlocks).await
     }
 
-    /// Works off a backlog: one connection claims, one or more settle behind it. With `accept`, another inserts ahead of
-    /// them, so that jobs live their whole life at once.
+    /// Work off a backlog: one connection claims, and one or more connections settle behind it. With `accept`, another
+    /// connection inserts ahead of them, so that jobs are inserted, claimed and settled at the same time.
     pub(crate) async fn pipeline(
         &mut self,
         row: &str,
@@ -239,7 +239,7 @@ impl Bench {
         self.note(row, phase, count(batches), elapsed, &before, deadlocks).await
     }
 
-    /// Times the scheduler's question, what is due soon, in milliseconds.
+    /// Measure the scheduler's query for jobs that are due soon, in milliseconds.
     pub(crate) async fn due_scan(&mut self, row: &str, phase: &'static str, shape: Shape) -> Result<()> {
         let (table, due) = (shape.hot_table(), shape.due_column());
         let state = match shape {
@@ -269,7 +269,8 @@ impl Bench {
         self.samples[at].1.entry(phase).or_default().push(sample);
     }
 
-    /// Keeps a sample. Phases that leave work to purge wait for it first, so that it counts as theirs.
+    /// Add a sample. Phases that leave rows to purge wait for the purge before they call this, so that its cost counts
+    /// for them.
     async fn note(
         &mut self,
         row: &str,
@@ -294,13 +295,13 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until purge has removed what deletes and updates left behind, at most ten seconds.
+    /// Wait until the purge has removed the old rows of deletes and updates, for at most ten seconds.
     pub(crate) async fn wait_for_purge(&self) -> Result<()> {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(10) {
             match self.status("Innodb_history_list_length").await? {
                 Some(length) if length > 50 => tokio::time::sleep(Duration::from_millis(20)).await,
-                // MySQL does not publish the length as a status variable: give it a moment.
+                // MySQL does not publish the length as a status variable. Wait a moment instead.
                 None => {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                     return Ok(());
@@ -326,7 +327,7 @@ impl Bench {
         row.map(|row| Ok(row.try_get::<String, _>(1)?.parse()?)).transpose()
     }
 
-    /// Fails unless every job of a shape has ended, with its ledger row.
+    /// Fail unless every job of a shape has ended, with its ledger row.
     pub(crate) async fn check_ended(&self, shape: Shape, jobs: usize) -> Result<()> {
         let count = |condition: &str| AssertSqlSafe(format!("SELECT COUNT(*) FROM {}.{condition}", shape.database()));
         let ended = if shape.ends_in_ledger() { "attempts WHERE end_state = 3" } else { "jobs WHERE state = 3" };
@@ -336,13 +337,13 @@ impl Bench {
         expect_rows("the ledger", ledger.try_into()?, if shape.keeps_ledger() { jobs } else { 0 })
     }
 
-    /// Ids for one phase, in batches of full size.
+    /// Make ids for one phase, in batches of full size.
     pub(crate) fn full_batches(&self) -> Vec<Vec<Uuid>> {
         new_ids(self.args.jobs).chunks(self.args.batch).map(<[Uuid]>::to_vec).collect()
     }
 
-    /// Ids for one phase, in batches of every length up to the full size, as natural batching would make them. The same
-    /// lengths each time, so that forms compare.
+    /// Make ids for one phase, in batches of all lengths up to the full size, as natural batching would. The lengths
+    /// are the same each time, so that forms can be compared.
     pub(crate) fn natural_batches(&self) -> Vec<Vec<Uuid>> {
         let mut rng = StdRng::seed_from_u64(7);
         let ids = new_ids(self.args.jobs);
@@ -355,7 +356,7 @@ impl Bench {
         batches
     }
 
-    /// The shapes of a round, starting with a different one each time.
+    /// The shapes of a round. Each round starts with a different shape.
     pub(crate) fn turn(&self, round: usize) -> Vec<Shape> {
         let mut shapes = self.args.shapes.clone();
         let first = round % shapes.len().max(1);
@@ -364,7 +365,7 @@ impl Bench {
     }
 }
 
-/// New ids in order, as the client side of the store makes them.
+/// Make new ids in order, as the client side of the store does.
 fn new_ids(n: usize) -> Vec<Uuid> {
     (0..n).map(|_| Uuid::now_v7()).collect()
 }
@@ -373,7 +374,7 @@ fn count(batches: &[Vec<Uuid>]) -> usize {
     batches.iter().map(Vec::len).sum()
 }
 
-/// Deals batches to lanes in turn.
+/// Distribute batches to lanes in turn.
 fn deal<T>(lanes: Vec<Lane>, batches: Vec<T>) -> Vec<(Lane, Vec<T>)> {
     let mut dealt: Vec<_> = lanes.into_iter().map(|lane| (lane, Vec::new())).collect();
     let lanes = dealt.len().max(1);
@@ -383,7 +384,7 @@ fn deal<T>(lanes: Vec<Lane>, batches: Vec<T>) -> Vec<(Lane, Vec<T>)> {
     dealt
 }
 
-/// Joins all tasks; the first error ends the rest.
+/// Join all tasks. The first error ends the others.
 async fn finish<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
     let mut results = Vec::new();
     while let Some(result) = tasks.join_next().await {
@@ -392,11 +393,11 @@ async fn finish<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
     Ok(results)
 }
 
-/// User and system time of a process on this host, or nothing when the server lives elsewhere.
+/// User and system time of a process on this host. `None` when the server runs on another host.
 fn cpu_of(pid_file: &str) -> Option<Duration> {
     let pid = std::fs::read_to_string(pid_file).ok()?;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).ok()?;
-    // Fields 14 and 15 in ticks of 10 ms, counted behind the command, which may contain blanks.
+    // Fields 14 and 15, in ticks of 10 ms. They are counted from the end of the command, which may contain blanks.
     let ticks: u64 =
         stat.rsplit_once(')')?.1.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
     Some(Duration::from_millis(ticks * 10))

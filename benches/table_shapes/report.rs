@@ -1,4 +1,4 @@
-//! The tables that are printed.
+//! The printed tables.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::bench::{Bench, Row, Sample};
 
 impl Bench {
-    /// Prints a comparison as Markdown and forgets its samples.
+    /// Print a comparison as Markdown and remove its samples.
     pub(crate) fn report(&mut self, title: &str, phases: &[&'static str]) {
         let samples = std::mem::take(&mut self.samples);
         let scans: BTreeSet<&'static str> = samples
@@ -32,7 +32,7 @@ impl Bench {
     }
 }
 
-/// Prints one figure of all samples, a line for each row of the comparison.
+/// Print one figure of all samples, with one line for each row of the comparison.
 fn print_table(
     figure: &str,
     samples: &[Row],
@@ -65,7 +65,7 @@ fn print_table(
     println!();
 }
 
-/// A figure with a comma between thousands.
+/// Format a figure with a comma between thousands.
 fn thousands(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (whole, fraction) = text.split_at(text.find('.').unwrap_or(text.len()));

@@ -1,4 +1,4 @@
-//! A history to measure on top of, made on the server.
+//! A history of jobs for the growth phases, created on the server.
 
 use anyhow::Result;
 use chrono::Utc;
@@ -8,7 +8,7 @@ use crate::bench::Bench;
 use crate::lane::{KIND, QUEUE, RUNNER};
 use crate::shape::Shape;
 
-/// Loads finished and waiting jobs, older than any that a phase makes.
+/// Load finished and waiting jobs that are older than all jobs of the phases.
 pub(crate) async fn preload(bench: &Bench, shape: Shape) -> Result<()> {
     const CHUNK: usize = 10_000;
     let mut conn = bench.options.clone().database(&shape.database()).connect().await?;

@@ -1,4 +1,4 @@
-//! A connection and the statements it sends: insert, claim and settle of a batch, in each form that is compared.
+//! A connection and the statements that it sends: insert, claim and settle of a batch, in each compared form.
 
 use std::collections::HashSet;
 
@@ -18,27 +18,27 @@ pub(crate) const LEASE_SECONDS: u32 = 30;
 const COMPLETED: i8 = 3;
 const SUCCEEDED: i8 = 0;
 
-/// How a batch of new jobs travels to the server.
+/// Form in which a batch of new jobs is sent to the server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum InsertForm {
     /// One prepared statement for each batch length that occurs.
     Exact,
-    /// Prepared statements of 1, 2, 4, … rows; a batch uses those of its binary digits.
+    /// Prepared statements of 1, 2, 4, … rows. A batch uses those of its binary digits.
     PowersOfTwo,
     /// One prepared statement with one JSON argument.
     JsonTable,
     /// Literals in the text, one statement for each table.
     Text,
-    /// Literals in the text; BEGIN, all inserts and COMMIT in one round trip.
+    /// Literals in the text, with BEGIN, all inserts and COMMIT in one round trip.
     TextOneTrip,
 }
 
-/// How long the IN list of a batch is.
+/// Length of the IN list of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ListForm {
     /// As long as the batch.
     Exact,
-    /// The next power of two, the last id repeated; ledger rows go in powers of two.
+    /// The next power of two, filled with the last id. Ledger rows are inserted in powers of two.
     Padded,
 }
 
@@ -51,23 +51,23 @@ impl ListForm {
     }
 }
 
-/// Whether a settle also counts what it moved.
+/// Counters that a settle updates.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tally {
     None,
-    /// Each connection adds to a row of its own.
+    /// Each connection adds to its own row.
     OwnRow,
     /// All connections add to one row, and wait for each other's commits.
     SharedRow,
 }
 
-/// The statement forms that a lane uses.
+/// The statement forms of a lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Forms {
     pub(crate) insert: InsertForm,
     pub(crate) lists: ListForm,
     pub(crate) tally: Tally,
-    /// Prepared statements that a connection remembers; sqlx's default is 100.
+    /// Prepared statements that a connection keeps. The default of sqlx is 100.
     pub(crate) statement_cache: usize,
 }
 
@@ -77,7 +77,7 @@ impl Default for Forms {
     }
 }
 
-/// A job on its way in.
+/// A job to insert.
 pub(crate) struct NewJob {
     pub(crate) id: Uuid,
     pub(crate) payload: String,
@@ -94,7 +94,7 @@ impl NewJob {
     }
 }
 
-/// A job that an attempt holds, as much of it as the settle needs.
+/// The data of a claimed job that its settle needs.
 pub(crate) struct Claimed {
     id: Uuid,
     attempt: i16,
@@ -102,7 +102,7 @@ pub(crate) struct Claimed {
     token: Uuid,
 }
 
-/// A connection with its statements: what a flusher of the store's group commit would own.
+/// A connection with its statements, like a flusher of the store's group commit.
 pub(crate) struct Lane {
     pub(crate) number: u8,
     pub(crate) shape: Shape,
@@ -112,7 +112,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Commits new jobs, again after a deadlock.
+    /// Commit new jobs. Retry after a deadlock.
     pub(crate) async fn insert(&mut self, ids: &[Uuid]) -> Result<()> {
         let jobs: Vec<_> = ids.iter().copied().map(NewJob::new).collect();
         loop {
@@ -123,7 +123,7 @@ impl Lane {
         }
     }
 
-    /// Claims due jobs by primary key, again after a deadlock.
+    /// Claim due jobs by primary key. Retry after a deadlock.
     pub(crate) async fn claim(&mut self, ids: &[Uuid]) -> Result<Vec<Claimed>> {
         loop {
             match self.try_claim(ids).await {
@@ -133,7 +133,7 @@ impl Lane {
         }
     }
 
-    /// Ends claimed jobs, again after a deadlock.
+    /// Settle claimed jobs. Retry after a deadlock.
     pub(crate) async fn settle(&mut self, claimed: &[Claimed]) -> Result<()> {
         loop {
             match self.try_settle(claimed).await {
@@ -143,7 +143,7 @@ impl Lane {
         }
     }
 
-    /// Counts a deadlock or lock-wait timeout and rolls back; hands every other error on.
+    /// Count a deadlock or lock-wait timeout and roll back. Return every other error.
     async fn forgive_deadlock(&mut self, error: anyhow::Error) -> Result<()> {
         let number = error
             .downcast_ref::<sqlx::Error>()
@@ -219,8 +219,8 @@ impl Lane {
         expect_rows("claim's read", rows.len() as u64, ids.len())?;
         let mut claimed = Vec::with_capacity(rows.len());
         for row in &rows {
-            // A runner would hand these to the handler; decoding them is part of the price. Unchecked, because the payload
-            // is text on MariaDB and JSON on MySQL.
+            // A runner would give these values to the handler, so their decoding is part of the cost. The read is
+            // unchecked, because the payload is text on MariaDB and JSON on MySQL.
             let handed_on: (i16, String, Vec<u8>, Vec<u8>, i32) =
                 (row.try_get(2)?, row.try_get_unchecked(4)?, row.try_get(5)?, row.try_get(6)?, row.try_get(7)?);
             std::hint::black_box(handed_on);
@@ -258,7 +258,7 @@ impl Lane {
     }
 }
 
-/// The statements of one settle. Every statement is fenced or runs under locks that a fenced one has taken.
+/// The statements of one settle. Every statement is fenced, or runs under locks that a fenced one has taken.
 struct Settle<'a> {
     shape: Shape,
     lists: ListForm,
@@ -268,7 +268,7 @@ struct Settle<'a> {
 }
 
 impl Settle<'_> {
-    /// Looks at the tokens and keeps the rows locked.
+    /// Read the tokens and lock the rows.
     async fn lock(&self, conn: &mut MySqlConnection) -> Result<()> {
         let sql = format!(
             "SELECT id, token FROM {} FORCE INDEX (PRIMARY) WHERE id IN ({}) FOR UPDATE",
@@ -287,7 +287,7 @@ impl Settle<'_> {
         Ok(())
     }
 
-    /// Appends the ended attempts, in powers of two when the lists are padded: rows cannot be repeated as ids can.
+    /// Insert the ended attempts, in powers of two when the lists are padded: rows cannot be repeated like ids.
     async fn write_ledger(&self, conn: &mut MySqlConnection) -> Result<()> {
         if self.shape == Shape::C4 {
             return self.copy_ledger(conn).await;
@@ -309,7 +309,7 @@ impl Settle<'_> {
         Ok(())
     }
 
-    /// Appends the ended attempts from the owed rows, which are locked.
+    /// Insert the ended attempts by a copy of the owed rows, which are locked.
     async fn copy_ledger(&self, conn: &mut MySqlConnection) -> Result<()> {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, runner, started_at, finished_at, verdict)
@@ -323,8 +323,8 @@ impl Settle<'_> {
         expect_rows("settle's ledger", copy.execute(conn).await?.rows_affected(), self.claimed.len())
     }
 
-    /// Takes the jobs off what is owed. A DELETE takes no index hint on MariaDB; with an order and a limit it keeps to
-    /// the primary key all the same.
+    /// Delete the rows of the jobs from owed. MariaDB accepts no index hint in a DELETE; with ORDER BY and LIMIT it
+    /// uses the primary key as well.
     async fn delete_owed(&self, conn: &mut MySqlConnection) -> Result<()> {
         let fence = match self.shape {
             Shape::C2 => "AND token = ?".to_owned(),
@@ -350,10 +350,10 @@ impl Settle<'_> {
         expect_rows("settle's delete", deleted, self.claimed.len())
     }
 
-    /// Writes the end state to the row of what was asked.
+    /// Write the end state to the row in jobs.
     async fn end_jobs(&self, conn: &mut MySqlConnection) -> Result<()> {
         let clear = match self.shape {
-            // The last attempt's runner and start stay where they are.
+            // Runner and start of the last attempt stay in the row.
             Shape::B2 => ", verdict = 0, token = NULL, lease_until = NULL",
             Shape::A | Shape::B1 => ", token = NULL, runner = NULL, started_at = NULL, lease_until = NULL",
             Shape::B3 | Shape::B4 => ", token = '', lease_until = '1970-01-01'",
@@ -378,7 +378,7 @@ impl Settle<'_> {
         expect_rows("settle's end state", end.execute(conn).await?.rows_affected(), self.claimed.len())
     }
 
-    /// Adds to the counters.
+    /// Add to the counters.
     async fn tally(&self, conn: &mut MySqlConnection, row: u8) -> Result<()> {
         sqlx::query(
             "INSERT INTO tallies (lane, queue, state, n) VALUES (?, ?, ?, ?) ON DUPLICATE KEY UPDATE n = n + VALUES(n)",
@@ -392,14 +392,14 @@ impl Settle<'_> {
         Ok(())
     }
 
-    /// Each job by its own token. The list of ids beside it is what the primary key is searched with: MariaDB does not
-    /// search by a list of pairs.
+    /// A condition for each job with its own token. The statement has a list of ids as well, because MariaDB does not
+    /// search the primary key by a list of pairs.
     fn fence(&self) -> String {
         format!("AND (id, token) IN ({})", vec!["(?,?)"; self.pairs.len()].join(","))
     }
 }
 
-/// Inserts rows through a prepared statement with one place for each value.
+/// Insert rows through a prepared statement with one placeholder per value.
 async fn insert_values(conn: &mut MySqlConnection, table: &str, fields: &[Field], jobs: &[NewJob]) -> Result<u64> {
     let row = fields.iter().map(|field| field.value.sql("?")).collect::<Vec<_>>().join(",");
     let row = format!("({row})");
@@ -435,7 +435,7 @@ fn insert_json(table: &str, fields: &[Field]) -> String {
     )
 }
 
-/// The document that goes with [`insert_json`]: an array of rows, the payload as a string so that it stays as written.
+/// The argument of [`insert_json`]: an array of rows. The payload is a string, so that it stays unchanged.
 fn json_document(jobs: &[NewJob]) -> Result<String> {
     let rows: Vec<_> =
         jobs.iter().map(|job| (job.id.simple().to_string(), QUEUE, KIND, &job.payload, 0, 5, 30_000, 0)).collect();
@@ -483,7 +483,7 @@ async fn insert_attempts(conn: &mut MySqlConnection, claimed: &[Claimed], end_st
     expect_rows("settle's ledger", insert.execute(conn).await?.rows_affected(), claimed.len())
 }
 
-/// `?,?,?` for so many arguments.
+/// `?,?,?` for this many arguments.
 pub(crate) fn places(n: usize) -> String {
     vec!["?"; n].join(",")
 }

@@ -1,29 +1,35 @@
-//! Which tables should a job live in? This program answers by measuring.
+//! Measurement of candidate table layouts ("shapes") for jobs.
 //!
-//! It creates each candidate shape in a database of its own (`tickr_shape_a`, `tickr_shape_b1`, …), drives it with the
-//! statements a runner would send, in batches over few connections as the store's group commit would, and prints jobs
-//! per second for each phase of a job's life. No runner, no index, no HTTP: what it prints is the ceiling that MySQL
-//! itself sets.
+//! It creates each shape in its own database (`tickr_shape_a`, `tickr_shape_b1`, …) and runs the statements that a
+//! runner would send, in batches over few connections like the store's group commit. It prints jobs per second for each
+//! phase of a job's life. There is no runner, no index and no HTTP, so the figures are the limit that MySQL itself
+//! sets.
 //!
 //! ```text
-//! cargo run --release --example table_shapes -- --mysql-url mysql://root@127.0.0.1:3306/mysql
+//! cargo bench --bench table_shapes -- --mysql-url mysql://root@127.0.0.1:3306/mysql
 //! ```
 //!
-//! `--help` says what each shape is, from A to C11.
+//! `--help` describes each shape, from A to C11.
 //!
-//! How to read it. Absolute figures belong to the machine; the ratios between shapes are the finding. Shapes take turns
-//! within a round and every round starts with a different one, so that a noisy minute hits all of them; a cell is the
-//! median of the rounds with the lowest and highest beside it. Two further figures are less noisy than the clock: the
-//! server's CPU time and the redo bytes written for each job. Both include the purge of deleted rows, which runs after
-//! the phase and would otherwise be missing from the bill of a shape that deletes. CPU time needs the server on the
-//! same Linux host; everything else works on any server by URL.
+//! Absolute figures depend on the machine; the ratios between the shapes are the result. The shapes take turns within a
+//! round, and every round starts with a different one, so that a disturbance affects all of them. A cell of a table has
+//! the median of the rounds, with the lowest and highest value in parentheses. Two further figures are less noisy than
+//! elapsed time: the server's CPU time and the redo bytes for each job. Both include the purge of deleted rows. It runs
+//! after the phase, and without it a shape that deletes rows would look too cheap. CPU time needs the server on the
+//! same Linux host; everything else works with any server.
 //!
 //! Over TCP with TLS the figures show the driver, not the tables: sqlx 0.9 leaves Nagle's algorithm on, and a statement
 //! longer than one TLS record then waits 40 ms for a delayed acknowledgement. Use a socket, or `?ssl-mode=disabled` on
 //! loopback.
 //!
-//! Each phase checks the rows affected, and each round ends by counting the rows left: a shape that loses a job or skips
-//! the work cannot win.
+//! Each phase checks the number of affected rows, and each round ends with a count of the remaining rows. So a shape
+//! that loses a job or skips work cannot win.
+//!
+//! - `bench.rs`: the phases of a job's life, and the server's counters around them
+//! - `lane.rs`: a connection with its statements
+//! - `shape.rs`: the shapes: tables, columns, and the statements that differ
+//! - `preload.rs`: a history of jobs, created on the server
+//! - `report.rs`: the printed tables
 
 mod bench;
 mod lane;
@@ -39,37 +45,38 @@ use lane::{Forms, InsertForm, ListForm, Tally};
 use preload::preload;
 use shape::Shape;
 
-/// The shape that statement forms are compared on.
+/// The shape on which statement forms are compared.
 const CHOSEN: Shape = Shape::C9;
 
-/// Measures table shapes and statement forms on a MySQL or MariaDB server.
+/// Measure table shapes and statement forms on a MySQL or MariaDB server
 #[derive(Parser, Clone)]
 struct Args {
-    /// Server to measure; the user must be allowed to create databases. Only databases named tickr_shape_* are touched.
+    /// URL of the server; its account must be allowed to create databases. Only databases named tickr_shape_* are
+    /// touched
     #[arg(long, env = "TICKR_MYSQL_URL", hide_env_values = true)]
     mysql_url: String,
-    /// Jobs in each measured phase.
+    /// Jobs in each measured phase
     #[arg(long, default_value_t = 100_000)]
     jobs: usize,
-    /// Finished jobs loaded before the growth phases.
+    /// Finished jobs that are loaded before the growth phases
     #[arg(long, default_value_t = 1_000_000)]
     growth: usize,
-    /// Waiting jobs, due next month, loaded beside them.
+    /// Waiting jobs, due in a month, that are loaded with them
     #[arg(long, default_value_t = 200_000)]
     growth_waiting: usize,
-    /// Rounds of each comparison.
+    /// Rounds of each comparison
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Jobs in each batch.
+    /// Jobs in each batch
     #[arg(long, default_value_t = 250)]
     batch: usize,
-    /// Connections for phases that do one thing.
+    /// Connections in phases that do one thing
     #[arg(long, default_value_t = 2)]
     connections: usize,
-    /// Shapes to compare.
+    /// Shapes to compare
     #[arg(long, value_delimiter = ',', default_values_t = Shape::ALL)]
     shapes: Vec<Shape>,
-    /// Comparisons to run.
+    /// Comparisons to run
     #[arg(long, value_delimiter = ',', default_values_t = Section::ALL)]
     sections: Vec<Section>,
 }
@@ -77,15 +84,15 @@ struct Args {
 /// One comparison, printed as one set of tables.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Section {
-    /// A to C on empty tables.
+    /// Shapes A to C on empty tables
     Shapes,
-    /// A to C on top of a history.
+    /// Shapes A to C on tables with a history
     Growth,
-    /// D: forms of a multi-row insert.
+    /// D: forms of a multi-row insert
     Inserts,
-    /// E: lengths of IN lists.
+    /// E: lengths of IN lists
     Lists,
-    /// F: the price of counting as you go.
+    /// F: the cost of counters that each settle updates
     Tallies,
 }
 
@@ -130,7 +137,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// A to C on empty tables.
+/// Compare shapes A to C on empty tables.
 async fn compare_shapes(bench: &mut Bench) -> Result<()> {
     for round in 0..bench.args.rounds {
         for shape in bench.turn(round) {
@@ -157,7 +164,7 @@ async fn compare_shapes(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// A to C on top of a history: what a year of use does to them.
+/// Compare shapes A to C on tables with a history, as after a year of use.
 async fn compare_grown_shapes(bench: &mut Bench) -> Result<()> {
     for shape in bench.turn(0) {
         bench.reset(shape).await?;
@@ -184,7 +191,7 @@ async fn compare_grown_shapes(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// D: forms of a multi-row insert, into the two tables of the chosen shape.
+/// D: compare forms of a multi-row insert, into the two tables of the chosen shape.
 async fn compare_inserts(bench: &mut Bench) -> Result<()> {
     let exact = |statement_cache| Forms { statement_cache, ..Forms::default() };
     let of = |insert| Forms { insert, ..Forms::default() };
@@ -211,7 +218,7 @@ async fn compare_inserts(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// E: IN lists as long as the batch, or padded to a power of two.
+/// E: compare IN lists that are as long as the batch with lists that are padded to a power of two.
 async fn compare_lists(bench: &mut Bench) -> Result<()> {
     let forms = [
         ("C, exact, cache 1024", Shape::C, ListForm::Exact, 1024),
@@ -238,7 +245,7 @@ async fn compare_lists(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// F: what one upsert of a counter costs a settle.
+/// F: compare the cost of one counter upsert in a settle.
 async fn compare_tallies(bench: &mut Bench) -> Result<()> {
     let forms = [
         ("no tally", Tally::None),
