@@ -8,11 +8,11 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-use super::body::Asked;
-use super::cursor::Listing;
-use super::problem::{Code, Problem};
-use super::view::Moment;
-use super::{Api, json};
+use crate::api::http::body::Asked;
+use crate::api::http::cursor::Listing;
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::Moment;
+use crate::api::{Api, json};
 use crate::handlers;
 use crate::store::Done;
 

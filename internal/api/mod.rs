@@ -3,111 +3,45 @@
 //! Every function of tickr is available here first. The command line and the dashboard use only this API. The OpenAPI
 //! document is generated from the same types and attributes as the routes.
 //!
-//! Resources:
+//! Folders have the same names in `api/` and `store/`:
 //!
-//! - `jobs.rs`: enqueue, list, count, show, cancel, retry and run jobs now (`/v1/jobs`)
-//! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
-//! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
-//! - `results.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
-//! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
-//! - `dead.rs`: dead letters and their groups, replay and discard (`/v1/dead`)
-//! - `operations.rs`: bulk operations (`/v1/operations`)
-//! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
-//! - `kinds.rs`: the registered kinds and the schemas of their payloads (`/v1/kinds`)
-//! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
-//! - `schedules.rs`: schedules and their ticks (`/v1/schedules`)
-//! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
-//! - `keys.rs`: API keys (`/v1/keys`)
+//! - `http/`: what every resource needs from HTTP
+//! - `jobs/`: jobs: enqueue, list, change, import, results, explanations
+//! - `system/`: the state of tickr itself
+//! - `schedules/`: schedules and their ticks
+//! - `api_keys.rs`: API keys (`/v1/keys`)
 //! - `audit.rs`: the actions of operators (`/v1/audit`)
+//! - `bulk.rs`: bulk operations (`/v1/operations`)
+//! - `dead_letters.rs`: dead letters and their groups, replay and discard (`/v1/dead`)
+//! - `events.rs`: server-sent events of one job and of the cluster (`/v1/events`)
+//! - `queues.rs`: settings, pauses and counts of queues (`/v1/queues`)
 //! - `reports.rs`: download of finished reports (`/v1/reports`)
-//! - `stats.rs`: counts by state and queue, lateness, rates (`/v1/stats`)
-//! - `history.rs`: counts and durations of the last minutes to the last day, for charts (`/v1/history`)
-//! - `forecast.rs`: the jobs and ticks of the next 24 hours (`/v1/forecast`)
-//! - `index.rs`: the state of Redis compared with MySQL, and its rebuild (`/v1/index`)
-//! - `verify.rs`: the checks of `tickr verify`, run in the background (`/v1/verify`)
-//! - `health.rs`: `/livez` and `/readyz`
-//! - `metrics.rs`: the Prometheus page (`/metrics`)
-//! - `docs.rs`: the HTML reference (`/docs`)
-//!
-//! Access and limits:
-//!
-//! - `auth.rs`: authentication and scopes
-//! - `asker.rs`: the jobs that a caller may see and the kinds that it may enqueue
-//! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
-//! - `pass.rs`: the end of long requests when their API key is revoked
-//! - `guesses.rs`: delay and log of requests with unknown API keys
-//! - `places.rs`: permits for streams, imports and downloads, shared between API keys
-//! - `searches.rs`: the limit on searches and counts that run at the same time
-//!
-//! Requests and responses:
-//!
-//! - `body.rs`: bodies, paths and query strings, read with precise errors
-//! - `filter.rs`: the filter parameters that several routes share
-//! - `cursor.rs`: the cursors of listings
-//! - `etag.rs`: ETags and conditional requests
-//! - `once.rs`: `Idempotency-Key`
-//! - `trace.rs`: the W3C trace context of a request
-//! - `observe.rs`: the duration and the id of each request
-//! - `view.rs`: the JSON form of jobs and attempts
-//! - `warnings.rs`: warnings in the response to an enqueue
-//! - `readiness.rs`: the probe of MySQL that all calls of `/readyz` share
-//! - `problem.rs`: problem documents and their codes
-//! - `catalogue.rs`: the meaning of each problem code and its remedy
+//! - `runners.rs`: the runners, their jobs, drain and resume (`/v1/runners`)
 
-mod asker;
+mod api_keys;
 mod audit;
-mod auth;
-mod body;
-mod catalogue;
-mod change;
-mod cursor;
-mod dead;
-mod docs;
-mod etag;
+mod bulk;
+mod dead_letters;
 mod events;
-mod explain;
-mod filter;
-mod forecast;
-mod guesses;
-mod health;
-mod history;
-mod import;
-mod index;
+mod http;
 mod jobs;
-mod keys;
-mod kinds;
-mod metrics;
-mod observe;
-mod once;
-mod operations;
-mod origin;
-mod pass;
-mod places;
-mod problem;
 mod queues;
-mod readiness;
 mod reports;
-mod results;
 mod runners;
 mod schedules;
-mod searches;
-mod stats;
-mod trace;
-mod verify;
-mod view;
-mod warnings;
+mod system;
 
-pub use auth::Tokens;
-pub use catalogue::markdown as problems_as_markdown;
-pub use guesses::{Guesses, Peer};
-pub(crate) use health::while_migrating;
-pub use keys::new_key;
-pub use metrics::Readings;
-pub use places::Places;
-pub use problem::{Code, Problem};
-pub use readiness::Readiness;
-pub use verify::Verifier;
-pub use warnings::Warnings;
+pub use api_keys::new_key;
+pub use http::auth::Tokens;
+pub use http::guesses::{Guesses, Peer};
+pub use http::problem::{Code, Problem};
+pub use http::problem_table::markdown as problems_as_markdown;
+pub use http::shares::Places;
+pub use jobs::warnings::Warnings;
+pub(crate) use system::health::while_migrating;
+pub use system::metrics::Readings;
+pub use system::readiness::Readiness;
+pub use system::verify::Verifier;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -200,8 +134,8 @@ type Api = Arc<ApiParts>;
         events::EndEvent,
         events::ClusterEvent,
         events::GapEvent,
-        import::ImportLine,
-        import::ImportEnd,
+        jobs::import::ImportLine,
+        jobs::import::ImportEnd,
     )),
     tags(
         (name = "jobs", description = "Enqueue, read, change and cancel jobs"),
@@ -223,43 +157,43 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(jobs::enqueue, jobs::list))
         .routes(routes!(jobs::enqueue_batch))
         .routes(routes!(jobs::count))
-        .routes(routes!(import::import))
-        .routes(routes!(jobs::show, change::change))
+        .routes(routes!(jobs::import::import))
+        .routes(routes!(jobs::show, jobs::change::change))
         .routes(routes!(jobs::cancel))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::run_now))
-        .routes(routes!(dead::list))
-        .routes(routes!(dead::groups))
-        .routes(routes!(dead::group))
-        .routes(routes!(dead::replay))
-        .routes(routes!(dead::discard))
-        .routes(routes!(operations::start, operations::list))
-        .routes(routes!(operations::show))
-        .routes(routes!(operations::cancel))
-        .routes(routes!(results::result))
-        .routes(routes!(explain::show))
+        .routes(routes!(dead_letters::list))
+        .routes(routes!(dead_letters::groups))
+        .routes(routes!(dead_letters::group))
+        .routes(routes!(dead_letters::replay))
+        .routes(routes!(dead_letters::discard))
+        .routes(routes!(bulk::start, bulk::list))
+        .routes(routes!(bulk::show))
+        .routes(routes!(bulk::cancel))
+        .routes(routes!(jobs::result::result))
+        .routes(routes!(jobs::explain::show))
         .routes(routes!(queues::list))
         .routes(routes!(queues::show, queues::change))
         .routes(routes!(queues::pause))
         .routes(routes!(queues::resume))
         .routes(routes!(events::of_job))
         .routes(routes!(events::of_cluster))
-        .routes(routes!(kinds::list))
-        .routes(routes!(stats::show))
-        .routes(routes!(index::show))
-        .routes(routes!(index::rebuild))
-        .routes(routes!(verify::show, verify::start))
+        .routes(routes!(system::kinds::list))
+        .routes(routes!(system::stats::show))
+        .routes(routes!(system::redis_index::show))
+        .routes(routes!(system::redis_index::rebuild))
+        .routes(routes!(system::verify::show, system::verify::start))
         .routes(routes!(runners::list))
         .routes(routes!(runners::show))
         .routes(routes!(runners::drain))
         .routes(routes!(runners::resume))
-        .routes(routes!(forecast::forecast))
-        .routes(routes!(history::show))
-        .routes(routes!(history::queues))
+        .routes(routes!(system::forecast::forecast))
+        .routes(routes!(system::history::show))
+        .routes(routes!(system::history::queues))
         .routes(routes!(audit::list))
-        .routes(routes!(keys::list))
-        .routes(routes!(keys::make, keys::revoke))
-        .routes(routes!(auth::whoami))
+        .routes(routes!(api_keys::list))
+        .routes(routes!(api_keys::make, api_keys::revoke))
+        .routes(routes!(http::auth::whoami))
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::show, schedules::put, schedules::delete))
         .routes(routes!(schedules::preview))
@@ -268,13 +202,13 @@ fn described() -> (Router<Api>, utoipa::openapi::OpenApi) {
         .routes(routes!(schedules::trigger))
         .routes(routes!(schedules::ticks))
         .routes(routes!(reports::download))
-        .routes(routes!(health::livez))
-        .routes(routes!(health::readyz))
-        .routes(routes!(metrics::page))
+        .routes(routes!(system::health::livez))
+        .routes(routes!(system::health::readyz))
+        .routes(routes!(system::metrics::page))
         .split_for_parts();
-    once::describe(&mut document);
-    auth::describe(&mut document);
-    etag::describe(&mut document);
+    http::idempotency::describe(&mut document);
+    http::auth::describe(&mut document);
+    http::etag::describe(&mut document);
     describe_crowds(&mut document);
     describe_problems(&mut document);
     (routes, document)
@@ -286,7 +220,7 @@ fn describe_crowds(document: &mut utoipa::openapi::OpenApi) {
         let responses = &mut operation.responses.responses;
         responses
             .entry("429".to_owned())
-            .or_insert_with(|| RefOr::T(problem::describe_problem("overloaded: too many open connections")));
+            .or_insert_with(|| RefOr::T(http::problem::describe_problem("overloaded: too many open connections")));
     }
 }
 
@@ -319,7 +253,7 @@ pub fn router(parts: ApiParts) -> Router {
     let api = Arc::new(parts);
     let (routes, document) = described();
     // Built once, because the document and the kinds do not change while the process runs.
-    let page: Arc<str> = docs::page(&document, api.broker.registry()).into();
+    let page: Arc<str> = system::docs::page(&document, api.broker.registry()).into();
     let text: Bytes = serde_json::to_vec(&document).unwrap_or_default().into();
     let shown = move || {
         let page = Arc::clone(&page);
@@ -329,12 +263,12 @@ pub fn router(parts: ApiParts) -> Router {
     routes
         .route("/openapi.json", get(move || async move { ([media], text) }))
         .route("/docs", get(shown))
-        .route("/docs/problems/{code}", get(docs::problem))
+        .route("/docs/problems/{code}", get(system::docs::problem))
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
-        .layer(middleware::from_fn_with_state(Arc::clone(&api), auth::check))
+        .layer(middleware::from_fn_with_state(Arc::clone(&api), http::auth::check))
         .layer(middleware::from_fn_with_state(Arc::clone(&api), dress))
-        .layer(middleware::from_fn(observe::observe))
+        .layer(middleware::from_fn(http::observe::observe))
         .layer(CatchPanicLayer::custom(|_| {
             Problem::new(Code::Internal, "internal error while handling the request").into_response()
         }))

@@ -8,12 +8,12 @@ use axum::response::Response;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
-use super::auth::Who;
-use super::body::{Body, NamePath};
-use super::etag::{self, IfMatch};
-use super::problem::{Code, Problem};
-use super::view::Moment;
-use super::{Api, json};
+use crate::api::http::auth::Who;
+use crate::api::http::body::{Body, NamePath};
+use crate::api::http::etag::{self, IfMatch};
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::Moment;
+use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
 use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};

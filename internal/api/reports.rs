@@ -8,10 +8,10 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt as _;
 use tokio_util::io::ReaderStream;
 
-use super::Api;
-use super::auth::Sharing;
-use super::pass::Pass;
-use super::problem::{Code, Problem};
+use crate::api::Api;
+use crate::api::http::auth::Sharing;
+use crate::api::http::problem::{Code, Problem};
+use crate::api::http::revocation::Pass;
 use crate::handlers::report::{FindError, Found};
 
 /// Download a finished report

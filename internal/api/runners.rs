@@ -7,12 +7,12 @@ use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::auth::Who;
-use super::body::Body;
-use super::problem::{Code, Problem};
-use super::queues::{PauseView, checked_reason};
-use super::view::{Moment, ProgressView};
-use super::{Api, json};
+use crate::api::http::auth::Who;
+use crate::api::http::body::Body;
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::{Moment, ProgressView};
+use crate::api::queues::{PauseView, checked_reason};
+use crate::api::{Api, json};
 use crate::job::{Actor, RunnerId, Timestamp};
 use crate::store::{Drained, MOST_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
 

@@ -7,13 +7,13 @@ use serde_json::Value;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use super::error::{Fault, corrupt, fault};
-use super::insert::read_clock;
-use super::link::{on_pool, transact};
-use super::purge::{Aged, purge_aged};
-use super::shape::{groups, places, rows, statement};
-use super::{Store, StoreError};
 use crate::job::{Actor, Timestamp};
+use crate::store::jobs::insert::read_clock;
+use crate::store::retention::purge::{Aged, purge_aged};
+use crate::store::sql::batches::{groups, places, rows, statement};
+use crate::store::sql::connection::{on_pool, transact};
+use crate::store::sql::error::{Fault, corrupt, fault};
+use crate::store::{Store, StoreError};
 
 /// The table `audit`, purged in the order in which the actions were requested.
 const ACTS: Aged = Aged { table: "audit", made: "at" };

@@ -7,189 +7,100 @@
 //! The writes that every job needs go through group commit: [`Store::insert`], [`Store::settle`] and
 //! [`Claimant::claim`].
 //!
-//! The path of a job:
-//! - `insert.rs`: accepts jobs.
-//! - `keyed.rs`: accepts jobs with unique keys.
-//! - `once.rs`: carries out requests with an idempotency key at most once, and stores their responses.
-//! - `claim.rs`: starts attempts.
-//! - `claim_batches.rs`: finds the open attempts of a runner.
-//! - `complete.rs`: settles plain successes.
-//! - `settle.rs`: settles all other attempts.
-//! - `lease.rs`: renews leases, and ends attempts whose lease has ended.
-//! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
-//! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
-//! - `dead.rs`: dead letters.
+//! Folders have the same names in `api/` and `store/`:
 //!
-//! The feed of the index:
-//! - `line.rs`: reads lanes of unfinished jobs in the order of their due times.
-//! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
-//!
-//! Changes by clients and operators:
-//! - `operate.rs`: cancel, retry and run now, for one job.
-//! - `change.rs`: changes of the due time or the priority of one job.
-//! - `operation.rs`: bulk operations.
-//! - `condition.rs`: preconditions of a change.
-//! - `queues.rs`: settings of queues.
-//! - `permits.rs`: permits of queues with a limit.
-//! - `keys.rs`: API keys.
-//! - `schedules.rs`: schedules.
-//! - `ticks.rs`: the ticks of schedules and their ledger.
-//! - `runners.rs`: the list of runners, the jobs in their workers, drain.
+//! - `sql/`: connections, statements for many rows, group commit
+//! - `jobs/`: jobs: accepted, read, searched, counted, changed
+//! - `attempts/`: attempts: claimed, leased, settled, lost; permits
+//! - `schedules/`: schedules and their ticks
+//! - `retention/`: removal of old and deleted rows
+//! - `reports/`: queries and finished files of reports
+//! - `verify/`: the reads of `tickr verify`
+//! - `bench/`: used by `tickr bench` only
+//! - `alerts.rs`: alerts about dead letters.
+//! - `api_keys.rs`: API keys.
 //! - `audit.rs`: the record of what operators changed.
-//! - `alert.rs`: alerts about dead letters.
-//!
-//! Reads for people:
-//! - `read.rs`: one job with its attempts, or a page of jobs.
-//! - `search.rs`: jobs that match a filter.
-//! - `glimpse.rs`: revisions of many jobs.
-//! - `explain.rs`: the position of a job that waits.
-//! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
-//! - `stats.rs`: counts for people and for metrics.
-//! - `backlog.rs`: counts of unfinished jobs by queue and state.
-//! - `forecast.rs`: jobs and ticks that become due in the next hours.
-//! - `samples.rs`: counts and durations over time, for charts.
-//! - `report_query.rs`: runs the queries of reports.
-//! - `report_files.rs`: finished reports.
-//!
-//! Removal:
-//! - `remove.rs`: removes ended jobs.
-//! - `purge.rs`: removes what is older than its retention.
-//! - `forget.rs`: removes stopped runners and old records of batches, and sums up tallies that no longer change.
-//!
-//! The checks of `tickr verify`:
-//! - `evidence.rs`: the contents of the tables, page by page.
-//! - `startable.rs`: jobs that could start now and wait nevertheless.
-//! - `clock_steps.rs`: steps of the database's clock that runners noticed.
-//! - `verifications.rs`: checks that operators requested, and their results.
-//!
-//! Used by `tickr bench` only:
-//! - `bare.rs`: the writes of the product without a runner.
-//! - `gauge.rs`: readings of the server's counters.
-//! - `growth.rs`: fills the tables before a run.
-//!
-//! The foundation:
-//! - `link.rs`: connections, and the rules under which every statement runs.
-//! - `pools.rs`: divides the connections among their uses.
-//! - `group_commit.rs`: writes the items of many callers in one transaction.
-//! - `stuck.rs`: writes that wait for a row that another session locks.
-//! - `script.rs`: runs several statements in few round trips.
-//! - `shape.rs`: statements for many rows, in few variants.
-//! - `clock.rs`: an estimate of the database's clock.
-//! - `durability.rs`: checks of the server's settings.
-//! - `error.rs`: classifies the errors of MySQL.
+//! - `bulk.rs`: bulk operations.
+//! - `dead_letters.rs`: dead letters.
+//! - `idempotency.rs`: carries out requests with an idempotency key at most once, and stores their responses.
 //! - `migrate/`: changes the tables to the form that this binary needs.
+//! - `queues.rs`: settings of queues.
+//! - `runners.rs`: the list of runners, the jobs in their workers, drain.
+//! - `samples.rs`: counts and durations over time, for charts.
 
-mod alert;
+mod alerts;
+mod api_keys;
+mod attempts;
 mod audit;
-mod backlog;
-mod bare;
-mod change;
-mod claim;
-mod claim_batches;
-mod clock;
-mod clock_steps;
-mod complete;
-mod condition;
-mod dead;
-mod due;
-mod durability;
-mod error;
-mod evidence;
-mod explain;
-mod forecast;
-mod forget;
-mod gauge;
-mod glimpse;
-mod group_commit;
-mod growth;
-mod insert;
-mod keyed;
-mod keys;
-mod lease;
-mod line;
-mod link;
+mod bench;
+mod bulk;
+mod dead_letters;
+mod idempotency;
+mod jobs;
 mod migrate;
-mod once;
-mod operate;
-mod operation;
-mod pending;
-mod permits;
-mod pools;
-mod purge;
 mod queues;
-mod read;
-mod readers;
-mod remove;
-mod report_files;
-mod report_query;
+mod reports;
+mod retention;
 mod runners;
 mod samples;
 mod schedules;
-mod script;
-mod search;
-mod settle;
-mod shape;
-mod startable;
-mod stats;
-mod stuck;
-mod suspects;
-mod ticks;
-mod verifications;
+mod sql;
+mod verify;
 
-pub use alert::Message;
+pub use alerts::Message;
+pub use api_keys::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
+pub use attempts::claim::{Claim, Claimed, Opened, Unreadable};
+pub use attempts::claim_batches::{BatchPage, LapseRule};
+pub use attempts::lease::{Beat, Lapsed, LiveAttempt, OwedPage, Pulse, Reaped, RunnerBeat, RunnerRow};
+pub use attempts::permits::{MayJudge, PermitGrant, PermitRequest};
+pub use attempts::readers::{Reader, UNREAD};
+pub use attempts::settle::{Again, MOST_LOSSES, MOST_SPARED, SUSPECT_FROM, Settled, Settlement};
+pub use attempts::suspects::Death;
 pub use audit::{Act, Done};
-pub use bare::{BareClaims, BareLane};
-pub use change::{Change, Changed, Holds};
-pub use claim::{Claim, Claimed, Opened, Unreadable};
-pub use claim_batches::{BatchPage, LapseRule};
-pub use clock::{Reading, StoreClock};
-pub use clock_steps::ClockStep;
-pub use condition::Condition;
-pub use dead::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
-pub use due::{DueJob, DueWithin};
-pub use durability::Durability;
-pub use error::StoreError;
-pub use evidence::{
-    Asked, Evidence, EvidencePage, JobEvidence, LedgerLine, OwedNow, Tallies, TallyKey, TickPlace, Walk,
-};
-pub use explain::Standing;
-pub use forecast::{Ahead, HourDue};
-pub use forget::{KEEP_RUNNERS, TallyPlace};
-pub use gauge::{Gauge, Lives, Overheard, ServerCounters};
-pub use glimpse::Glimpse;
-pub use growth::Growth;
-pub use insert::Accepted;
-pub use keyed::{Holder, Keyed, Placed, Receipts};
-pub use keys::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
-pub use lease::{Beat, Lapsed, LiveAttempt, OwedPage, Pulse, Reaped, RunnerBeat, RunnerRow};
+pub use bench::bare::{BareClaims, BareLane};
+pub use bench::growth::Growth;
+pub use bench::server_counters::{Gauge, Lives, Overheard, ServerCounters};
+pub use bulk::{Batched, OperationCancelled, OperationLease};
+pub use dead_letters::{DeadCount, DeadGroup, DeadGroupWhole, Original, Refusal, Remake};
+pub use idempotency::{Answer, Digest, Once, Outcome, Wording};
+pub use jobs::actions::{Moved, Steer, Steered};
+pub use jobs::change::{Change, Changed, Holds};
+pub use jobs::condition::Condition;
+pub use jobs::due::{DueJob, DueWithin};
+pub use jobs::explain::Standing;
+pub use jobs::forecast::{Ahead, HourDue};
+pub use jobs::insert::Accepted;
 #[doc(hidden)]
-pub use line::due_statements;
-pub use line::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
-#[doc(hidden)]
-pub use link::rolled_back_on_release;
+pub use jobs::lanes::due_statements;
+pub use jobs::lanes::{Depth, DueCursor, DueLine, DueRange, DueRow, DueWalk, LinePage};
+pub use jobs::pending::Pending;
+pub use jobs::read::JobPage;
+pub use jobs::search::{Breakdown, Counted, Replayed};
+pub use jobs::stats::{PoolUse, StateCount, Stats};
+pub use jobs::unique_keys::{Holder, Keyed, Placed, Receipts};
+pub use jobs::watch::Glimpse;
 pub use migrate::{MIGRATION_PATIENCE, MigrateSettings};
-pub use once::{Answer, Digest, Once, Outcome, Wording};
-pub use operate::{Moved, Steer, Steered};
-pub use operation::{Batched, OperationCancelled, OperationLease};
-pub use pending::Pending;
-pub use permits::{MayJudge, PermitGrant, PermitRequest};
-pub use pools::Split;
-pub use purge::{KindRetention, Purged, Retention};
 pub use queues::{MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting};
-pub use read::JobPage;
-pub use readers::{Reader, UNREAD};
-pub use report_files::{RemovedPlace, RemovedReport};
-pub use report_query::{InvalidUrl, ReportQueries};
+pub use reports::files::{RemovedPlace, RemovedReport};
+pub use reports::query::{InvalidUrl, ReportQueries};
+pub use retention::forget::{KEEP_RUNNERS, TallyPlace};
+pub use retention::purge::{KindRetention, Purged, Retention};
 pub use runners::{Drained, MOST_SLOT_JOBS, RunnerSeen, SlotJob, Slots};
 pub use samples::{Figures, History, MOST_CHARTED, MOST_SAMPLES, Sample};
+pub use schedules::ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
 pub use schedules::{Deleted, DueSchedules, Origin, Put, Scheduled, Switched, UnreadableSchedule, VersionTag};
-pub use search::{Breakdown, Counted, Replayed};
-pub use settle::{Again, MOST_LOSSES, MOST_SPARED, SUSPECT_FROM, Settled, Settlement};
-pub use startable::{Startable, StuckJob};
-pub use stats::{PoolUse, StateCount, Stats};
-pub use suspects::Death;
-pub use ticks::{PlannedLine, TickLine, TickPage, TickPlan, Ticked, Triggered};
-pub use verifications::{Begun, Verification};
+pub use sql::clock::{Reading, StoreClock};
+pub use sql::clock_steps::ClockStep;
+#[doc(hidden)]
+pub use sql::connection::rolled_back_on_release;
+pub use sql::durability::Durability;
+pub use sql::error::StoreError;
+pub use sql::pools::Split;
+pub use verify::evidence::{
+    Asked, Evidence, EvidencePage, JobEvidence, LedgerLine, OwedNow, Tallies, TallyKey, TickPlace, Walk,
+};
+pub use verify::startable::{Startable, StuckJob};
+pub use verify::verifications::{Begun, Verification};
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -199,15 +110,15 @@ use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{MySqlConnection, Row};
 use tokio_util::task::TaskTracker;
 
-use claim::Claims;
-use claim_batches::OpenClaims;
-use durability::Variables;
-use group_commit::GroupCommit;
-use insert::{Inserts, together};
-use link::{Link, Target};
-use once::OnceInserts;
-use pools::Pools;
-use settle::{Lanes, Settles};
+use attempts::claim::Claims;
+use attempts::claim_batches::OpenClaims;
+use attempts::settle::{Lanes, Settles};
+use idempotency::OnceInserts;
+use jobs::insert::{Inserts, together};
+use sql::connection::{Link, Target};
+use sql::durability::Variables;
+use sql::group_commit::GroupCommit;
+use sql::pools::Pools;
 
 use crate::job::{JobId, Name, NewJob, RunnerId};
 
@@ -270,13 +181,13 @@ struct FirstWords {
 
 impl FirstWords {
     async fn exchange(target: &Target) -> Result<Self, sqlx::Error> {
-        let mut conn = link::open(target).await?;
-        link::within(link::FIRST_WORDS, async {
+        let mut conn = sql::connection::open(target).await?;
+        sql::connection::within(sql::connection::FIRST_WORDS, async {
             let sent = Instant::now();
             // Sent as plain text: nothing is prepared before the server's limit of prepared statements is known.
             let now = sqlx::raw_sql("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?.try_get(0)?;
             let clock = StoreClock::starting_at(sent, Instant::now(), now);
-            let variables = durability::variables(&mut conn).await?;
+            let variables = sql::durability::variables(&mut conn).await?;
             Ok(Self { clock, variables })
         })
         .await
@@ -308,8 +219,8 @@ impl Store {
             match FirstWords::exchange(&options).await {
                 Ok(first) => break first,
                 // A wrong password at the start is a mistake of the operator; later it is an outage.
-                Err(e) if error::is_wrong_address(&e) => return Err(refused(e.to_string())),
-                Err(e) if error::fault(&e) == error::Fault::Reconnect && started.elapsed() < patience => {
+                Err(e) if sql::error::is_wrong_address(&e) => return Err(refused(e.to_string())),
+                Err(e) if sql::error::fault(&e) == sql::error::Fault::Reconnect && started.elapsed() < patience => {
                     // Logged once. The caller reports the error at the end of the wait.
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(error = %e, patience_s = patience.as_secs(), "mysql does not answer yet");
@@ -325,7 +236,7 @@ impl Store {
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
         // claims, the connections for locked rows (`stuck.rs`), the flusher of suspects, and the heartbeat.
-        let pooled = settings.connections.max(Split::LEAST) + pools::FOR_REPORTS;
+        let pooled = settings.connections.max(Split::LEAST) + sql::pools::FOR_REPORTS;
         let connections = pooled as usize + 5 * settings.flushers + 5;
         if let Some(most) = first.variables.prepared_statements() {
             if most < connections {
@@ -367,7 +278,7 @@ impl Store {
         let attempted = "create the database";
         let (mut conn, name) = Self::outside_of(url, attempted).await?;
         let sql = format!("CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin");
-        let created = shape::statement(sql).execute(&mut conn).await;
+        let created = sql::batches::statement(sql).execute(&mut conn).await;
         created.map(|_| ()).map_err(|e| StoreError::from_driver(attempted, &e))
     }
 
@@ -382,8 +293,9 @@ impl Store {
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
             return Err(refused("the url must name a database whose name has only letters, digits and underscores"));
         }
-        let conn =
-            link::open(&Target::new(options.database(""))).await.map_err(|e| StoreError::from_driver(attempted, &e))?;
+        let conn = sql::connection::open(&Target::new(options.database("")))
+            .await
+            .map_err(|e| StoreError::from_driver(attempted, &e))?;
         Ok((conn, name))
     }
 

@@ -3,14 +3,14 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use super::audit::{Act, record, was_recorded};
-use super::condition::Condition;
-use super::error::corrupt;
-use super::insert::read_clock;
-use super::link::{Earlier, Pool, on_pool, transact};
-use super::shape::statement;
-use super::{Store, StoreError};
 use crate::job::{Actor, Name, Priority, Timestamp};
+use crate::store::audit::{Act, record, was_recorded};
+use crate::store::jobs::condition::Condition;
+use crate::store::jobs::insert::read_clock;
+use crate::store::sql::batches::statement;
+use crate::store::sql::connection::{Earlier, Pool, on_pool, transact};
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
 
 /// Most queues that can have settings.
 pub const MOST_QUEUES: usize = 1_000;

@@ -13,16 +13,16 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use super::audit::{Act, record, was_recorded};
-use super::error::corrupt;
-use super::insert::read_clock;
-use super::lease::LiveAttempt;
-use super::line::lines_of;
-use super::link::{Earlier, on_pool, transact};
-use super::queues::{Pause, Paused};
-use super::shape::{MOST_ROWS, pad, padded, places, statement};
-use super::{Store, StoreError};
 use crate::job::{Actor, JobId, Name, Progress, RunnerId, Timestamp};
+use crate::store::attempts::lease::LiveAttempt;
+use crate::store::audit::{Act, record, was_recorded};
+use crate::store::jobs::insert::read_clock;
+use crate::store::jobs::lanes::lines_of;
+use crate::store::queues::{Pause, Paused};
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::connection::{Earlier, on_pool, transact};
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
 
 /// Most jobs that a runner lists with its heartbeat. The size of the column allows no more.
 pub const MOST_SLOT_JOBS: usize = 200;

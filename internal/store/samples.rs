@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 
-use super::error::corrupt;
-use super::insert::read_clock;
-use super::link::on_pool;
-use super::shape::{MOST_ROWS, pad, padded, places, rows, statement};
-use super::{Store, StoreError};
 use crate::job::{Histogram, Point, RunnerId, Series, Span, Step, Tally, Timestamp, Window};
+use crate::store::jobs::insert::read_clock;
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, rows, statement};
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
 
 /// Most queues with series of their own in one reading: the busiest ones.
 pub const MOST_CHARTED: usize = 100;
@@ -257,7 +257,7 @@ fn summed(condition: &str) -> String {
     )
 }
 
-fn bound(query: super::search::Sql, window: Window) -> super::search::Sql {
+fn bound(query: crate::store::jobs::search::Sql, window: Window) -> crate::store::jobs::search::Sql {
     let to = window.from + window.step.width() * window.steps as i32;
     query.bind(window.step.seconds()).bind(window.from).bind(to)
 }

@@ -15,7 +15,7 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{MySqlConnection, Row as _};
 
 use super::super::StoreError;
-use super::super::link::{FIRST_WORDS, Pool, on_pool, within};
+use crate::store::sql::connection::{FIRST_WORDS, Pool, on_pool, within};
 
 /// The migrations that this binary brings.
 pub(super) static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| sqlx::migrate!());

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 use sqlx::MySqlConnection;
 
-use super::super::error::is_unusual;
-use super::super::link::within;
 use super::Stage;
+use crate::store::sql::connection::within;
+use crate::store::sql::error::is_unusual;
 
 /// How long the server waits for the lock before it answers.
 const TURN: Duration = Duration::from_secs(5);

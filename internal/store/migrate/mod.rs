@@ -22,9 +22,9 @@ use sqlx::migrate::Migration;
 use sqlx::{AssertSqlSafe, Connection as _, MySqlConnection};
 use tokio::sync::watch;
 
-use super::error::{Fault, fault, waited_for_lock};
-use super::link::{self, within};
 use super::{Store, StoreError};
+use crate::store::sql::connection::{self, within};
+use crate::store::sql::error::{Fault, fault, waited_for_lock};
 use ledger::{Ledger, number};
 use statement::{Form, Statement, Verb, statements};
 
@@ -161,7 +161,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     async fn go(&mut self) -> Result<(), Halt> {
-        let mut conn = link::open(&self.store.shared.options).await?;
+        let mut conn = connection::open(&self.store.shared.options).await?;
         sqlx::raw_sql(SESSION).execute(&mut conn).await?;
         let _ = sqlx::raw_sql(NO_LIMIT).execute(&mut conn).await;
         let database: Option<String> = sqlx::query_scalar("SELECT DATABASE()").fetch_one(&mut conn).await?;
@@ -349,7 +349,7 @@ impl Run<'_> {
 
     /// Does the server know this connection? One that does not answer is no proof that it does not.
     async fn lives(&self, id: i64) -> bool {
-        let asked = link::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
+        let asked = connection::on_pool(&self.store.shared.pools.loops, "look after the migration", move |conn, _| {
             let sql = "SELECT COUNT(*) FROM information_schema.processlist WHERE id = ?";
             Box::pin(async move { sqlx::query_scalar::<_, i64>(sql).bind(id).fetch_one(conn).await })
         });

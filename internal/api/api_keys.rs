@@ -1,0 +1,248 @@
+//! `/v1/keys`: API keys.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::api::http::auth::{Who, digest, is_open};
+use crate::api::http::body::{Body, NamePath};
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::Moment;
+use crate::api::{Api, json};
+use crate::handlers;
+use crate::job::{Name, Scope};
+use crate::store::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
+
+/// Prefix of every API key, so that scanners for leaked secrets can recognise it.
+const PREFIX: &str = "tickr_";
+
+/// An API key to make.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewKeyBody {
+    /// Scope. `read`: read everything. `enqueue`: enqueue jobs, and read them by their ids. `admin`: everything.
+    #[schema(value_type = ScopeWord)]
+    scope: String,
+    /// Kinds that the API key may enqueue. Default: all. Only with the scope `enqueue`. A report that sends its file
+    /// needs `email` as well.
+    #[schema(min_items = 1, max_items = 50, example = json!(["http", "report"]))]
+    kinds: Option<Vec<String>>,
+    /// Producer that the API key belongs to. Default: its own name. Only with the scope `enqueue`. Of the jobs with
+    /// unique keys, an API key sees and replaces only those that API keys of the same producer made. So a new API key
+    /// can take over from an old one.
+    #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$", example = "shop")]
+    producer: Option<String>,
+}
+
+/// Maximum number of kinds of one API key.
+const MOST_KINDS: usize = 50;
+
+impl NewKeyBody {
+    fn read(self, name: Name) -> Result<NewKey, Problem> {
+        let mut problems = Vec::new();
+        let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+        let scope = Scope::from_word(&self.scope);
+        if scope.is_none() {
+            wrong("/scope", "must be read, enqueue or admin".to_owned());
+        }
+        let limited = [("/kinds", self.kinds.is_some()), ("/producer", self.producer.is_some())];
+        for (pointer, _) in limited.into_iter().filter(|(_, given)| *given && scope != Some(Scope::Enqueue)) {
+            wrong(pointer, "is allowed only for API keys with the scope enqueue".to_owned());
+        }
+        let count = self.kinds.as_ref().map_or(1, Vec::len);
+        if !(1..=MOST_KINDS).contains(&count) {
+            wrong("/kinds", format!("must be 1 to {MOST_KINDS} kinds, such as [\"http\"]"));
+        }
+        let kinds = self.kinds.map(|kinds| {
+            let read = kinds.iter().enumerate().filter_map(|(at, kind)| {
+                kind.parse::<Name>().inspect_err(|error| wrong(&format!("/kinds/{at}"), error.to_string())).ok()
+            });
+            read.collect()
+        });
+        let producer = self.producer.and_then(|producer| {
+            producer.parse::<Name>().inspect_err(|error| wrong("/producer", error.to_string())).ok()
+        });
+        match scope.filter(|_| problems.is_empty()) {
+            Some(scope) => Ok(NewKey { name, scope, kinds, producer }),
+            None => Err(Problem::new(Code::InvalidRequest, "invalid API key; `errors` says why").at("", problems)),
+        }
+    }
+}
+
+/// The scope of an API key.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum ScopeWord {
+    Read,
+    Enqueue,
+    Admin,
+}
+
+/// An API key, without its secret.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KeyView {
+    name: String,
+    #[schema(value_type = ScopeWord)]
+    scope: &'static str,
+    /// Kinds that it may enqueue. Left out when it may enqueue all of them, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kinds: Option<Vec<String>>,
+    /// Producer whose jobs with unique keys it sees and replaces. Left out when the producer has the name of the API
+    /// key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    producer: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Moment,
+    created_by: String,
+    /// Time of its last use, accurate to about a minute; null if it was never used.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    last_used_at: Option<Moment>,
+    /// Time of its revocation; null while it is valid.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    revoked_at: Option<Moment>,
+    revoked_by: Option<String>,
+}
+
+impl From<ApiKey> for KeyView {
+    fn from(key: ApiKey) -> Self {
+        let (revoked_at, revoked_by) = key.revoked.map(|(at, by)| (Moment(at), by.to_string())).unzip();
+        Self {
+            name: key.name.to_string(),
+            scope: key.scope.as_str(),
+            kinds: key.kinds.map(|kinds| kinds.iter().map(ToString::to_string).collect()),
+            producer: key.producer.map(|producer| producer.to_string()),
+            created_at: Moment(key.created_at),
+            created_by: key.created_by.to_string(),
+            last_used_at: key.last_used_at.map(Moment),
+            revoked_at,
+            revoked_by,
+        }
+    }
+}
+
+/// An API key that was just made, with its secret.
+#[derive(Serialize, ToSchema)]
+pub(super) struct MadeKeyView {
+    /// The secret. It is shown only in this response; tickr stores only its digest.
+    #[schema(example = "tickr_3q2-7wAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA")]
+    token: String,
+    name: String,
+    #[schema(value_type = ScopeWord)]
+    scope: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kinds: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    producer: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Moment,
+    created_by: String,
+}
+
+/// All API keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KeysAnswer {
+    /// API keys: the valid ones first, then the newest first.
+    data: Vec<KeyView>,
+}
+
+/// Generate the secret of a new API key: 256 random bits.
+pub fn new_key() -> String {
+    let bytes: [u8; 32] = rand::random();
+    format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// List the API keys
+#[utoipa::path(
+    get, path = "/v1/keys", tag = "keys", operation_id = "list_keys",
+    responses(
+        (status = 200, description = "The API keys, without their secrets", body = KeysAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
+    let keys = api.broker.store().listed_keys().await?;
+    Ok(json(StatusCode::OK, KeysAnswer { data: keys.into_iter().map(KeyView::from).collect() }))
+}
+
+/// Make an API key
+///
+/// The response shows the secret, only this once. From the first API key on, every request needs one, also on loopback
+/// and for `/docs`, `/openapi.json` and `/metrics`. The first API key must have the scope `admin`.
+#[utoipa::path(
+    put, path = "/v1/keys/{name}", tag = "keys", operation_id = "make_key", request_body = NewKeyBody,
+    params(("name" = String, Path, description = "A name that no API key has or had", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 201, description = "Made. This process accepts the API key at once, the others within 2 s", body = MadeKeyView),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "name_taken: an API key has or had this name", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, too_many", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn make(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+    Body(body, _): Body<NewKeyBody>,
+) -> Result<Response, Problem> {
+    let new = body.read(name.clone())?;
+    if new.scope != Scope::Admin && is_open(&api, &api.controls.now()) {
+        let detail = "must be admin for the first API key: after it, every request needs one, and only an admin key can make more";
+        let here = handlers::Problem::at("/scope", detail);
+        return Err(Problem::new(Code::InvalidRequest, "the first API key would lock its maker out").at("", vec![here]));
+    }
+    let token = new_key();
+    let made = api.broker.store().make_limited_key(new, digest(&token), &who).await?;
+    let key = match made {
+        MadeKey::Made(key) => key,
+        MadeKey::NameTaken => {
+            let detail = format!("an API key has or had the name {name}, and a name is never used for a second one");
+            return Err(Problem::new(Code::NameTaken, detail));
+        }
+        MadeKey::TooMany => {
+            let detail = format!("{MOST_KEYS} API keys are valid already; revoke those that are not used");
+            return Err(Problem::new(Code::TooMany, detail));
+        }
+    };
+    api.controls.refresh().await?;
+    let KeyView { name, scope, kinds, producer, created_at, created_by, .. } = key.into();
+    Ok(json(StatusCode::CREATED, MadeKeyView { token, name, scope, kinds, producer, created_at, created_by }))
+}
+
+/// Revoke an API key
+///
+/// This process refuses it at once, the others within 2 s. Revoking it again changes nothing.
+#[utoipa::path(
+    delete, path = "/v1/keys/{name}", tag = "keys", operation_id = "revoke_key",
+    params(("name" = String, Path, description = "The name of the API key", pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")),
+    responses(
+        (status = 200, description = "The API key is revoked, by this request or an earlier one", body = KeyView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn revoke(
+    State(api): State<Api>,
+    Who(who): Who,
+    NamePath(name): NamePath,
+) -> Result<Response, Problem> {
+    match api.broker.store().revoke_key(&name, &who).await? {
+        RevokedKey::Missing => Err(Problem::new(Code::NotFound, format!("there is no API key {name}"))),
+        RevokedKey::Revoked(key) | RevokedKey::Before(key) => {
+            api.controls.refresh().await?;
+            Ok(json(StatusCode::OK, KeyView::from(key)))
+        }
+    }
+}

@@ -1,0 +1,521 @@
+//! `/v1/operations`: bulk operations, one action on all jobs that match a filter.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use crate::api::dead_letters::{page_size, reason_of};
+use crate::api::http::auth::Who;
+use crate::api::http::body::{Asked, Body, Object};
+use crate::api::http::cursor::Listing;
+use crate::api::http::filter::{filter_struct, refused};
+use crate::api::http::idempotency::{Key, conclude};
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::{Moment, StateWord};
+use crate::api::jobs::worded;
+use crate::api::{Api, json};
+use crate::handlers;
+use crate::job::{
+    Action, Filter, NewOperation, Operation, OperationParams, OperationState, Priority, Standing, State as JobState,
+    Timestamp, Wanted, operation,
+};
+use crate::store::{Breakdown, OperationCancelled, Replayed};
+
+/// Number of jobs that a dry run shows.
+const SAMPLE: u32 = 10;
+
+filter_struct! {
+    schema,
+    /// Filter of the jobs. Every given condition must hold.
+    #[derive(Debug, Default, Deserialize, ToSchema)]
+    #[serde(deny_unknown_fields, default)]
+    FilterBody {
+        /// Only the jobs with these ids, at most 1,000.
+        #[schema(max_items = 1000, value_type = Option<Vec<String>>)]
+        ids: Vec<String>,
+        /// Values at paths in the payload: `{"user.id": 42}`.
+        #[schema(value_type = Option<std::collections::BTreeMap<String, serde_json::Value>>)]
+        payload: BTreeMap<String, serde_json::Value>,
+    }
+}
+
+impl FilterBody {
+    fn read(&self, now: Timestamp) -> Result<Filter, Vec<handlers::Problem>> {
+        let mut problems = Vec::new();
+        let mut filter = self.words().read(now, "/filter/").unwrap_or_else(|wrong| {
+            problems = wrong;
+            Filter::default()
+        });
+        let mut wrong = |pointer: String, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+        if self.ids.len() + filter.ids.len() > Filter::MOST_IDS {
+            wrong("/filter/ids".into(), format!("must be at most {}", Filter::MOST_IDS));
+        }
+        for (place, id) in self.ids.iter().take(Filter::MOST_IDS).enumerate() {
+            match id.parse() {
+                Ok(id) => filter.ids.push(id),
+                Err(_) => wrong(format!("/filter/ids/{place}"), "is no job id".into()),
+            }
+        }
+        if self.payload.len() + filter.payload.len() > Filter::MOST_PATHS {
+            wrong("/filter/payload".into(), format!("must be at most {} paths", Filter::MOST_PATHS));
+        }
+        for (path, value) in self.payload.iter().take(Filter::MOST_PATHS) {
+            let pointer = || format!("/filter/payload/{}", path.replace('~', "~0").replace('/', "~1"));
+            let wanted = match value {
+                serde_json::Value::Null => Wanted::Null(()),
+                serde_json::Value::Bool(flag) => Wanted::Bool(*flag),
+                serde_json::Value::Number(number) => Wanted::Number(number.clone()),
+                serde_json::Value::String(text) => Wanted::Text(text.clone()),
+                serde_json::Value::Array(_) | serde_json::Value::Object(_) => {
+                    wrong(pointer(), "must be a text, a number, a boolean or null".into());
+                    continue;
+                }
+            };
+            match path.parse() {
+                Ok(path) => drop(filter.payload.insert(path, wanted)),
+                Err(e) => wrong(pointer(), crate::job::InvalidPath::to_string(&e)),
+            }
+        }
+        if problems.is_empty() { Ok(filter) } else { Err(problems) }
+    }
+}
+
+/// A bulk operation to start.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OperationBody {
+    /// Action on each job. Jobs in a state that does not allow it are skipped.
+    #[schema(value_type = ActionWord)]
+    action: String,
+    /// Filter of the jobs. Only jobs that were accepted before this request are changed.
+    #[schema(value_type = Option<FilterBody>)]
+    filter: Option<Object<FilterBody>>,
+    /// Must be true when the filter is empty, to confirm that all jobs are meant.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    all: bool,
+    /// Maximum rate in jobs per second, 1 to 10,000. Default: no limit.
+    #[schema(minimum = 1, maximum = 10_000)]
+    rate: Option<u32>,
+    /// If true, nothing is changed; the response says what would happen.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    dry_run: bool,
+    /// Reason, stored with the bulk operation. Required for a discard.
+    #[schema(min_length = 1, max_length = 500)]
+    reason: Option<String>,
+    /// New due time, for `reschedule` only; a past time means now.
+    execute_at: Option<DateTime<Utc>>,
+    /// New priority, for `set_priority` only: 0 runs first, 9 last.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+}
+
+/// The action of a bulk operation.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum ActionWord {
+    Cancel,
+    Retry,
+    RunNow,
+    Reschedule,
+    SetPriority,
+    Delete,
+    Replay,
+    Discard,
+}
+
+/// The state of a bulk operation.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(super) enum OperationStateWord {
+    Running,
+    Done,
+    Cancelled,
+    Failed,
+}
+
+/// A bulk operation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OperationView {
+    /// Id of the bulk operation, a UUIDv7.
+    id: String,
+    #[schema(value_type = ActionWord)]
+    action: Action,
+    #[schema(value_type = OperationStateWord)]
+    state: OperationState,
+    /// Filter, as tickr understood it: spans have become times.
+    #[schema(value_type = serde_json::Value)]
+    filter: Filter,
+    /// Maximum rate in jobs per second; null for no limit.
+    rate: Option<u32>,
+    reason: Option<String>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    execute_at: Option<Moment>,
+    priority: Option<u8>,
+    /// Caller that started it.
+    asked_by: String,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Moment,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    started_at: Option<Moment>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    ended_at: Option<Moment>,
+    /// Number of jobs that were changed.
+    done: u64,
+    /// Number of jobs that were skipped, because their state did not allow the action.
+    skipped: u64,
+    /// Number of jobs for which the action failed; `last_error` says why.
+    failed: u64,
+    /// Number of matching jobs at the start, as far as they were counted.
+    estimate: u64,
+    /// True when there may have been more than were counted.
+    estimate_capped: bool,
+    /// Measured rate since the start, in jobs per second.
+    measured_rate: Option<f64>,
+    /// Estimated remaining time in seconds.
+    eta_s: Option<f64>,
+    last_error: Option<String>,
+    /// Id of the runner that executes it, if any.
+    runner: Option<String>,
+}
+
+impl OperationView {
+    fn of(operation: &Operation, now: Timestamp) -> Self {
+        let seen = operation.done + operation.skipped + operation.failed;
+        let until = operation.ended_at.unwrap_or(now);
+        let seconds = operation.started_at.map(|since| (until - since).num_milliseconds().max(1) as f64 / 1_000.0);
+        let measured_rate = seconds.map(|seconds| (operation.done + operation.failed) as f64 / seconds);
+        let running = operation.state == OperationState::Running;
+        let pace = measured_rate.filter(|rate| *rate > 0.0).or(operation.rate.map(f64::from));
+        let left = operation.estimate.saturating_sub(seen) as f64;
+        Self {
+            id: operation.id.to_string(),
+            action: operation.action,
+            state: operation.state,
+            filter: operation.filter.clone(),
+            rate: operation.rate,
+            reason: operation.params.reason.clone(),
+            execute_at: operation.params.execute_at.map(Moment),
+            priority: operation.params.priority.map(Priority::level),
+            asked_by: operation.actor.to_string(),
+            created_at: Moment(operation.created_at),
+            started_at: operation.started_at.map(Moment),
+            ended_at: operation.ended_at.map(Moment),
+            done: operation.done,
+            skipped: operation.skipped,
+            failed: operation.failed,
+            estimate: operation.estimate,
+            estimate_capped: operation.capped,
+            measured_rate,
+            eta_s: pace.filter(|_| running).map(|pace| left / pace),
+            last_error: operation.last_error.clone(),
+            runner: operation.runner.clone(),
+        }
+    }
+}
+
+/// The result of a dry run.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DryRunAnswer {
+    /// Always true: nothing was changed.
+    dry_run: bool,
+    #[schema(value_type = ActionWord)]
+    action: Action,
+    /// Number of jobs that match the filter now, as far as they are counted.
+    count: u64,
+    /// True when there may be more than were counted.
+    capped: bool,
+    /// Number of counted jobs that the action would change. A job is skipped if another job has its unique key by then.
+    would_change: u64,
+    /// Jobs that would be skipped, by reason.
+    would_skip: Vec<SkippedView>,
+    /// Maximum rate in jobs per second; null for no limit.
+    rate: Option<u32>,
+    /// Examples of the matching jobs, the newest first.
+    sample: Vec<SampleView>,
+}
+
+/// A number of jobs that a bulk operation would skip, with the reason.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SkippedView {
+    jobs: u64,
+    /// Reason, such as `completed` or `replayed already`.
+    reason: String,
+}
+
+/// A job that matches the filter.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SampleView {
+    id: String,
+    kind: String,
+    queue: String,
+    #[schema(value_type = StateWord)]
+    state: JobState,
+    /// State that the job would have afterwards; null when it would be skipped.
+    would_be: Option<&'static str>,
+}
+
+/// Start a bulk operation
+///
+/// A runner executes it in the background, batch by batch, from the oldest job to the newest. It changes no job twice
+/// and leaves none out, even if runners or MySQL fail meanwhile. With `dry_run` nothing is changed, and the response
+/// (200) says what would happen.
+#[utoipa::path(
+    post, path = "/v1/operations", tag = "bulk operations", operation_id = "start_operation", request_body = OperationBody,
+    responses(
+        (status = 202, description = "The bulk operation is accepted; read it to follow its progress", body = OperationView),
+        (status = 200, description = "A dry run: nothing was changed", body = DryRunAnswer),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 429, description = "overloaded: too many bulk operations are running", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn start(
+    State(api): State<Api>,
+    Who(who): Who,
+    key: Key,
+    Body(body, text): Body<OperationBody>,
+) -> Result<Response, Problem> {
+    let once = key.once("POST /v1/operations", Some(&text))?;
+    let now = api.broker.store().clock().now();
+    let dry_run = body.dry_run;
+    let new = read(body, now).map_err(|problems| {
+        Problem::new(Code::InvalidRequest, "invalid bulk operation; `errors` says why").at("", problems)
+    })?;
+    let store = api.broker.store();
+    if dry_run {
+        let Breakdown { counted, states } = store.break_down_for(new.action, new.filter.clone()).await?;
+        let (mut would_change, mut would_skip) = (0, Vec::new());
+        for ((state, replayed), jobs) in states {
+            // Retrying a job that was replayed would do its work twice.
+            let in_the_way = match (new.action, replayed) {
+                (Action::Retry, Replayed::Yes) => Some("replayed already".to_owned()),
+                _ => new.action.effect(state).is_none().then(|| state.to_string()),
+            };
+            match in_the_way {
+                None => would_change += jobs,
+                Some(reason) => would_skip.push(SkippedView { jobs, reason }),
+            }
+        }
+        let rate = new.rate;
+        let page = store.list_among(new.filter, new.action.among(), None, SAMPLE).await?;
+        let sample = page.jobs.into_iter().map(|job| SampleView {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            state: job.state,
+            would_be: new.action.effect(job.state),
+        });
+        let (count, capped) = (counted.jobs, counted.capped);
+        let answer = DryRunAnswer {
+            dry_run: true,
+            action: new.action,
+            count,
+            capped,
+            would_change,
+            would_skip,
+            rate,
+            sample: sample.collect(),
+        };
+        return Ok(json(StatusCode::OK, answer));
+    }
+    let word = move |operation: &Operation| worded(StatusCode::ACCEPTED, &OperationView::of(operation, now));
+    let outcome = store.start_operation(new, &who, once, Arc::new(word)).await?;
+    conclude(outcome, |()| Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason")))
+}
+
+fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handlers::Problem>> {
+    let Object(asked) = body.filter.unwrap_or(Object(FilterBody::default()));
+    let mut problems = Vec::new();
+    let mut filter = asked.read(now).unwrap_or_else(|wrong| {
+        problems = wrong;
+        Filter::default()
+    });
+    let understood = problems.is_empty();
+    let mut wrong = |pointer: &str, detail: String| problems.push(handlers::Problem::at(pointer, detail));
+    let action = Action::from_word(&body.action);
+    if action.is_none() {
+        let words = Action::ALL.map(Action::as_str).join(", ");
+        wrong("/action", format!("is not one of {words}"));
+    }
+    if understood && filter.is_empty() && !body.all {
+        wrong("/filter", "is empty; send all: true if every job is meant".into());
+    }
+    if understood && !filter.is_empty() && body.all {
+        wrong("/all", "is valid only without a filter".into());
+    }
+    if body.rate.is_some_and(|rate| rate == 0 || rate > operation::MOST_RATE) {
+        wrong("/rate", format!("must be 1 to {}", operation::MOST_RATE));
+    }
+    let reason = body.reason.as_deref().map(reason_of).transpose().unwrap_or_else(|problem| {
+        wrong("/reason", problem.detail);
+        None
+    });
+    let is = |wanted: Action| action == Some(wanted);
+    if is(Action::Discard) && body.reason.is_none() {
+        wrong("/reason", "is required for a discard".into());
+    }
+    if is(Action::Reschedule) != body.execute_at.is_some() && action.is_some() {
+        wrong("/execute_at", "is required for reschedule and not allowed for other actions".into());
+    }
+    if is(Action::SetPriority) != body.priority.is_some() && action.is_some() {
+        wrong("/priority", "is required for set_priority and not allowed for other actions".into());
+    }
+    let latest = now + crate::job::limits::MAX_AHEAD;
+    if body.execute_at.is_some_and(|moment| moment > latest || moment < DateTime::UNIX_EPOCH) {
+        wrong("/execute_at", "must lie between 1970 and a year from now".into());
+    }
+    let priority = body.priority.map(Priority::try_from).transpose().unwrap_or_else(|why| {
+        wrong("/priority", why.to_owned());
+        None
+    });
+    if is(Action::Replay) || is(Action::Discard) {
+        match filter.dead {
+            None => filter.dead = Some(Standing::Open),
+            Some(Standing::Open) => {}
+            Some(_) => wrong("/filter", "only open dead letters can be replayed or discarded".into()),
+        }
+    }
+    match action {
+        Some(action) if problems.is_empty() => Ok(NewOperation {
+            id: Uuid::now_v7(),
+            action,
+            filter,
+            params: OperationParams { execute_at: body.execute_at, priority, reason },
+            rate: body.rate,
+        }),
+        _ => Err(problems),
+    }
+}
+
+/// Filter and page of a listing of bulk operations.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct OperationsQuery {
+    /// Only bulk operations in this state.
+    #[param(value_type = Option<OperationStateWord>, inline)]
+    state: Option<String>,
+    /// Number of bulk operations in one page, 1 to 200.
+    #[param(minimum = 1, maximum = 200, default = 50)]
+    limit: Option<u32>,
+    /// `next_cursor` of the last page. It is valid only with the same filter.
+    cursor: Option<String>,
+}
+
+/// A page of bulk operations.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OperationsAnswer {
+    /// Bulk operations, the newest first.
+    data: Vec<OperationView>,
+    /// Cursor of the next page; null on the last page.
+    next_cursor: Option<String>,
+}
+
+/// List bulk operations, newest first
+#[utoipa::path(
+    get, path = "/v1/operations", tag = "bulk operations", operation_id = "list_operations", params(OperationsQuery),
+    responses(
+        (status = 200, description = "A page of bulk operations", body = OperationsAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<OperationsQuery>) -> Result<Response, Problem> {
+    let state = match asked.state.as_deref().map(OperationState::from_word) {
+        Some(None) => {
+            let words = OperationState::ALL.map(OperationState::as_str).join(", ");
+            return Err(refused(vec![handlers::Problem::at("state", format!("is not one of {words}"))]));
+        }
+        given => given.flatten(),
+    };
+    let limit = page_size(asked.limit)?;
+    let listing = Listing::new("operations", &state);
+    let before = listing.id(asked.cursor.as_deref())?;
+    let now = api.broker.store().clock().now();
+    let found = api.broker.store().operations(state, before, limit).await?;
+    let full = found.len() == limit as usize;
+    let next_cursor = found.last().filter(|_| full).map(|last| listing.cursor(last.id.as_bytes()));
+    let data = found.iter().map(|operation| OperationView::of(operation, now)).collect();
+    Ok(json(StatusCode::OK, OperationsAnswer { data, next_cursor }))
+}
+
+fn id_of(text: &str) -> Result<Uuid, Problem> {
+    let id = text.parse::<uuid::fmt::Hyphenated>();
+    id.map(Into::into).map_err(|_| Problem::new(Code::InvalidId, "the id of a bulk operation is a hyphenated UUID"))
+}
+
+fn missing(id: Uuid) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no bulk operation {id}"))
+}
+
+/// Show a bulk operation with its progress
+#[utoipa::path(
+    get, path = "/v1/operations/{id}", tag = "bulk operations", operation_id = "show_operation",
+    params(("id" = Uuid, Path, description = "The id of the bulk operation")),
+    responses(
+        (status = 200, description = "The operation", body = OperationView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn show(State(api): State<Api>, Path(text): Path<String>) -> Result<Response, Problem> {
+    let id = id_of(&text)?;
+    let found = api.broker.store().operation(id).await?.ok_or_else(|| missing(id))?;
+    Ok(json(StatusCode::OK, OperationView::of(&found, api.broker.store().clock().now())))
+}
+
+/// Cancel a bulk operation
+///
+/// After the response it changes no more jobs. Changes that it has already made stay.
+#[utoipa::path(
+    post, path = "/v1/operations/{id}/cancel", tag = "bulk operations", operation_id = "cancel_operation",
+    params(("id" = Uuid, Path, description = "The id of the bulk operation")),
+    responses(
+        (status = 200, description = "Stopped", body = OperationView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "wrong_state: the bulk operation has ended", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(super) async fn cancel(
+    State(api): State<Api>,
+    Path(text): Path<String>,
+    Who(who): Who,
+    key: Key,
+) -> Result<Response, Problem> {
+    let id = id_of(&text)?;
+    let once = key.once(&format!("POST /v1/operations/{id}/cancel"), None)?;
+    let now = api.broker.store().clock().now();
+    let word = move |operation: &Operation| worded(StatusCode::OK, &OperationView::of(operation, now));
+    let outcome = api.broker.store().cancel_operation(id, &who, once, Arc::new(word)).await?;
+    conclude(outcome, |refused| {
+        Err(match refused {
+            OperationCancelled::Over(state) => Problem::new(
+                Code::WrongState,
+                format!("only a running bulk operation can be cancelled; this one is {}", state.as_str()),
+            ),
+            OperationCancelled::Missing | OperationCancelled::Done(_) => missing(id),
+        })
+    })
+}

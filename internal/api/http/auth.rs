@@ -1,0 +1,420 @@
+//! Authentication and scopes. Tokens and API keys are stored only as digests and compared in constant time.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
+use utoipa::ToSchema;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{OpenApi, RefOr};
+
+use crate::api::http::guesses::Peer;
+use crate::api::http::origin;
+use crate::api::http::problem::{Code, Problem, describe_problem};
+use crate::api::http::revocation::Grounds;
+use crate::api::{Api, json};
+use crate::broker::{KEYS_HOLD, Settings};
+use crate::job::{Actor, Name, Scope};
+
+/// Header that names the person or system that the caller acts for. It is recorded beside the authenticated caller and
+/// gives no rights.
+const ACTS_FOR: HeaderName = HeaderName::from_static("tickr-actor");
+
+/// Paths that need no API key.
+const OPEN: [&str; 2] = ["/livez", "/readyz"];
+
+/// Digests of the API tokens of the configuration. Each token has the scope `admin`.
+#[derive(Clone, Default)]
+pub struct Tokens {
+    digests: Vec<[u8; 32]>,
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokens({})", self.digests.len())
+    }
+}
+
+impl Tokens {
+    /// Make the digests of these tokens.
+    #[must_use]
+    pub fn of(tokens: &[SecretString]) -> Self {
+        Self { digests: tokens.iter().map(|token| digest(token.expose_secret())).collect() }
+    }
+}
+
+/// The digest of the API key or token of a request. Absent while the API is open.
+#[derive(Clone, Copy)]
+pub(crate) struct Caller(pub(crate) [u8; 32]);
+
+/// The caller of a request, for the audit.
+pub(crate) struct Who(pub(crate) Actor);
+
+impl<S: Send + Sync> FromRequestParts<S> for Who {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let actor = parts.extensions.get::<Holder>().map_or_else(Actor::anyone, |holder| holder.actor.clone());
+        let said = parts.headers.get(ACTS_FOR).and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
+        Ok(Self(said.map_or(actor.clone(), |said| actor.acting_for(said))))
+    }
+}
+
+/// The holder of the API key or token of a request, with its rights.
+#[derive(Clone)]
+pub(crate) struct Holder {
+    actor: Actor,
+    scope: Scope,
+    /// Id of the API key; `None` for a token of the configuration.
+    key: Option<uuid::Uuid>,
+    /// The kinds that it may enqueue; `None` for all.
+    kinds: Option<Arc<BTreeSet<Name>>>,
+    /// The producer that is stored with its jobs that have unique keys.
+    creator: Actor,
+}
+
+impl Holder {
+    pub(crate) const fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    pub(crate) fn kinds(&self) -> Option<Arc<BTreeSet<Name>>> {
+        self.kinds.clone()
+    }
+
+    pub(crate) const fn creator(&self) -> &Actor {
+        &self.creator
+    }
+
+    /// Return the API key that shares of permits are counted for. Operators have none.
+    pub(crate) fn sharing(&self) -> Option<uuid::Uuid> {
+        self.key.filter(|_| self.scope != Scope::Admin)
+    }
+
+    fn grounds(&self) -> Grounds {
+        self.key.map_or(Grounds::Token, Grounds::Key)
+    }
+}
+
+/// The API key that shares of permits are counted for; `None` for operators.
+pub(crate) struct Sharing(pub(crate) Option<uuid::Uuid>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Sharing {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.extensions.get::<Holder>().and_then(Holder::sharing)))
+    }
+}
+
+/// Return the SHA-256 digest of a token or API key.
+pub(crate) fn digest(token: &str) -> [u8; 32] {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+/// Return whether the API is open. It is open only on loopback, without tokens, and until the first API key is made.
+/// Revoked API keys count as well.
+pub(crate) fn is_open(api: &Api, settings: &Settings) -> bool {
+    api.loopback && api.tokens.digests.is_empty() && settings.keys.is_empty()
+}
+
+/// Find the holder of the token or API key with this digest.
+fn holder(tokens: &Tokens, settings: &Settings, given: &[u8; 32]) -> Option<Holder> {
+    let good = settings.keys.iter().filter(|key| key.revoked.is_none());
+    // Compare with all of them, whichever matches, so that the time reveals nothing.
+    let mut place = 0_u64;
+    for (at, digest) in tokens.digests.iter().chain(good.clone().map(|key| &key.digest)).enumerate() {
+        place.conditional_assign(&(at as u64 + 1), digest.ct_eq(given));
+    }
+    let place = usize::try_from(place).ok()?.checked_sub(1)?;
+    if place < tokens.digests.len() {
+        let actor = Actor::token(place + 1);
+        return Some(Holder { creator: actor.clone(), actor, scope: Scope::Admin, key: None, kinds: None });
+    }
+    let key = good.clone().nth(place - tokens.digests.len())?;
+    Some(Holder {
+        actor: Actor::key(key.name.as_str()),
+        scope: key.scope,
+        key: Some(key.id),
+        kinds: key.kinds.clone(),
+        creator: key.creator(),
+    })
+}
+
+/// The scope that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// Any scope.
+    Any,
+    /// `read` or `admin`, for requests that read.
+    Read,
+    /// `enqueue` or `admin`, for requests that enqueue jobs.
+    Enqueue,
+    /// `admin`: all requests that are not listed below, because they change something or show what only operators need.
+    Admin,
+}
+
+impl Need {
+    fn of(method: &Method, path: &str) -> Self {
+        let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+        let reads = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        match parts[..] {
+            ["v1", "jobs"] | ["v1", "jobs", "batch" | "import"] if *method == Method::POST => Self::Enqueue,
+            ["v1", "jobs", "count"] if reads => Self::Read,
+            ["v1", "schedules", "preview"] if *method == Method::POST => Self::Read,
+            // By the id of a job, which its producer knows.
+            ["v1", "jobs", _] | ["v1", "jobs", _, "result" | "events"] | ["v1", "kinds" | "whoami"] if reads => {
+                Self::Any
+            }
+            ["" | "docs" | "openapi.json", ..] if reads => Self::Any,
+            ["v1", "keys", ..] => Self::Admin,
+            _ if reads => Self::Read,
+            _ => Self::Admin,
+        }
+    }
+
+    fn is_met_by(self, scope: Scope) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Read => matches!(scope, Scope::Read | Scope::Admin),
+            Self::Enqueue => matches!(scope, Scope::Enqueue | Scope::Admin),
+            Self::Admin => scope == Scope::Admin,
+        }
+    }
+
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Any => "any",
+            Self::Read => "read",
+            Self::Enqueue => "enqueue",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+/// Let health checks pass, and refuse every other request whose caller lacks the rights for it.
+pub(crate) async fn check(State(api): State<Api>, mut request: Request, next: Next) -> Response {
+    let settings = api.controls.now();
+    if OPEN.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    if is_open(&api, &settings) {
+        return match origin::check(request.method(), request.uri(), request.headers(), &api.hosts) {
+            Ok(()) => {
+                request.extensions_mut().insert(Grounds::Open);
+                next.run(request).await
+            }
+            Err(problem) => problem.into_response(),
+        };
+    }
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    // The name of the scheme is case-insensitive (RFC 9110).
+    let token = given.and_then(|value| value.split_once(' '));
+    let token =
+        token.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, token)| digest(token.trim()));
+    let Some((token, holder)) = token.and_then(|token| Some((token, holder(&api.tokens, &settings, &token)?))) else {
+        metrics::counter!("tickr_unauthorized_total").increment(1);
+        if given.is_some() {
+            let pause = api.guesses.failed(request.extensions().get::<Peer>().copied());
+            tokio::time::sleep(pause).await;
+        }
+        let detail = "send Authorization: Bearer with an API key (tickr keys create) or a token of TICKR_API_TOKENS";
+        return Problem::new(Code::Unauthorized, detail).into_response();
+    };
+    let age = api.controls.age();
+    if holder.key.is_some() && age > KEYS_HOLD {
+        let detail = format!("tickr could not read for {} s whether this API key was revoked", age.as_secs());
+        return Problem::new(Code::StoreUnavailable, detail).into_response();
+    }
+    let need = Need::of(request.method(), request.uri().path());
+    if !need.is_met_by(holder.scope) {
+        let detail = format!(
+            "this request needs the scope {}, but {} has the scope {}",
+            need.word(),
+            holder.actor,
+            holder.scope
+        );
+        return Problem::new(Code::Forbidden, detail).into_response();
+    }
+    if let Some(key) = holder.key {
+        api.controls.key_was_used(key);
+    }
+    request.extensions_mut().insert(Caller(token));
+    request.extensions_mut().insert(holder.grounds());
+    request.extensions_mut().insert(holder);
+    next.run(request).await
+}
+
+/// The caller and its rights.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct WhoAmI {
+    /// Name of the caller, as in the audit.
+    #[schema(example = "key:deploy")]
+    actor: String,
+    /// Scope of the caller: `read`, `enqueue` or `admin`.
+    #[schema(example = "admin")]
+    scope: &'static str,
+    /// True while the API accepts requests without an API key. The first API key ends that.
+    open: bool,
+}
+
+/// Show the caller and its scope
+#[utoipa::path(
+    get, path = "/v1/whoami", tag = "keys", operation_id = "who_am_i",
+    responses(
+        (status = 200, description = "The caller", body = WhoAmI),
+        (status = 401, description = "unauthorized", body = Problem),
+    )
+)]
+pub(crate) async fn whoami(who: Who, holder: Option<axum::Extension<Holder>>) -> Response {
+    // A request without a holder gets here only while the API is open.
+    let open = holder.is_none();
+    let scope = holder.map_or(Scope::Admin, |axum::Extension(holder)| holder.scope);
+    json(StatusCode::OK, WhoAmI { actor: who.0.to_string(), scope: scope.as_str(), open })
+}
+
+/// Describe authentication: every operation except health checks needs an API key or token, and may answer 403.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let scheme = SecurityScheme::Http(Http::builder().scheme(HttpAuthScheme::Bearer).build());
+    document.components.get_or_insert_default().security_schemes.insert("bearer".to_owned(), RefOr::T(scheme));
+    for (path, item) in &mut document.paths.paths {
+        if OPEN.contains(&path.as_str()) {
+            continue;
+        }
+        let all = [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete];
+        for operation in all.into_iter().flatten() {
+            operation.security = Some(vec![SecurityRequirement::new("bearer", Vec::<String>::new())]);
+            let forbidden = describe_problem("forbidden: the API key does not allow this");
+            operation.responses.responses.entry("403".to_owned()).or_insert_with(|| RefOr::T(forbidden));
+            // Revocations are read from MySQL, so every operation can answer 503.
+            let unknown = describe_problem("store_unavailable");
+            operation.responses.responses.entry("503".to_owned()).or_insert_with(|| RefOr::T(unknown));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Name;
+    use crate::store::ApiKey;
+
+    fn settings(keys: &[(&str, Scope, bool)]) -> Settings {
+        let key = |(name, scope, good): &(&str, Scope, bool)| ApiKey {
+            id: uuid::Uuid::now_v7(),
+            name: name.parse::<Name>().unwrap(),
+            scope: *scope,
+            kinds: None,
+            producer: None,
+            digest: digest(&format!("secret of {name}")),
+            created_at: chrono::Utc::now(),
+            created_by: Actor::tickr(),
+            last_used_at: None,
+            revoked: (!good).then(|| (chrono::Utc::now(), Actor::tickr())),
+        };
+        Settings { keys: keys.iter().map(key).collect(), ..Settings::default() }
+    }
+
+    #[test]
+    fn only_known_tokens_and_good_keys_pass_and_none_is_shown() {
+        let tokens = Tokens::of(&["canary-one".into(), "canary-two".into()]);
+        let settings = settings(&[("old", Scope::Admin, false), ("ci", Scope::Enqueue, true)]);
+        let known = |token: &str| {
+            holder(&tokens, &settings, &digest(token)).map(|holder| (holder.actor.to_string(), holder.scope))
+        };
+        assert_eq!(known("canary-one"), Some(("token:1".into(), Scope::Admin)));
+        assert_eq!(known("canary-two"), Some(("token:2".into(), Scope::Admin)));
+        assert_eq!(known("secret of ci"), Some(("key:ci".into(), Scope::Enqueue)));
+        for unknown in ["secret of old", "canary", ""] {
+            assert_eq!(known(unknown), None, "{unknown}");
+        }
+        assert!(!format!("{tokens:?} {settings:?}").contains("canary"));
+        let shown = format!("{:?}", settings.keys[1].digest);
+        assert!(!format!("{settings:?}").contains(&shown));
+    }
+
+    #[test]
+    fn scopes_open_what_they_name_and_nothing_else() {
+        let may = |method: Method, path: &str| {
+            let need = Need::of(&method, path);
+            Scope::ALL.map(|scope| if need.is_met_by(scope) { 'y' } else { 'n' }).iter().collect::<String>()
+        };
+        let id = "/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a";
+        // Expected: allowed for `read`, for `enqueue` and for `admin`.
+        for (method, path, expected) in [
+            (Method::GET, "/v1/jobs", "yny"),
+            (Method::GET, "/v1/jobs/count", "yny"),
+            (Method::GET, id, "yyy"),
+            (Method::GET, &format!("{id}/result"), "yyy"),
+            (Method::GET, &format!("{id}/explain"), "yny"),
+            (Method::GET, "/v1/kinds", "yyy"),
+            (Method::GET, "/openapi.json", "yyy"),
+            (Method::GET, "/", "yyy"),
+            (Method::GET, "/metrics", "yny"),
+            (Method::GET, "/v1/audit", "yny"),
+            (Method::GET, "/v1/keys", "nny"),
+            (Method::POST, "/v1/schedules/preview", "yny"),
+            (Method::GET, "/v1/schedules/nightly/ticks", "yny"),
+            (Method::PUT, "/v1/schedules/nightly", "nny"),
+            (Method::GET, "/v1/reports/x.csv", "yny"),
+            (Method::POST, "/v1/jobs", "nyy"),
+            (Method::POST, "/v1/jobs/batch", "nyy"),
+            (Method::POST, "/v1/jobs/import", "nyy"),
+            (Method::POST, &format!("{id}/cancel"), "nny"),
+            (Method::PATCH, id, "nny"),
+            (Method::DELETE, "/v1/keys/ci", "nny"),
+            (Method::PUT, "/v1/schedules/nightly", "nny"),
+            (Method::POST, "/v1/jobs/batch/", "nyy"),
+            (Method::POST, "/v1/operations", "nny"),
+        ] {
+            assert_eq!(may(method.clone(), path), expected, "{method} {path}");
+        }
+    }
+
+    /// Checks every operation of the document, so that new ones are included: an operation that is not listed here
+    /// needs `read` if it reads and `admin` if it changes something.
+    #[test]
+    fn every_documented_call_needs_the_scope_that_its_method_says_but_for_those_named_here() {
+        let (mut calls, mut named) = (0, BTreeSet::new());
+        for (path, item) in crate::api::openapi().paths.paths {
+            let methods = [
+                (Method::GET, item.get),
+                (Method::PUT, item.put),
+                (Method::POST, item.post),
+                (Method::PATCH, item.patch),
+                (Method::DELETE, item.delete),
+            ];
+            for method in methods.into_iter().filter_map(|(method, operation)| operation.map(|_| method)) {
+                let usual = if method == Method::GET { Need::Read } else { Need::Admin };
+                let need = Need::of(&method, &path);
+                calls += 1;
+                if need != usual && !OPEN.contains(&path.as_str()) {
+                    named.insert(format!("{method} {path} {}", need.word()));
+                }
+            }
+        }
+        assert!(calls > 50, "{calls}");
+        let expected = [
+            "GET /v1/jobs/{id} any",
+            "GET /v1/jobs/{id}/events any",
+            "GET /v1/jobs/{id}/result any",
+            "GET /v1/keys admin",
+            "GET /v1/kinds any",
+            "GET /v1/whoami any",
+            "POST /v1/jobs enqueue",
+            "POST /v1/jobs/batch enqueue",
+            "POST /v1/jobs/import enqueue",
+            "POST /v1/schedules/preview read",
+        ];
+        assert_eq!(named, expected.map(str::to_owned).into());
+    }
+}

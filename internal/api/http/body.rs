@@ -1,0 +1,333 @@
+//! Extractors for bodies, paths and query strings. Each error becomes a problem document that names its position.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header;
+use axum::http::request::Parts;
+use futures_util::StreamExt as _;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use crate::api::Api;
+use crate::api::http::problem::{Code, Problem};
+use crate::handlers::{self, wording};
+use crate::job::{InvalidName, JobId, Name};
+
+/// Maximum nesting of a body. Deeper JSON is an attack on the parser, not a payload.
+const MOST_LEVELS: usize = 64;
+/// Maximum number of fields of a wrong type in one response.
+const MOST_PROBLEMS: usize = 20;
+/// Maximum size of a body that is parsed again to find more than its first error.
+const MOST_BYTES_READ_AGAIN: usize = 64 << 10;
+/// Number of bytes that are still read and discarded from a body that is too large.
+const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
+
+/// A JSON body of type `T`, and its text. Unknown fields are errors.
+pub(crate) struct Body<T>(pub(crate) T, pub(crate) Vec<u8>);
+
+impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Problem> {
+        let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+        let media = declared.split(';').next().unwrap_or("").trim();
+        let is_json = media.eq_ignore_ascii_case("application/json") || media.to_ascii_lowercase().ends_with("+json");
+        let read = read(request.into_body(), api.body_limit_bytes);
+        let bytes = tokio::time::timeout(api.body_timeout, read).await.map_err(|_| too_slow(api.body_timeout))?;
+        if !is_json {
+            let detail = "declare the body with Content-Type: application/json";
+            return Err(Problem::new(Code::UnsupportedMediaType, detail));
+        }
+        let bytes = bytes?;
+        parse(&bytes).map(|parsed| Self(parsed, bytes))
+    }
+}
+
+pub(crate) fn too_slow(patience: Duration) -> Problem {
+    Problem::new(Code::RequestTimeout, format!("the body did not arrive within {} s", patience.as_secs_f64()))
+}
+
+/// Read a body of at most `limit` bytes. Read and discard the rest of a larger one, up to a bound: if the server closes
+/// a connection while the client still sends, TCP resets it and the response is lost.
+async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> {
+    let mut chunks = body.into_data_stream();
+    let (mut kept, mut size) = (Vec::new(), 0);
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| Problem::new(Code::InvalidJson, "the body ended too early"))?;
+        size += chunk.len();
+        if size <= limit {
+            kept.extend_from_slice(&chunk);
+        } else if size > limit + MOST_FORGOTTEN_BYTES {
+            break;
+        }
+    }
+    if size > limit {
+        let detail = format!("the body is larger than {limit} bytes; TICKR_BODY_LIMIT sets this limit");
+        return Err(Problem::new(Code::TooLarge, detail));
+    }
+    Ok(kept)
+}
+
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
+    // Checked before any parser that recurses.
+    if deeper_than(bytes, MOST_LEVELS) {
+        return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
+    }
+    let mut reader = serde_json::Deserializer::from_slice(bytes);
+    let parsed: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut reader);
+    let Object(parsed) = parsed.map_err(|error| match error.inner().classify() {
+        serde_json::error::Category::Data => {
+            let problems = all_problems::<T>(bytes, handlers::Problem::in_json(error));
+            Problem::new(Code::InvalidRequest, "the body is not what this call accepts").at("", problems)
+        }
+        _ => Problem::new(Code::InvalidJson, not_json(error.inner())),
+    })?;
+    reader.end().map_err(|error| Problem::new(Code::InvalidJson, not_json(&error)))?;
+    Ok(parsed)
+}
+
+/// Say why a text is not JSON, with the position.
+fn not_json(error: &serde_json::Error) -> String {
+    let said = error.to_string();
+    if error.is_eof() {
+        let place = said.rsplit_once(" at ").map_or("its end", |(_, place)| place);
+        return format!("the body ends too early, at {place}");
+    }
+    said
+}
+
+/// Find all fields that have a wrong type, so that the client learns of them in one response.
+///
+/// The parser stops at the first such field. So remove that field (or insert it if it is missing) and parse again. This
+/// happens only for bodies that are refused anyway, and only for small ones.
+fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> Vec<handlers::Problem> {
+    let mut problems = vec![first];
+    let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(bytes) else { return problems };
+    if bytes.len() > MOST_BYTES_READ_AGAIN {
+        return problems;
+    }
+    let mut wrong = problems[0].pointer.clone();
+    for _ in 0..2 * MOST_PROBLEMS {
+        if !without(&mut body, &wrong) {
+            break;
+        }
+        let text = body.to_string();
+        let mut reader = serde_json::Deserializer::from_str(&text);
+        let Err(error) = serde_path_to_error::deserialize::<_, Object<T>>(&mut reader) else { break };
+        let next = handlers::Problem::in_json(error);
+        wrong.clone_from(&next.pointer);
+        if problems.iter().all(|known| known.pointer != next.pointer) {
+            problems.push(next);
+        }
+        if problems.len() >= MOST_PROBLEMS {
+            break;
+        }
+    }
+    problems
+}
+
+/// Remove the field at a JSON pointer. If there is none, it is a required field: insert an empty string. Return whether
+/// the body changed.
+fn without(body: &mut serde_json::Value, pointer: &str) -> bool {
+    let Some((parent, name)) = pointer.rsplit_once('/') else { return false };
+    let name = name.replace("~1", "/").replace("~0", "~");
+    let Some(serde_json::Value::Object(fields)) = body.pointer_mut(parent) else { return false };
+    match fields.remove(&name) {
+        // Inserted by an earlier round and still not valid.
+        Some(serde_json::Value::String(text)) if text.is_empty() => false,
+        Some(_) => true,
+        None => fields.insert(name, String::new().into()).is_none(),
+    }
+}
+
+/// A JSON object as `T`. A derived `Deserialize` would also accept an array of the values of its fields, which is not
+/// documented.
+#[derive(Debug)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
+/// Return whether brackets outside strings are nested deeper than `most`.
+fn deeper_than(bytes: &[u8], most: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                if depth > most {
+                    return true;
+                }
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
+/// The job id in the path.
+pub(crate) struct IdPath(pub(crate) JobId);
+
+impl<S: Send + Sync> FromRequestParts<S> for IdPath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = || {
+            Problem::new(Code::InvalidId, "a job id is a hyphenated UUID such as 0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a")
+        };
+        let Path(text) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| wrong())?;
+        text.parse().map(Self).map_err(|_| wrong())
+    }
+}
+
+/// The name in the path: of a queue, an API key or a schedule.
+pub(crate) struct NamePath(pub(crate) Name);
+
+impl<S: Send + Sync> FromRequestParts<S> for NamePath {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let wrong = |detail: String| {
+            let here = handlers::Problem::at("name", detail);
+            Problem::new(Code::InvalidRequest, "the name in the path is not valid").at("", vec![here])
+        };
+        let text = Path::<String>::from_request_parts(parts, state).await;
+        let Path(text) = text.map_err(|e| wrong(e.body_text()))?;
+        text.parse().map(Self).map_err(|e: InvalidName| wrong(e.to_string()))
+    }
+}
+
+/// The query string as `T`. Unknown names are errors.
+pub(crate) struct Asked<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        let query = Query::<T>::from_request_parts(parts, state).await;
+        query.map(|Query(asked)| Self(asked)).map_err(|error| {
+            let said = error.body_text();
+            let said = said.strip_prefix("Failed to deserialize query string: ").unwrap_or(&said);
+            Problem::new(Code::InvalidRequest, "the query string is not what this call accepts")
+                .at("", vec![in_query(said)])
+        })
+    }
+}
+
+/// Turn an error of the query parser, such as `limit: invalid digit found in string`, into a problem with the name of
+/// the parameter as its pointer.
+fn in_query(said: &str) -> handlers::Problem {
+    let (name, why) = match said.split_once(": ") {
+        Some((name, why)) if !name.contains(' ') => (name, why),
+        _ => (said.split('`').nth(1).unwrap_or_default(), said),
+    };
+    handlers::Problem::at(name, wording::plain(why, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Parcel {
+        #[expect(dead_code, reason = "only its parsing matters")]
+        to: Vec<u8>,
+    }
+
+    fn problem(body: &str) -> (Code, Vec<String>) {
+        let problem = parse::<Parcel>(body.as_bytes()).unwrap_err();
+        (problem.code, problem.errors.into_iter().map(|e| e.pointer).collect())
+    }
+
+    #[test]
+    fn problems_say_where() {
+        assert_eq!(problem(r#"{"to":[1,"x"]}"#), (Code::InvalidRequest, vec!["/to/1".into()]));
+        assert_eq!(problem(r#"{"to":[],"from":1}"#), (Code::InvalidRequest, vec!["/from".into()]));
+        assert_eq!(problem(r#"{"to":[]"#).0, Code::InvalidJson);
+        assert_eq!(problem(r#"{"to":[]} x"#).0, Code::InvalidJson);
+        assert_eq!(problem("").0, Code::InvalidJson);
+        assert_eq!(parse::<Parcel>(br#"{"to":["#).unwrap_err().detail, "the body ends too early, at line 1 column 7");
+    }
+
+    #[test]
+    fn every_field_of_a_wrong_type_is_told_of_at_once() {
+        #[derive(Debug, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only its parsing matters")]
+        struct Letter {
+            kind: String,
+            delay_ms: Option<u64>,
+            at: Option<chrono::DateTime<chrono::Utc>>,
+            #[serde(default)]
+            to: Vec<u8>,
+        }
+        let told = |body: &str| {
+            let errors = parse::<Letter>(body.as_bytes()).unwrap_err().errors;
+            errors.into_iter().map(|error| format!("{} {}", error.pointer, error.detail)).collect::<Vec<_>>()
+        };
+        let everything = told(r#"{"delay_ms":-5,"at":"tomorrow","to":[1,"x"],"from":1}"#);
+        assert_eq!(
+            everything,
+            [
+                "/delay_ms must be a whole number of milliseconds, 0 or more, not -5",
+                "/at must be a moment in RFC 3339 with an offset, like 2027-01-01T10:00:00Z",
+                "/from is not a field here; use kind, delay_ms, at, to",
+                "/to/1 must be a whole number, 0 or more, not \"x\"",
+            ]
+        );
+        assert_eq!(told(r#"{"delay_ms":true,"kind":7}"#).len(), 2);
+        assert_eq!(
+            told(r#"{"from":1}"#),
+            ["/from is not a field here; use kind, delay_ms, at, to", "/kind is required"]
+        );
+        let long = format!(r#"{{"kind":"{}","delay_ms":-5,"at":"x"}}"#, "k".repeat(MOST_BYTES_READ_AGAIN));
+        assert_eq!(told(&long).len(), 1);
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named() {
+        let told = |said: &str| in_query(said);
+        assert_eq!(
+            told("limit: invalid digit found in string"),
+            handlers::Problem::at("limit", "must be a whole number, 0 or more")
+        );
+        assert_eq!(
+            told("unknown field `lim`, expected `limit` or `cursor`"),
+            handlers::Problem::at("lim", "is not a field here; use limit or cursor")
+        );
+    }
+
+    #[test]
+    fn depth_is_counted_outside_strings() {
+        assert!(!deeper_than(r#"{"a":"[[[[[[\"[[[["}"#.as_bytes(), 2));
+        assert!(deeper_than("[[[".as_bytes(), 2));
+        assert!(!deeper_than("[][][][]".as_bytes(), 1));
+        assert_eq!(problem(&"[".repeat(5_000)).0, Code::TooDeep);
+    }
+}

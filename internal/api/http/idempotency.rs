@@ -1,0 +1,188 @@
+//! `Idempotency-Key`: a POST that is sent again with the same idempotency key is not carried out again (G8).
+//!
+//! An idempotency key belongs to the caller that sent it and to one request: the same call with the same body. Only
+//! responses of requests that were carried out, all of them 2xx, are stored and sent again. A request that was refused
+//! changed nothing; it may be sent again with the same idempotency key, also with another body.
+
+use std::convert::Infallible;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::value::RawValue;
+use utoipa::openapi::path::{Parameter, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{Header, OpenApi, RefOr, Required};
+
+use crate::api::Api;
+use crate::api::http::auth::Caller;
+use crate::api::http::etag;
+use crate::api::http::problem::{Code, Problem, describe_problem};
+use crate::broker::IdempotencyKey;
+use crate::handlers;
+use crate::job::limits;
+use crate::store::{Answer, Keyed, Once, Outcome};
+
+const KEY: HeaderName = HeaderName::from_static("idempotency-key");
+const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+
+/// The idempotency key of a request, if it has one. An invalid one is reported only by [`once`](Key::once) and
+/// [`given`](Key::given), after the body was read: if the server responds earlier, it may reset the connection while
+/// the client still sends, and the response is lost.
+pub(crate) struct Key(Result<Option<IdempotencyKey>, Problem>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Key {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let mut given = parts.headers.get_all(KEY).iter();
+        let wrong = |detail: String| {
+            let here = handlers::Problem::at("Idempotency-Key", detail);
+            Problem::new(Code::InvalidRequest, "invalid header Idempotency-Key; `errors` says why").at("", vec![here])
+        };
+        let caller = parts.extensions.get::<Caller>().map_or(&[][..], |caller| &caller.0);
+        Ok(Self(match (given.next(), given.next()) {
+            (None, _) => Ok(None),
+            (Some(_), Some(_)) => Err(wrong("is present more than once".to_owned())),
+            (Some(key), None) => {
+                IdempotencyKey::of(caller, key.as_bytes()).map(Some).map_err(|invalid| wrong(invalid.to_string()))
+            }
+        }))
+    }
+}
+
+impl Key {
+    /// Return the idempotency key, if there is one.
+    pub(crate) fn given(self) -> Result<Option<IdempotencyKey>, Problem> {
+        self.0
+    }
+
+    /// Return the idempotent request, if it has an idempotency key. `call` identifies the route and the object; `body`
+    /// is the JSON text of the body.
+    pub(crate) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {
+        let Some(key) = self.0? else { return Ok(None) };
+        let body: Option<&RawValue> = body.map(serde_json::from_slice).transpose().map_err(|error| {
+            // The body has been parsed before, so this does not happen.
+            Problem::new(Code::InvalidJson, error.to_string())
+        })?;
+        Ok(Some(key.once(call, body)))
+    }
+}
+
+/// Build the response to a request that was carried out now or, if `replayed`, earlier.
+pub(crate) fn respond(answer: Answer, replayed: bool) -> Response {
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
+    // Bodies that start with an id are those of jobs and of bulk operations, so both get an ETag. Only responses with a
+    // job have status 201, so only they get a Location.
+    let id = answer.body.strip_prefix("{\"id\":\"").and_then(|rest| rest.split('"').next()).map(str::to_owned);
+    let tag = id.is_some().then(|| etag::of(&answer.body));
+    let mut response = (status, answer.body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if let Some(tag) = tag {
+        etag::put(headers, &tag);
+    }
+    if let Some(id) = id.filter(|_| status == StatusCode::CREATED)
+        && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{id}"))
+    {
+        headers.insert(header::LOCATION, location);
+    }
+    if replayed {
+        headers.insert(REPLAYED, HeaderValue::from_static("true"));
+    }
+    response
+}
+
+/// Build the response from the outcome of an idempotent request. `refused` builds it for a request that was refused.
+pub(crate) fn conclude<T>(
+    outcome: Outcome<T>,
+    refused: impl FnOnce(T) -> Result<Response, Problem>,
+) -> Result<Response, Problem> {
+    match outcome {
+        Outcome::First { answer, .. } => Ok(respond(answer, false)),
+        Outcome::Replayed(answer) => Ok(respond(answer, true)),
+        Outcome::Refused(refusal) => refused(refusal),
+        Outcome::Conflict => Err(Problem::new(
+            Code::IdempotencyConflict,
+            "this idempotency key belongs to another request, which was carried out; nothing was changed",
+        )),
+        Outcome::Busy => Err(Problem::new(
+            Code::IdempotencyInProgress,
+            "a request with this idempotency key is under way and has not ended yet; this request changed nothing",
+        )),
+    }
+}
+
+/// Return the stored response of an earlier request with this idempotency key, or else `problem`. A request that is
+/// invalid on this runner may have been carried out before, for example on a runner that had the kind.
+pub(crate) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> Result<Response, Problem> {
+    let Some(once) = once else { return Err(problem) };
+    match api.broker.store().recall::<Keyed>(once).await? {
+        Some(Outcome::Replayed(answer)) => Ok(respond(answer, true)),
+        _ => Err(problem),
+    }
+}
+
+/// POSTs without an idempotency key, because repeating them changes nothing or joins what is already running.
+const REPEATABLE: [&str; 9] = [
+    "pause_schedule",
+    "resume_schedule",
+    "preview_schedule",
+    "pause_queue",
+    "resume_queue",
+    "drain_runner",
+    "resume_runner",
+    "rebuild_index",
+    "start_verification",
+];
+
+/// Describe the header and its responses for every other POST and for the PATCH of a job.
+pub(crate) fn describe(document: &mut OpenApi) {
+    let takes_key = |id: &Option<String>| id.as_deref().is_none_or(|id| !REPEATABLE.contains(&id));
+    let items = document.paths.paths.values_mut();
+    let operations = items.flat_map(|item| {
+        let post = item.post.as_mut().filter(|post| takes_key(&post.operation_id));
+        let patch = item.patch.as_mut().filter(|patch| patch.operation_id.as_deref() == Some("change_job"));
+        [post, patch]
+    });
+    for operation in operations.flatten() {
+        let key = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .min_length(Some(1))
+            .max_length(Some(limits::MAX_KEY_BYTES))
+            .pattern(Some("^[!-~]+$"))
+            .build();
+        let mut header = Parameter::new("Idempotency-Key");
+        header.parameter_in = ParameterIn::Header;
+        header.required = Required::False;
+        header.description = Some(
+            "Carry out this request at most once: when it is sent again by the same caller with the same key and body, it gets the first response."
+                .to_owned(),
+        );
+        header.schema = Some(key.into());
+        operation.parameters.get_or_insert_default().push(header.into());
+
+        let responses = &mut operation.responses.responses;
+        let mut say = |status: &str, codes: &str| {
+            let problem = || RefOr::T(describe_problem(""));
+            if let RefOr::T(described) = responses.entry(status.to_owned()).or_insert_with(problem) {
+                let gap = if described.description.is_empty() { "" } else { "; " };
+                described.description = format!("{}{gap}{codes}", described.description);
+            }
+        };
+        say("409", "idempotency_in_progress: a request with this idempotency key is under way");
+        say(
+            "422",
+            "invalid_request: the idempotency key is invalid; idempotency_conflict: it belongs to another request",
+        );
+        for (status, response) in responses.iter_mut().filter(|(status, _)| status.starts_with('2')) {
+            let RefOr::T(response) = response else { continue };
+            debug_assert!(status.len() == 3, "{status}");
+            let mut replayed = Header::new(ObjectBuilder::new().schema_type(Type::String).enum_values(Some(["true"])));
+            replayed.description =
+                Some("Present when this is the response to an earlier request with this idempotency key".to_owned());
+            response.headers.insert("Idempotency-Replayed".to_owned(), replayed.into());
+        }
+    }
+}

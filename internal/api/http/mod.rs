@@ -1,0 +1,35 @@
+//! Requests and responses: what every resource needs from HTTP.
+//!
+//! - `auth.rs`: authentication and scopes
+//! - `body.rs`: bodies, paths and query strings, read with precise errors
+//! - `caller.rs`: the jobs that a caller may see and the kinds that it may enqueue
+//! - `cursor.rs`: the cursors of listings
+//! - `etag.rs`: ETags and conditional requests
+//! - `filter.rs`: the filter parameters that several routes share
+//! - `guesses.rs`: delay and log of requests with unknown API keys
+//! - `idempotency.rs`: `Idempotency-Key`
+//! - `observe.rs`: the duration and the id of each request
+//! - `origin.rs`: protection of an open API against web pages, proxies and foreign host names
+//! - `problem.rs`: problem documents and their codes
+//! - `problem_table.rs`: the meaning of each problem code and its remedy
+//! - `revocation.rs`: the end of long requests when their API key is revoked
+//! - `searches.rs`: the limit on searches and counts that run at the same time
+//! - `shares.rs`: permits for streams, imports and downloads, shared between API keys
+//! - `trace.rs`: the W3C trace context of a request
+
+pub(super) mod auth;
+pub(super) mod body;
+pub(super) mod caller;
+pub(super) mod cursor;
+pub(super) mod etag;
+pub(super) mod filter;
+pub(super) mod guesses;
+pub(super) mod idempotency;
+pub(super) mod observe;
+pub(super) mod origin;
+pub(super) mod problem;
+pub(super) mod problem_table;
+pub(super) mod revocation;
+pub(super) mod searches;
+pub(super) mod shares;
+pub(super) mod trace;

@@ -1,0 +1,116 @@
+//! `PATCH /v1/jobs/{id}`: change the due time or the priority of a waiting job.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use chrono::{DateTime, Utc};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use crate::api::Api;
+use crate::api::http::auth::Who;
+use crate::api::http::body::{Body, IdPath};
+use crate::api::http::etag::{self, IfMatch};
+use crate::api::http::idempotency::{Key, conclude};
+use crate::api::http::problem::{Code, Problem};
+use crate::api::jobs::view::JobView;
+use crate::api::jobs::{due, missing, worded};
+use crate::broker::problem_of_due;
+use crate::handlers;
+use crate::job::{Attempt, Job, Priority};
+use crate::store::{Change, Changed, Holds, Steered};
+
+/// The changes to a job. A field that is left out stays as it is; at least one must be given.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(min_properties = 1)]
+pub(crate) struct ChangeBody {
+    /// New due time; a past time means now. Not together with `delay_ms`.
+    execute_at: Option<DateTime<Utc>>,
+    /// New due time as a delay from now, in milliseconds. Not together with `execute_at`.
+    #[schema(maximum = 31_622_400_000_u64)]
+    delay_ms: Option<u64>,
+    /// New priority: 0 runs first, 9 last.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+}
+
+impl ChangeBody {
+    fn read(&self) -> Result<Change, Problem> {
+        let mut problems = Vec::new();
+        let asked = due(self.execute_at, self.delay_ms, "")?;
+        problems.extend(asked.and_then(problem_of_due));
+        let priority = self.priority.map(Priority::try_from).transpose();
+        if let Err(wrong) = priority {
+            problems.push(handlers::Problem::at("/priority", wrong));
+        }
+        if asked.is_none() && self.priority.is_none() {
+            problems.push(handlers::Problem::at("", "must name execute_at, delay_ms or priority"));
+        }
+        match priority {
+            Ok(priority) if problems.is_empty() => Ok(Change { due: asked, priority }),
+            _ => Err(Problem::new(Code::InvalidRequest, "invalid change of a job; `errors` says why").at("", problems)),
+        }
+    }
+}
+
+/// Change the due time or the priority of a waiting job
+///
+/// The job must be waiting or retrying. With `If-Match`, only if the job still has one of the given ETags.
+#[utoipa::path(
+    patch, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "change_job", request_body = ChangeBody,
+    params(
+        ("id" = Uuid, Path, description = "The job's id"),
+        ("If-Match" = Option<String>, Header, description = "Change the job only if it has one of these ETags",
+            pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#),
+    ),
+    responses(
+        (status = 200, description = "Changed", body = JobView),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "wrong_state: the job is running or has ended", body = Problem),
+        (status = 412, description = "precondition_failed: the job has another ETag now; nothing was changed", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn change(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    IfMatch(tags): IfMatch,
+    key: Key,
+    Body(body, text): Body<ChangeBody>,
+) -> Result<Response, Problem> {
+    let change = body.read()?;
+    let condition = tags?.map(|tags| -> Holds {
+        Arc::new(move |job: &Job, attempts: &[Attempt]| tags.match_strongly(&etag::of(&text_of(job, attempts))))
+    });
+    let once = key.once(&format!("PATCH /v1/jobs/{id}"), Some(&text))?;
+    let word =
+        |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
+    let outcome = api.broker.change(id, change, &who, condition, once, Arc::new(word)).await?;
+    conclude(outcome, |refused| {
+        Err(match refused {
+            Changed::Refused(state) => {
+                let detail = format!("only a waiting or retrying job can be changed; this one is {state}");
+                Problem::new(Code::WrongState, detail).in_state(state)
+            }
+            Changed::Unmet => {
+                let detail = "the job no longer has an ETag of If-Match; nothing was changed; read the job again";
+                Problem::new(Code::PreconditionFailed, detail)
+            }
+            Changed::Done(_) | Changed::Missing => missing(id),
+        })
+    })
+}
+
+fn text_of(job: &Job, attempts: &[Attempt]) -> String {
+    serde_json::to_string(&JobView::read(job.clone(), Some(attempts.to_vec()))).unwrap_or_default()
+}

@@ -1,0 +1,678 @@
+//! `POST /v1/jobs/import`: enqueue any number of jobs, one on each line.
+//!
+//! Lines are read in parts of at most 500. Each part is committed and answered before the next one is read, so TCP
+//! slows down a client that sends faster than MySQL commits, and memory stays bounded. The lines alone decide which of
+//! them form a part, never timing. So with an idempotency key each part is carried out at most once, and an import that
+//! broke off can be sent again.
+
+use std::collections::{HashSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, BodyDataStream, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::{StreamExt as _, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::api::Api;
+use crate::api::http::auth::Sharing;
+use crate::api::http::body::{Asked, parse, too_slow};
+use crate::api::http::caller::Asker;
+use crate::api::http::idempotency::Key;
+use crate::api::http::problem::{Code, Problem};
+use crate::api::http::revocation::Pass;
+use crate::api::http::shares::Place;
+use crate::api::http::trace::ImportSpan;
+use crate::api::jobs::view::Moment;
+use crate::api::jobs::{NewJobBody, held_detail, key_taken, prepare};
+use crate::broker::IdempotencyKey;
+use crate::job::{Name, NewJob, OnConflict};
+use crate::store::{Answer, Keyed, Outcome, Placed, Receipts, StoreError};
+
+/// Maximum number of lines in one part.
+const MOST_LINES: usize = 500;
+/// Maximum size of one part in bytes; a single line may be larger.
+const MOST_BYTES: usize = 1 << 20;
+/// Maximum number of times that a part is written again without the lines whose unique keys are taken.
+const MOST_ROUNDS: usize = 8;
+/// Maximum size and time for reading and discarding the rest of the body after the import has ended.
+const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
+const FORGETTING: Duration = Duration::from_secs(2);
+/// The same time after the API key of the import was revoked.
+const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
+/// Maximum number of times that a part is submitted while MySQL is overloaded.
+const MOST_TRIES: u32 = 8;
+
+/// Parameters of an import.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ImportQuery {
+    /// Action on a refused line. `stop` ends the import at the first refused line and accepts nothing of its part;
+    /// `continue` refuses the line and goes on. Default: `stop`.
+    #[param(value_type = Option<OnErrorWord>, inline)]
+    on_error: Option<OnError>,
+    /// Lines that are answered. `all`: every line. `problems`: only refused lines, for clients that do not read while
+    /// they send. Default: `all`.
+    #[param(value_type = Option<ReceiptsWord>, inline)]
+    receipts: Option<Wanted>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum OnError {
+    Stop,
+    Continue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Wanted {
+    All,
+    Problems,
+}
+
+/// The action on a refused line.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(crate) enum OnErrorWord {
+    Stop,
+    Continue,
+}
+
+/// The lines that are answered.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(crate) enum ReceiptsWord {
+    All,
+    Problems,
+}
+
+/// The outcome of one line of an import.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ImportLine {
+    /// Number of the line, counted from 1; empty lines count.
+    line: u64,
+    /// Id of the job, unless the line was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// Due time of the job. Left out for another producer's job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    execute_at: Option<Moment>,
+    /// True when this is not a new job: an unfinished job, or an earlier line of the import, has the unique key.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    existing: bool,
+    /// True when the part was carried out earlier, with the same idempotency key.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    replayed: bool,
+    /// Problem of a refused line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<Problem>,
+}
+
+/// The last line of the response to an import.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct ImportEnd {
+    /// True when the body was read to its end. Otherwise `problem` says why not, and nothing after the last answered
+    /// line was accepted.
+    complete: bool,
+    /// Number of lines read; empty lines count.
+    lines: u64,
+    /// Number of new jobs, including those of an earlier try with the same idempotency key.
+    accepted: u64,
+    /// Number of lines whose unique key an unfinished job has.
+    existing: u64,
+    /// Number of refused lines.
+    rejected: u64,
+    /// Reason why the import ended early.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<Problem>,
+}
+
+/// The stored outcome of a line under an idempotency key. The names are short because there may be millions of them.
+#[derive(Debug, Serialize, Deserialize)]
+enum Kept {
+    /// A new job, with its due time.
+    New(String, i64),
+    /// An existing job, with its due time.
+    Held(String, i64),
+    /// The detail of a refusal, whose code is always `key_taken`.
+    Refused(String),
+}
+
+/// Import jobs, one on each line
+///
+/// The body is NDJSON: any number of lines, each with a job as `POST /v1/jobs` accepts it. Lines are committed in
+/// order, in parts of at most 500. The response is NDJSON as well: one line for each line of the body, sent while the
+/// rest is still being read, and an `ImportEnd` as the last line. So read the response while you send, or use
+/// `receipts=problems`. The jobs continue the trace of the request's `traceparent` header, unless their lines name one.
+///
+/// With an `Idempotency-Key`, each part is carried out at most once. If an import breaks off at any point, send it
+/// again with the same key, parameters and body, as often as necessary: accepted lines get the same response as before,
+/// and nothing is done twice. After a line was refused with `on_error=stop`, you may also correct that line, because
+/// nothing of its part was accepted.
+#[utoipa::path(
+    post, path = "/v1/jobs/import", tag = "jobs", operation_id = "import_jobs", params(ImportQuery),
+    request_body(content = String, content_type = "application/x-ndjson", description = "A `NewJobBody` on each line"),
+    responses(
+        (status = 200, description = "An `ImportLine` for each line, then an `ImportEnd`", body = String, content_type = "application/x-ndjson"),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 429, description = "overloaded: too many imports or connections", body = Problem),
+        (status = 503, description = "stopping", body = Problem),
+    )
+)]
+pub(crate) async fn import(
+    State(api): State<Api>,
+    Asked(asked): Asked<ImportQuery>,
+    (asker, sharing, pass): (Asker, Sharing, Pass),
+    span: ImportSpan,
+    key: Key,
+    request: Request,
+) -> Response {
+    let mut import = match begin(api, &asked, (asker, &sharing, pass), key, request) {
+        Ok(import) => import,
+        Err(problem) => return span.refused(problem),
+    };
+    import.span = Some(span);
+    let answer = Body::from_stream(stream::unfold(import, Import::answer));
+    let media = HeaderValue::from_static("application/x-ndjson");
+    ([(header::CONTENT_TYPE, media)], answer).into_response()
+}
+
+fn begin(
+    api: Api,
+    asked: &ImportQuery,
+    (asker, sharing, pass): (Asker, &Sharing, Pass),
+    key: Key,
+    request: Request,
+) -> Result<Import, Problem> {
+    let declared = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let media = declared.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if !matches!(media.as_str(), "application/x-ndjson" | "application/ndjson" | "application/jsonl") {
+        let detail = "declare the body with Content-Type: application/x-ndjson";
+        return Err(Problem::new(Code::UnsupportedMediaType, detail));
+    }
+    let key = key.given()?;
+    if *api.draining.borrow() {
+        return Err(Problem::new(Code::Stopping, "this runner is stopping; send the import to another runner"));
+    }
+    let place = api.imports.take(sharing.0).map_err(|full| full.problem("imports", "this runner"))?;
+    Ok(Import {
+        lines: Lines::new(request.into_body(), api.body_limit_bytes, api.body_timeout),
+        on_error: asked.on_error.unwrap_or(OnError::Stop),
+        wanted: asked.receipts.unwrap_or(Wanted::All),
+        key,
+        part: 0,
+        next: None,
+        end: ImportEnd::default(),
+        state: Progress::Goes,
+        span: None,
+        asker,
+        pass,
+        api,
+        _place: place,
+    })
+}
+
+/// The progress of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Goes,
+    /// Only the last line of the response is missing.
+    Ends,
+    Over,
+}
+
+/// An import under way. The HTTP server drives it by polling the response body: while the client does not read the
+/// response, no further part of the request is read.
+struct Import {
+    api: Api,
+    lines: Lines,
+    on_error: OnError,
+    wanted: Wanted,
+    key: Option<IdempotencyKey>,
+    /// Number of parts carried out so far.
+    part: u64,
+    /// A line that was already read and begins the next part.
+    next: Option<Line>,
+    end: ImportEnd,
+    state: Progress,
+    /// The span of the import, which ends with it.
+    span: Option<ImportSpan>,
+    asker: Asker,
+    pass: Pass,
+    _place: Place,
+}
+
+/// One line of the body: its number, and its text or the problem with it.
+struct Line {
+    number: u64,
+    text: Result<Vec<u8>, Problem>,
+}
+
+/// Lines that are committed together.
+#[derive(Default)]
+struct Part {
+    bytes: usize,
+    /// The lines that are valid jobs, in order.
+    jobs: Vec<(u64, NewJob, Box<RawValue>)>,
+    refused: Vec<(u64, Problem)>,
+    /// The unique keys of the part so far.
+    keys: HashSet<(Name, String)>,
+    /// Set when the body ended. The inner value is the problem, or `None` for a normal end.
+    last: Option<Option<Problem>>,
+}
+
+impl Import {
+    /// Return the next piece of the response.
+    async fn answer(mut self) -> Option<(Result<Bytes, Infallible>, Self)> {
+        loop {
+            match self.state {
+                Progress::Over => {
+                    // Read on for a moment: closing the connection while the client still sends would reset it, and the
+                    // response would be lost.
+                    let patience = if self.pass.is_good() { FORGETTING } else { FORGETTING_STRANGERS };
+                    let _ = tokio::time::timeout(patience, self.lines.forget()).await;
+                    return None;
+                }
+                Progress::Ends => {
+                    self.state = Progress::Over;
+                    let text = line_of(&self.end);
+                    return Some((Ok(text.into()), self));
+                }
+                Progress::Goes => {
+                    let text = self.one_part().await;
+                    if !text.is_empty() {
+                        return Some((Ok(text.into()), self));
+                    }
+                }
+            }
+        }
+    }
+
+    fn ends(&mut self, problem: Option<Problem>) {
+        self.state = Progress::Ends;
+        self.end.complete = problem.is_none();
+        self.end.problem = problem;
+    }
+
+    /// Read, write and answer one part.
+    async fn one_part(&mut self) -> String {
+        if *self.api.draining.borrow() {
+            self.ends(Some(Problem::new(Code::Stopping, "this runner is stopping; send the rest to another runner")));
+            return String::new();
+        }
+        // If the right to send ends while the part is read, the part is dropped and the import is over.
+        let mut pass = self.pass.clone();
+        let part = tokio::select! {
+            biased;
+            () = pass.ends() => None,
+            part = self.read_part() => Some(part).filter(|_| pass.is_good()),
+        };
+        let Some(mut part) = part else {
+            self.ends(Some(pass.refusal()));
+            return String::new();
+        };
+        let broken = part.last.take();
+        if let Some(Some(problem)) = broken {
+            // It is unknown which lines the part would have had, so nothing of it is accepted.
+            self.ends(Some(problem));
+            return String::new();
+        }
+        let mut answers: Vec<ImportLine> =
+            part.refused.drain(..).map(|(line, problem)| refused(line, problem)).collect();
+        if self.on_error == OnError::Continue || answers.is_empty() {
+            match self.write(part.jobs).await {
+                Ok(written) => answers.extend(written),
+                Err(problem) => {
+                    self.ends(Some(problem));
+                    return String::new();
+                }
+            }
+        }
+        self.part += 1;
+        answers.sort_by_key(|answer| answer.line);
+        let stopped = self.on_error == OnError::Stop && answers.iter().any(|answer| answer.problem.is_some());
+        let mut text = String::new();
+        for answer in &answers {
+            let kind = match answer {
+                ImportLine { problem: Some(_), .. } => &mut self.end.rejected,
+                ImportLine { existing: true, .. } => &mut self.end.existing,
+                _ => &mut self.end.accepted,
+            };
+            *kind += 1;
+            if self.wanted == Wanted::All || answer.problem.is_some() {
+                text.push_str(&line_of(answer));
+            }
+        }
+        if stopped {
+            let detail = "a line was refused, and nothing of its part was accepted";
+            self.ends(Some(Problem::new(Code::InvalidRequest, detail)));
+        } else if broken.is_some() {
+            self.ends(None);
+        }
+        text
+    }
+
+    async fn read_part(&mut self) -> Part {
+        let mut part = Part::default();
+        while part.jobs.len() + part.refused.len() < MOST_LINES {
+            let read = match self.next.take() {
+                Some(line) => Ok(Some(line)),
+                None => self.lines.next().await,
+            };
+            let line = match read {
+                Ok(Some(line)) => line,
+                Ok(None) => {
+                    part.last = Some(None);
+                    break;
+                }
+                Err(problem) => {
+                    part.last = Some(Some(problem));
+                    break;
+                }
+            };
+            if part.bytes > 0 && part.bytes + line.text.as_ref().map_or(0, Vec::len) > MOST_BYTES {
+                self.next = Some(line);
+                break;
+            }
+            part.bytes += line.text.as_ref().map_or(0, Vec::len);
+            let number = line.number;
+            let job = line.text.as_ref().map_err(Clone::clone).and_then(|text| {
+                let body: NewJobBody = parse(text)?;
+                body.may_be_asked_by(&self.asker, "")?;
+                let raw =
+                    serde_json::from_slice(text).map_err(|error| Problem::new(Code::InvalidJson, error.to_string()))?;
+                Ok((prepare(&self.api, body, "", self.span.as_ref().and_then(ImportSpan::carried))?, raw))
+            });
+            match job {
+                Err(problem) => {
+                    self.end.lines = number;
+                    part.refused.push((number, problem));
+                }
+                Ok((job, raw)) => {
+                    if let Some(key) = &job.unique_key {
+                        let first = part.keys.insert((job.kind.clone(), key.clone()));
+                        if !first && job.on_conflict != OnConflict::Return {
+                            // The line refers to a job of this part, which must be committed first.
+                            part.bytes -= line.text.as_ref().map_or(0, Vec::len);
+                            self.next = Some(line);
+                            break;
+                        }
+                    }
+                    self.end.lines = number;
+                    part.jobs.push((number, job, raw));
+                }
+            }
+        }
+        self.end.lines = self.end.lines.max(self.lines.skipped_to(self.next.as_ref()));
+        part
+    }
+
+    /// Commit the jobs of a part, at most once if there is an idempotency key.
+    async fn write(&mut self, part: Vec<(u64, NewJob, Box<RawValue>)>) -> Result<Vec<ImportLine>, Problem> {
+        if part.is_empty() {
+            return Ok(Vec::new());
+        }
+        let numbers: Vec<u64> = part.iter().map(|(number, _, _)| *number).collect();
+        let once = self.key.map(|key| {
+            let bodies: Vec<&str> = part.iter().map(|(_, _, raw)| raw.get()).collect();
+            let body = RawValue::from_string(format!("[{}]", bodies.join(","))).ok();
+            let call = format!("POST /v1/jobs/import {:?}", self.on_error);
+            key.part(self.part).once(&call, body.as_deref())
+        });
+        let mut jobs: Vec<(usize, NewJob)> = part.into_iter().map(|(_, job, _)| job).enumerate().collect();
+        let mut taken: Vec<(usize, Problem)> = Vec::new();
+        for _ in 0..MOST_ROUNDS {
+            let places: Vec<usize> = jobs.iter().map(|(place, _)| *place).collect();
+            let refusals: Vec<(usize, String)> =
+                taken.iter().map(|(place, problem)| (*place, problem.detail.clone())).collect();
+            let word = move |receipts: &Receipts| worded(&places, &refusals, receipts);
+            let all: Vec<NewJob> = jobs.iter().map(|(_, job)| job.clone()).collect();
+            let outcome = self.hand_in(all, once.clone(), Arc::new(word)).await?;
+            let (kept, replayed, holders) = match outcome {
+                Outcome::First { answer, .. } => (answer, false, Vec::new()),
+                Outcome::Replayed(answer) => (answer, true, Vec::new()),
+                Outcome::Refused(Keyed::Taken(holders)) => {
+                    (Answer { status: 200, body: String::new() }, false, holders)
+                }
+                Outcome::Refused(Keyed::Accepted(_)) | Outcome::Conflict => {
+                    return Err(Problem::new(
+                        Code::IdempotencyConflict,
+                        "this idempotency key belongs to an import of other lines; nothing more was accepted",
+                    ));
+                }
+                Outcome::Busy => {
+                    return Err(Problem::new(
+                        Code::IdempotencyInProgress,
+                        "an import with this idempotency key is under way; this import accepted nothing more",
+                    ));
+                }
+            };
+            if holders.is_empty() {
+                return Ok(answered(&numbers, &kept.body, replayed));
+            }
+            for (at, holder) in &holders {
+                if let Some((place, _)) = jobs.get(*at) {
+                    let problem =
+                        Problem::new(Code::KeyTaken, held_detail(holder, "an unfinished job has this unique key"));
+                    let problem = problem.at("", vec![key_taken("", &(*at, *holder))]).held_by(holder);
+                    taken.push((*place, problem));
+                }
+            }
+            jobs.retain(|(place, _)| !taken.iter().any(|(refused, _)| refused == place));
+            if self.on_error == OnError::Stop || jobs.is_empty() {
+                let refused =
+                    |(place, problem): (usize, Problem)| numbers.get(place).map(|number| refused(*number, problem));
+                return Ok(taken.into_iter().filter_map(refused).collect());
+            }
+        }
+        Err(Problem::new(
+            Code::Overloaded,
+            "other jobs keep taking the unique keys of these lines; send the rest again",
+        ))
+    }
+
+    /// Submit a part to the store, again and again until its queue has room. This is what slows the client down.
+    async fn hand_in(
+        &mut self,
+        jobs: Vec<NewJob>,
+        once: Option<crate::store::Once>,
+        word: crate::store::Wording<Receipts>,
+    ) -> Result<Outcome<Keyed>, Problem> {
+        let mut pause = Duration::from_millis(50);
+        for attempt in 1.. {
+            let outcome =
+                match once.clone() {
+                    Some(once) => {
+                        let (producer, word) = (self.asker.producer(), Arc::clone(&word));
+                        self.api.broker.enqueue_once_for(producer, jobs.clone(), once, word).await
+                    }
+                    None => self.api.broker.enqueue_keyed_for(self.asker.producer(), jobs.clone()).await.map(|keyed| {
+                        match keyed {
+                            Keyed::Accepted(receipts) => {
+                                let answer = word(&receipts);
+                                Outcome::First { done: Some(Keyed::Accepted(receipts)), answer }
+                            }
+                            taken @ Keyed::Taken(_) => Outcome::Refused(taken),
+                        }
+                    }),
+                };
+            match outcome {
+                Err(StoreError::Overloaded { .. }) if attempt < MOST_TRIES => {
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                outcome => return Ok(outcome?),
+            }
+        }
+        Err(Problem::new(Code::Overloaded, "too many requests wait for MySQL"))
+    }
+}
+
+fn line_of(answer: &impl Serialize) -> String {
+    let mut text = serde_json::to_string(answer).unwrap_or_default();
+    text.push('\n');
+    text
+}
+
+fn refused(line: u64, problem: Problem) -> ImportLine {
+    ImportLine { line, id: None, execute_at: None, existing: false, replayed: false, problem: Some(problem) }
+}
+
+/// Build the stored outcome of a part: one entry for each line that was submitted or was refused because of its unique
+/// key.
+fn worded(places: &[usize], refused: &[(usize, String)], receipts: &Receipts) -> Answer {
+    let receipt = |placed: &Placed| match placed {
+        Placed::New(accepted) => Kept::New(accepted.id.to_string(), accepted.execute_at.timestamp_millis()),
+        // The due time of another producer's job is not revealed. No time has this number.
+        Placed::Held(holder) if holder.foreign => Kept::Held(holder.id.to_string(), i64::MIN),
+        Placed::Held(holder) => Kept::Held(holder.id.to_string(), holder.execute_at.timestamp_millis()),
+    };
+    let mut kept: Vec<(usize, Kept)> = places.iter().copied().zip(receipts.placed.iter().map(receipt)).collect();
+    kept.extend(refused.iter().map(|(place, detail)| (*place, Kept::Refused(detail.clone()))));
+    kept.sort_by_key(|(place, _)| *place);
+    Answer { status: 200, body: serde_json::to_string(&kept).unwrap_or_default() }
+}
+
+/// Build the responses to the lines with these numbers from their stored outcomes.
+fn answered(numbers: &[u64], kept: &str, replayed: bool) -> Vec<ImportLine> {
+    let kept: Vec<(usize, Kept)> = serde_json::from_str(kept).unwrap_or_default();
+    let answer = |(place, kept): (usize, Kept)| {
+        let line = *numbers.get(place)?;
+        let (id, due, existing) = match kept {
+            Kept::New(id, due) => (id, due, false),
+            Kept::Held(id, due) => (id, due, true),
+            Kept::Refused(detail) => return Some(refused(line, Problem::new(Code::KeyTaken, detail))),
+        };
+        let execute_at = chrono::DateTime::from_timestamp_millis(due).map(Moment);
+        Some(ImportLine { line, id: Some(id), execute_at, existing, replayed, problem: None })
+    };
+    kept.into_iter().filter_map(answer).collect()
+}
+
+/// The lines of a body.
+struct Lines {
+    body: BodyDataStream,
+    /// Bytes that were read but do not form a complete line yet.
+    rest: VecDeque<u8>,
+    limit: usize,
+    patience: Duration,
+    number: u64,
+    /// Number of bytes of the rest that have been searched for the end of a line.
+    searched: usize,
+    ended: bool,
+}
+
+impl Lines {
+    fn new(body: Body, limit: usize, patience: Duration) -> Self {
+        let rest = VecDeque::new();
+        Self { body: body.into_data_stream(), rest, limit, patience, number: 0, searched: 0, ended: false }
+    }
+
+    /// Return the number of the last line that was read, not counting `next`.
+    fn skipped_to(&self, next: Option<&Line>) -> u64 {
+        next.map_or(self.number, |line| line.number - 1)
+    }
+
+    /// Return the next line that is not empty, or `None` at the end. Return an error when the body broke off or came
+    /// too slowly.
+    async fn next(&mut self) -> Result<Option<Line>, Problem> {
+        // A line that is too long is read to its end and discarded.
+        let mut forgotten = false;
+        loop {
+            let found = self.rest.iter().skip(self.searched).position(|byte| *byte == b'\n');
+            let end = found.map(|at| at + self.searched);
+            self.searched = self.rest.len();
+            let text: Vec<u8> = match end {
+                Some(end) => {
+                    let text = self.rest.drain(..=end).take(end).collect();
+                    self.searched = 0;
+                    text
+                }
+                None if self.ended && self.rest.is_empty() && !forgotten => return Ok(None),
+                None if self.ended => self.rest.drain(..).collect(),
+                None => {
+                    if self.rest.len() > self.limit {
+                        forgotten = true;
+                        self.rest.clear();
+                        self.searched = 0;
+                    }
+                    self.read().await?;
+                    continue;
+                }
+            };
+            self.number += 1;
+            if forgotten || text.len() > self.limit {
+                let detail = format!("the line is larger than {} bytes; TICKR_BODY_LIMIT sets this limit", self.limit);
+                return Ok(Some(Line { number: self.number, text: Err(Problem::new(Code::TooLarge, detail)) }));
+            }
+            if text.iter().any(|byte| !byte.is_ascii_whitespace()) {
+                return Ok(Some(Line { number: self.number, text: Ok(text) }));
+            }
+        }
+    }
+
+    /// Read and discard the rest of the body, up to a bound.
+    async fn forget(&mut self) {
+        let mut most = MOST_FORGOTTEN_BYTES;
+        while let (false, Some(Ok(bytes))) = (self.ended, self.body.next().await) {
+            most = most.saturating_sub(bytes.len());
+            self.ended = most == 0;
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), Problem> {
+        let chunk = tokio::time::timeout(self.patience, self.body.next()).await;
+        match chunk.map_err(|_| too_slow(self.patience))? {
+            Some(Ok(bytes)) => self.rest.extend(bytes),
+            Some(Err(_)) => return Err(Problem::new(Code::InvalidJson, "the body ended too early")),
+            None => self.ended = true,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines(chunks: &[&str], limit: usize) -> Vec<(u64, Result<String, Code>)> {
+        let chunks: Vec<Result<Bytes, Infallible>> =
+            chunks.iter().map(|chunk| Ok(Bytes::copy_from_slice(chunk.as_bytes()))).collect();
+        let mut lines = Lines::new(Body::from_stream(stream::iter(chunks)), limit, Duration::from_secs(9));
+        let mut all = Vec::new();
+        while let Some(Line { number, text }) = lines.next().await.unwrap() {
+            all.push((number, text.map(|text| String::from_utf8(text).unwrap()).map_err(|problem| problem.code)));
+        }
+        all
+    }
+
+    #[tokio::test]
+    async fn lines_are_the_same_however_they_arrive() {
+        let text = "{}\n\n  \r\n[1]\r\n\"long long long\"\nlast";
+        let expected = [(1, Ok("{}")), (4, Ok("[1]\r")), (5, Err(Code::TooLarge)), (6, Ok("last"))]
+            .map(|(number, text)| (number, text.map(str::to_owned)));
+        for size in 1..=text.len() {
+            let chunks: Vec<&str> =
+                (0..text.len()).step_by(size).map(|at| &text[at..(at + size).min(text.len())]).collect();
+            assert_eq!(lines(&chunks, 10).await, expected, "{size}");
+        }
+        assert_eq!(lines(&[], 10).await, []);
+        assert_eq!(lines(&["\n\n"], 10).await, []);
+        assert_eq!(lines(&["0123456789"], 10).await, [(1, Ok("0123456789".to_owned()))]);
+        assert_eq!(lines(&["01234567890"], 10).await, [(1, Err(Code::TooLarge))]);
+    }
+}

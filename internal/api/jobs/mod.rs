@@ -1,0 +1,649 @@
+//! `/v1/jobs`: enqueue, list, count, show, cancel, retry and run now.
+//!
+//! - `change.rs`: change the due time or the priority of a waiting job (`PATCH /v1/jobs/{id}`)
+//! - `explain.rs`: the reasons why a job does not run (`/v1/jobs/{id}/explain`)
+//! - `import.rs`: enqueue any number of jobs from NDJSON (`/v1/jobs/import`)
+//! - `result.rs`: wait for the result of a job (`/v1/jobs/{id}/result`)
+//! - `view.rs`: the JSON form of jobs and attempts
+//! - `warnings.rs`: warnings in the response to an enqueue
+
+pub(super) mod change;
+pub(super) mod explain;
+pub(super) mod import;
+pub(super) mod result;
+pub(super) mod view;
+pub(super) mod warnings;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::api::http::auth::Who;
+use crate::api::http::body::{Asked, Body, IdPath, Object};
+use crate::api::http::caller::Asker;
+use crate::api::http::cursor::Listing;
+use crate::api::http::etag::{IfNoneMatch, tagged};
+use crate::api::http::filter::{filter_query, refused};
+use crate::api::http::idempotency::{Key, conclude, recall, respond};
+use crate::api::http::problem::{Code, Problem};
+use crate::api::http::searches::seated;
+use crate::api::http::trace::Traced;
+use crate::api::jobs::view::{ForeignJobView, JobView, RetryView, SeenJob, TraceView};
+use crate::api::{Api, json};
+use crate::broker::Draft;
+use crate::handlers;
+use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
+use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
+
+/// A job to enqueue.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewJobBody {
+    /// Name of the kind, one of `/v1/kinds`.
+    #[schema(example = "http", max_length = 64)]
+    kind: String,
+    /// Input of the handler. It must fit the schema of the kind. Default: `{}`.
+    #[serde(default = "empty_object")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    payload: Box<RawValue>,
+    /// Name of the queue. Default: `default`.
+    #[schema(pattern = "^[a-z0-9][a-z0-9_.-]{0,63}$")]
+    queue: Option<String>,
+    /// Time at which the job becomes due; a past time means now, and the limit is 366 days ahead. Not together with
+    /// `delay_ms`.
+    execute_at: Option<DateTime<Utc>>,
+    /// Delay in milliseconds after which the job becomes due, at most 366 days. Not together with `execute_at`.
+    #[schema(maximum = 31_622_400_000_u64)]
+    delay_ms: Option<u64>,
+    /// Number of attempts before the job fails, 1 to 100. Default: that of the kind.
+    #[schema(minimum = 1, maximum = 100)]
+    max_attempts: Option<u32>,
+    /// Time limit of one attempt, in milliseconds. Default: that of the kind.
+    #[schema(minimum = 1, maximum = 86_400_000)]
+    timeout_ms: Option<u64>,
+    /// Priority within the queue: 0 runs first, 9 last. Default: 5.
+    #[schema(maximum = 9)]
+    priority: Option<u8>,
+    /// Unique key. At most one unfinished job of a kind has a given unique key; `on_conflict` says what happens
+    /// otherwise.
+    #[schema(min_length = 1, max_length = 255)]
+    unique_key: Option<String>,
+    /// Action when an unfinished job of this kind has the unique key. `return` responds with that job and writes
+    /// nothing. `reject` responds with 409. `replace` cancels that job, unless it executes, and accepts the new one.
+    /// Default: `return`. Only with `unique_key`.
+    #[schema(value_type = Option<OnConflictWord>)]
+    on_conflict: Option<OnConflict>,
+    /// Backoff between attempts. Default: that of the kind.
+    #[schema(value_type = Option<RetryView>)]
+    retry: Option<Object<RetryView>>,
+    /// Tags to find the job by, at most ten.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>, max_items = 10, example = json!(["tenant:42"]))]
+    tags: Vec<String>,
+    /// Trace that the attempts continue. Default: the trace of the request's `traceparent` header.
+    #[schema(value_type = Option<TraceView>)]
+    trace: Option<Object<TraceView>>,
+}
+
+/// Action when an unfinished job has the unique key.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum OnConflictWord {
+    Return,
+    Reject,
+    Replace,
+}
+
+fn empty_object() -> Box<RawValue> {
+    RawValue::from_string("{}".into()).unwrap_or_default()
+}
+
+impl NewJobBody {
+    /// Refuse the job if the caller's API key may not enqueue its kind. `prefix` points at the job in the body.
+    pub(crate) fn may_be_asked_by(&self, asker: &Asker, prefix: &str) -> Result<(), Problem> {
+        asker.may_enqueue(&self.kind, &self.payload, prefix)
+    }
+
+    fn draft(self, prefix: &str, trace: Option<&TraceContext>) -> Result<Draft, Problem> {
+        let due = due(self.execute_at, self.delay_ms, prefix)?.unwrap_or(Due::Now);
+        Ok(Draft {
+            kind: self.kind,
+            payload: self.payload,
+            queue: self.queue,
+            due,
+            priority: self.priority,
+            max_attempts: self.max_attempts,
+            timeout_ms: self.timeout_ms,
+            retry: self.retry.map(|Object(retry)| retry.into()),
+            unique_key: self.unique_key,
+            on_conflict: self.on_conflict,
+            tags: self.tags,
+            trace: self.trace.and_then(|Object(own)| own.context()).or_else(|| trace.cloned()),
+        })
+    }
+}
+
+/// Return the due time that a body gives in one of two ways, if it gives one.
+pub(crate) fn due(
+    execute_at: Option<DateTime<Utc>>,
+    delay_ms: Option<u64>,
+    prefix: &str,
+) -> Result<Option<Due>, Problem> {
+    match (execute_at, delay_ms) {
+        (None, None) => Ok(None),
+        (Some(moment), None) => Ok(Some(Due::At(moment))),
+        (None, Some(ms)) => Ok(Some(Due::After(Duration::from_millis(ms)))),
+        (Some(_), Some(_)) => {
+            let both = handlers::Problem::at("/delay_ms", "give execute_at or delay_ms, not both");
+            Err(Problem::new(Code::InvalidRequest, "the job has two due times").at(prefix, vec![both]))
+        }
+    }
+}
+
+pub(crate) fn prepare(
+    api: &Api,
+    body: NewJobBody,
+    prefix: &str,
+    trace: Option<&TraceContext>,
+) -> Result<NewJob, Problem> {
+    let draft = body.draft(prefix, trace)?;
+    api.broker.prepare(draft).map_err(|invalid| Problem::invalid(prefix, invalid))
+}
+
+/// Accept jobs, at most once if the request has an idempotency key. `word` builds the response from the receipts.
+async fn accept(
+    api: &Api,
+    producer: &Producer,
+    jobs: Vec<NewJob>,
+    once: Option<Once>,
+    word: Wording<Receipts>,
+    taken: impl FnOnce(&[(usize, Holder)]) -> Problem,
+) -> Result<Response, Problem> {
+    let answer = |keyed: Keyed, word: &Wording<Receipts>| match keyed {
+        Keyed::Accepted(receipts) => Ok(respond(word(&receipts), false)),
+        Keyed::Taken(holders) => Err(taken(&holders)),
+    };
+    match once {
+        None => answer(api.broker.enqueue_keyed_for(producer, jobs).await?, &word),
+        Some(once) => {
+            let outcome = api.broker.enqueue_once_for(producer, jobs, once, Arc::clone(&word)).await?;
+            conclude(outcome, |refused| answer(refused, &word))
+        }
+    }
+}
+
+pub(crate) fn worded(status: StatusCode, body: &impl Serialize) -> Answer {
+    Answer { status: status.as_u16(), body: serde_json::to_string(body).unwrap_or_default() }
+}
+
+/// Enqueue a job
+///
+/// The response is sent after the job is committed. When an unfinished job has the `unique_key`, `on_conflict` decides.
+/// A key with the scope `enqueue` learns only the id and the state of another producer's job, and may not replace it.
+#[utoipa::path(
+    post, path = "/v1/jobs", tag = "jobs", operation_id = "enqueue_job", request_body = NewJobBody,
+    responses(
+        (status = 201, description = "The job is accepted and durable", body = JobView, headers(("Location" = String))),
+        (status = 200, description = "An unfinished job has the unique key; nothing was written", body = SeenJob),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 409, description = "key_taken: `holder` has the unique key; nothing was written", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, unknown_kind, invalid_payload", body = Problem),
+        (status = 429, description = "overloaded", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn enqueue(
+    State(api): State<Api>,
+    asker: Asker,
+    traced: Traced,
+    key: Key,
+    Body(body, text): Body<NewJobBody>,
+) -> Response {
+    let answer = enqueue_one(&api, &asker, &traced, key, body, &text).await;
+    traced.answered("/v1/jobs", answer)
+}
+
+async fn enqueue_one(
+    api: &Api,
+    asker: &Asker,
+    traced: &Traced,
+    key: Key,
+    body: NewJobBody,
+    text: &[u8],
+) -> Result<Response, Problem> {
+    body.may_be_asked_by(asker, "")?;
+    let once = key.once("POST /v1/jobs", Some(text))?;
+    let job = match prepare(api, body, "", traced.0.carried()) {
+        Ok(job) => job,
+        Err(problem) => return recall(api, once, problem).await,
+    };
+    let asked = job.clone();
+    let warnings = api.warnings.about(api.broker.store(), &api.controls, std::slice::from_ref(&job)).await;
+    let word = move |receipts: &Receipts| match (receipts.placed.first(), receipts.holder.as_deref()) {
+        (Some(Placed::New(accepted)), _) => {
+            worded(StatusCode::CREATED, &JobView::accepted(&asked, accepted, warnings.clone()))
+        }
+        (_, Some((job, attempts))) => worded(StatusCode::OK, &JobView::read(job.clone(), Some(attempts.clone()))),
+        (Some(Placed::Held(holder)), None) => worded(StatusCode::OK, &ForeignJobView::of(holder.id, holder.state)),
+        // The store returns either a receipt or a holder, so this does not happen.
+        (None, None) => worded(StatusCode::OK, &()),
+    };
+    accept(api, asker.producer(), vec![job], once, Arc::new(word), |taken| {
+        let detail = "an unfinished job has this unique key; nothing was written";
+        let detail = taken.first().map_or(detail.to_owned(), |(_, holder)| held_detail(holder, detail));
+        let problem =
+            Problem::new(Code::KeyTaken, detail).at("", taken.iter().map(|held| key_taken("", held)).collect());
+        taken.first().map_or(problem.clone(), |(_, holder)| problem.held_by(holder))
+    })
+    .await
+}
+
+/// Say why the unique key is taken.
+pub(crate) fn held_detail(holder: &Holder, detail: &str) -> String {
+    let why = "that job belongs to another producer, so only its producer or an admin key may replace it";
+    if holder.foreign { format!("{detail}; {why}") } else { detail.to_owned() }
+}
+
+pub(crate) fn key_taken(prefix: &str, (_, holder): &(usize, Holder)) -> handlers::Problem {
+    let whose = if holder.foreign { " of another producer" } else { "" };
+    handlers::Problem::at(
+        format!("{prefix}/unique_key"),
+        format!("is taken by job {}{whose}, which is {}", holder.id, holder.state),
+    )
+}
+
+/// Jobs to enqueue together.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BatchBody {
+    /// Jobs to enqueue, 1 to 1,000.
+    #[schema(min_items = 1, max_items = 1000, value_type = Vec<NewJobBody>)]
+    jobs: Vec<Object<NewJobBody>>,
+}
+
+/// The receipt of a batch.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BatchAnswer {
+    /// Receipts in the order of the request.
+    jobs: Vec<Receipt>,
+    /// Reasons why some of the jobs would not run at present. Left out when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    warnings: Vec<String>,
+}
+
+/// The receipt of one job of a batch.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Receipt {
+    /// Id of the job.
+    id: String,
+    /// Due time of the job. Left out for another producer's job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    execute_at: Option<crate::api::jobs::view::Moment>,
+    /// True when this is not a new job: an unfinished job, or an earlier job of this batch, has the unique key.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    existing: bool,
+}
+
+/// Enqueue many jobs, all or none
+#[utoipa::path(
+    post, path = "/v1/jobs/batch", tag = "jobs", operation_id = "enqueue_batch", request_body = BatchBody,
+    responses(
+        (status = 201, description = "All accepted and durable", body = BatchAnswer),
+        (status = 200, description = "Unfinished jobs have all the unique keys; nothing was written", body = BatchAnswer),
+        (status = 400, description = "invalid_json, too_deep", body = Problem),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 409, description = "key_taken: nothing was written", body = Problem),
+        (status = 408, description = "request_timeout", body = Problem),
+        (status = 413, description = "too_large", body = Problem),
+        (status = 415, description = "unsupported_media_type", body = Problem),
+        (status = 422, description = "invalid_request, unknown_kind, invalid_payload: nothing was written", body = Problem),
+        (status = 429, description = "overloaded", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn enqueue_batch(
+    State(api): State<Api>,
+    asker: Asker,
+    traced: Traced,
+    key: Key,
+    Body(body, text): Body<BatchBody>,
+) -> Response {
+    let answer = enqueue_all(&api, &asker, &traced, key, body, &text).await;
+    traced.answered("/v1/jobs/batch", answer)
+}
+
+async fn enqueue_all(
+    api: &Api,
+    asker: &Asker,
+    traced: &Traced,
+    key: Key,
+    body: BatchBody,
+    text: &[u8],
+) -> Result<Response, Problem> {
+    may_all_be_asked(&body, asker)?;
+    let once = key.once("POST /v1/jobs/batch", Some(text))?;
+    let jobs = match prepare_all(api, body, traced.0.carried()) {
+        Ok(jobs) => jobs,
+        Err(problem) => return recall(api, once, problem).await,
+    };
+    let warnings = api.warnings.about(api.broker.store(), &api.controls, &jobs).await;
+    let word = move |receipts: &Receipts| {
+        let receipt = |placed: &Placed| match placed {
+            Placed::New(accepted) => (accepted.id, Some(accepted.execute_at), false),
+            Placed::Held(holder) => (holder.id, Some(holder.execute_at).filter(|_| !holder.foreign), true),
+        };
+        let receipt = |placed: &Placed| {
+            let (id, execute_at, existing) = receipt(placed);
+            Receipt { id: id.to_string(), execute_at: execute_at.map(crate::api::jobs::view::Moment), existing }
+        };
+        let status = if receipts.accepted().next().is_some() { StatusCode::CREATED } else { StatusCode::OK };
+        let jobs = receipts.placed.iter().map(receipt).collect();
+        worded(status, &BatchAnswer { jobs, warnings: warnings.clone() })
+    };
+    accept(api, asker.producer(), jobs, once, Arc::new(word), |taken| {
+        let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
+        let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
+        problem.at("", taken.iter().map(here).collect())
+    })
+    .await
+}
+
+/// Refuse the batch if the caller's API key may not enqueue the kind of one of its jobs.
+fn may_all_be_asked(body: &BatchBody, asker: &Asker) -> Result<(), Problem> {
+    let mut refused: Option<Problem> = None;
+    for (place, Object(job)) in body.jobs.iter().enumerate().take(limits::MAX_BATCH) {
+        match (job.may_be_asked_by(asker, &format!("/jobs/{place}")), &mut refused) {
+            (Ok(()), _) => {}
+            (Err(problem), None) => refused = Some(problem),
+            (Err(problem), Some(refused)) => refused.join(&problem),
+        }
+    }
+    refused.map_or(Ok(()), Err)
+}
+
+fn prepare_all(api: &Api, body: BatchBody, trace: Option<&TraceContext>) -> Result<Vec<NewJob>, Problem> {
+    let count = body.jobs.len();
+    if count == 0 || count > limits::MAX_BATCH {
+        let here = handlers::Problem::at("/jobs", format!("must be 1 to {} jobs, not {count}", limits::MAX_BATCH));
+        return Err(Problem::new(Code::InvalidRequest, "invalid size of a batch; `errors` says why").at("", vec![here]));
+    }
+    let mut jobs = Vec::with_capacity(count);
+    let mut first: Option<Problem> = None;
+    // Collect the errors of all jobs, up to the limit of a response.
+    let mut wrong = |problem: Problem| match &mut first {
+        None => first = Some(problem),
+        Some(first) => first.join(&problem),
+    };
+    let mut keys: HashMap<(Name, String), usize> = HashMap::new();
+    for (place, Object(body)) in body.jobs.into_iter().enumerate() {
+        let prefix = format!("/jobs/{place}");
+        let job = match prepare(api, body, &prefix, trace) {
+            Ok(job) => job,
+            Err(problem) => {
+                wrong(problem);
+                continue;
+            }
+        };
+        if let Some(key) = &job.unique_key {
+            let first = *keys.entry((job.kind.clone(), key.clone())).or_insert(place);
+            if first < place && job.on_conflict != OnConflict::Return {
+                let here = handlers::Problem::at("/unique_key", format!("is also the unique key of /jobs/{first}"));
+                let detail = "a job can neither reject nor replace another one of its own batch";
+                wrong(Problem::new(Code::InvalidRequest, detail).at(&prefix, vec![here]));
+            }
+        }
+        jobs.push(job);
+    }
+    first.map_or(Ok(jobs), Err)
+}
+
+filter_query! {
+    /// Filter and page of a listing of jobs.
+    ListQuery {
+        /// Number of jobs in one page, 1 to 200.
+        #[param(minimum = 1, maximum = 200, default = 50)]
+        limit: Option<u32>,
+        /// `next_cursor` of the last page. It is valid only with the same filter.
+        cursor: Option<String>,
+    }
+}
+
+filter_query! {
+    /// Filter of a count of jobs.
+    CountQuery {}
+}
+
+/// A page of jobs.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ListAnswer {
+    /// Jobs, the newest first.
+    pub(crate) data: Vec<JobView>,
+    /// Cursor of the next page; null on the last page. A page may be short or empty and still have a cursor, because
+    /// one page reads only a bounded number of rows.
+    pub(crate) next_cursor: Option<String>,
+}
+
+/// List jobs, newest first
+#[utoipa::path(
+    get, path = "/v1/jobs", tag = "jobs", operation_id = "list_jobs", params(ListQuery),
+    responses(
+        (status = 200, description = "A page of jobs, without payloads, results and attempts", body = ListAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request, invalid_cursor", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn list(State(api): State<Api>, Asked(asked): Asked<ListQuery>) -> Result<Response, Problem> {
+    let words = asked.words();
+    let mut problems = Vec::new();
+    let filter = words.read(api.broker.store().clock().now(), "").unwrap_or_else(|wrong| {
+        problems = wrong;
+        Filter::default()
+    });
+    let limit = asked.limit.unwrap_or(50);
+    if !(1..=200).contains(&limit) {
+        problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
+    }
+    if !problems.is_empty() {
+        return Err(refused(problems));
+    }
+    let listing = Listing::new("jobs", &words);
+    let before = listing.id(asked.cursor.as_deref())?.map(JobId::from_uuid);
+    let store = api.broker.store().clone();
+    // Without a filter, MySQL reads the newest jobs by primary key, which is cheap and needs no permit.
+    let page = if filter == Filter::default() {
+        store.list(filter, before, limit).await?
+    } else {
+        seated(&api, async move { store.list(filter, before, limit).await }).await?
+    };
+    let data = page.jobs.into_iter().map(|job| JobView::read(job, None)).collect();
+    Ok(json(StatusCode::OK, ListAnswer { data, next_cursor: page.next.map(|id| listing.cursor(id.uuid().as_bytes())) }))
+}
+
+/// The number of jobs that match a filter.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CountAnswer {
+    /// Number of jobs found.
+    count: u64,
+    /// True when there may be more: a count stops at ten thousand jobs, or after a bounded number of rows.
+    capped: bool,
+}
+
+/// Count jobs
+///
+/// The filters are those of the listing. A count stops at ten thousand jobs and reads a bounded number of rows. Each
+/// runner executes a few searches and counts at a time and refuses the others with 429 `overloaded`.
+#[utoipa::path(
+    get, path = "/v1/jobs/count", tag = "jobs", operation_id = "count_jobs", params(CountQuery),
+    responses(
+        (status = 200, description = "The count", body = CountAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 422, description = "invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn count(State(api): State<Api>, Asked(asked): Asked<CountQuery>) -> Result<Response, Problem> {
+    let filter = asked.words().read(api.broker.store().clock().now(), "").map_err(refused)?;
+    let store = api.broker.store().clone();
+    let counted = seated(&api, async move { store.count(filter).await }).await?;
+    Ok(json(StatusCode::OK, CountAnswer { count: counted.jobs, capped: counted.capped }))
+}
+
+/// Show a job with its attempts
+///
+/// A key with the scope `enqueue` sees its producer's jobs, and any job without a unique key whose id it knows. Of
+/// another producer's job with a unique key, it sees only the id and the state.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}", tag = "jobs", operation_id = "show_job",
+    params(
+        ("id" = Uuid, Path, description = "The job's id"),
+        ("If-None-Match" = Option<String>, Header, description = "Respond with 304 if the job has one of these ETags"),
+    ),
+    responses(
+        (status = 200, description = "The job", body = SeenJob),
+        (status = 304, description = "The job has not changed: it has one of the given ETags", headers(("ETag" = String))),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn show(
+    State(api): State<Api>,
+    asker: Asker,
+    IdPath(id): IdPath,
+    known: IfNoneMatch,
+) -> Result<Response, Problem> {
+    let (job, attempts) = api.broker.store().job(id).await?.ok_or_else(|| missing(id))?;
+    Ok(known.spare(tagged(StatusCode::OK, &asker.show(job, attempts))))
+}
+
+pub(crate) async fn read(api: &Api, id: JobId) -> Result<JobView, Problem> {
+    let found = api.broker.store().job(id).await?;
+    found.map(|(job, attempts)| JobView::read(job, Some(attempts))).ok_or_else(|| missing(id))
+}
+
+pub(crate) fn missing(id: JobId) -> Problem {
+    Problem::new(Code::NotFound, format!("there is no job {id}"))
+}
+
+/// Cancel a job
+///
+/// 200: the job was waiting, and no further attempt starts. 202: the job is running and was asked to stop. 409: the job
+/// has ended.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/cancel", tag = "jobs", operation_id = "cancel_job", params(("id" = Uuid, Path, description = "The job's id")),
+    responses(
+        (status = 200, description = "Cancelled: no further attempt of the job starts", body = JobView),
+        (status = 202, description = "The job is running, and its handler was asked to stop", body = JobView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "wrong_state: the job has ended", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn cancel(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Cancel, &who, key).await
+}
+
+/// Retry a failed or cancelled job
+///
+/// Give the job a full set of attempts. 409 for a job in any other state.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/retry", tag = "jobs", operation_id = "retry_job", params(("id" = Uuid, Path, description = "The job's id")),
+    responses(
+        (status = 200, description = "The job waits again", body = JobView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "wrong_state", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn retry(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::Retry, &who, key).await
+}
+
+/// Run a waiting job now
+///
+/// Make a waiting or retrying job due at once. 409 for a job in any other state.
+#[utoipa::path(
+    post, path = "/v1/jobs/{id}/run-now", tag = "jobs", operation_id = "run_job_now", params(("id" = Uuid, Path, description = "The job's id")),
+    responses(
+        (status = 200, description = "The job is due now", body = JobView),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 409, description = "wrong_state", body = Problem),
+        (status = 422, description = "invalid_id", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn run_now(
+    State(api): State<Api>,
+    Who(who): Who,
+    IdPath(id): IdPath,
+    key: Key,
+) -> Result<Response, Problem> {
+    steer(&api, id, Steer::RunNow, &who, key).await
+}
+
+async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Result<Response, Problem> {
+    let (word, refusal) = match steer {
+        Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
+        Steer::Retry => (
+            "retry",
+            "only a failed or cancelled job that was not replayed and whose unique key is free can be retried",
+        ),
+        Steer::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
+    };
+    let refused = |moved: Moved| match moved {
+        Moved::Refused(state) => {
+            Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
+        }
+        _ => missing(id),
+    };
+    let status = |moved: &Moved| if *moved == Moved::Asked { StatusCode::ACCEPTED } else { StatusCode::OK };
+    if let Some(once) = key.once(&format!("POST /v1/jobs/{id}/{word}"), None)? {
+        let word = move |steered: &Steered| {
+            worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
+        };
+        let outcome = api.broker.steer_once(id, steer, who, once, Arc::new(word)).await?;
+        return conclude(outcome, |moved| Err(refused(moved)));
+    }
+    let moved = match steer {
+        Steer::Cancel => api.broker.cancel(id, who).await?,
+        Steer::Retry => api.broker.retry(id, who).await?,
+        Steer::RunNow => api.broker.run_now(id, who).await?,
+    };
+    match moved {
+        Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
+        done => Ok(tagged(status(&done), &read(api, id).await?)),
+    }
+}

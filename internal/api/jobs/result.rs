@@ -1,0 +1,112 @@
+//! `/v1/jobs/{id}/result`: wait for the end of a job and return its result.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::api::http::body::{Asked, IdPath};
+use crate::api::http::caller::Asker;
+use crate::api::http::problem::{Code, Problem};
+use crate::api::http::revocation::Pass;
+use crate::api::jobs;
+use crate::api::jobs::view::StateWord;
+use crate::api::{Api, json, parse_wait};
+use crate::event::Event;
+use crate::job::State as JobState;
+
+/// Maximum wait of one request.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+/// Interval at which the store is read while another runner may be executing the job.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Parameters of a wait.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct WaitQuery {
+    /// Maximum time to wait for the end of the job, such as `500ms` or `30s`; at most 60 s. Default: respond at once.
+    #[param(example = "30s", pattern = "^0*(([0-9]{1,4}|[1-5][0-9]{4}|60000)ms|([0-9]|[1-5][0-9]|60)s|[01]m)$")]
+    wait: Option<String>,
+}
+
+/// The state of a job, with its result if it has ended.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ResultAnswer {
+    /// Id of the job.
+    id: String,
+    #[schema(value_type = StateWord)]
+    state: JobState,
+    /// Result of the handler; null when there is none.
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// Error of the last unsuccessful attempt.
+    last_error: Option<String>,
+}
+
+/// Wait for a job's result
+///
+/// 200 when the job has ended, 202 while it has not. 401 when the API key is revoked during the wait.
+#[utoipa::path(
+    get, path = "/v1/jobs/{id}/result", tag = "jobs", operation_id = "job_result",
+    params(("id" = Uuid, Path, description = "The job's id"), WaitQuery),
+    responses(
+        (status = 200, description = "The job has ended", body = ResultAnswer),
+        (status = 202, description = "The job has not ended yet", body = ResultAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 404, description = "not_found", body = Problem),
+        (status = 422, description = "invalid_id, invalid_request", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn result(
+    State(api): State<Api>,
+    asker: Asker,
+    mut pass: Pass,
+    IdPath(id): IdPath,
+    Asked(asked): Asked<WaitQuery>,
+) -> Result<Response, Problem> {
+    let wait = match asked.wait.as_deref() {
+        None => Duration::ZERO,
+        Some(text) => parse_wait(text).filter(|wait| *wait <= LONGEST_WAIT).ok_or_else(|| {
+            Problem::new(Code::InvalidRequest, "wait must be a number with ms, s or m, such as 30s, and at most 60s")
+        })?,
+    };
+    let deadline = Instant::now() + wait;
+    let mut draining = api.draining.clone();
+    // Listen before the first read, so that an end between the two is not missed.
+    let mut events = api.broker.events().listen();
+    loop {
+        let Some((job, _)) = api.broker.store().job(id).await? else { return Err(jobs::missing(id)) };
+        asker.needs_to_see(&job)?;
+        let over = job.state.is_end();
+        let stopping = *draining.borrow_and_update();
+        if over || Instant::now() >= deadline || stopping {
+            let status = if over { StatusCode::OK } else { StatusCode::ACCEPTED };
+            let answer =
+                ResultAnswer { id: id.to_string(), state: job.state, result: job.result, last_error: job.last_error };
+            return Ok(json(status, answer));
+        }
+        let next_look = (Instant::now() + LOOK_EVERY).min(deadline);
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(next_look) => break,
+                _ = draining.changed() => break,
+                () = pass.ends() => return Err(pass.refusal()),
+                event = events.recv() => match event {
+                    Ok(Event::Settled { id: ended, .. } | Event::Cancelled { id: ended }) if ended == id => break,
+                    Ok(_) | Err(tokio::sync::broadcast::error::RecvError::Lagged(_)) => {}
+                    Err(tokio::sync::broadcast::error::RecvError::Closed) => {
+                        tokio::time::sleep_until(next_look).await;
+                        break;
+                    }
+                },
+            }
+        }
+    }
+}

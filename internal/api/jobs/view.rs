@@ -1,0 +1,449 @@
+//! The JSON form of jobs and attempts.
+
+use std::collections::BTreeMap;
+
+use chrono::SecondsFormat;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::handlers::Kind as _;
+use crate::handlers::http::{HttpCallback, exchange_of_success};
+use crate::job::{
+    Attempt, DeadLetter, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy, ScheduledBy, Standing,
+    State, Timestamp, TraceContext, Verdict,
+};
+use crate::store::Accepted;
+
+/// A time, written as RFC 3339 in UTC with milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Moment(pub(crate) Timestamp);
+
+impl Serialize for Moment {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0.to_rfc3339_opts(SecondsFormat::Millis, true))
+    }
+}
+
+/// Backoff of a job. The delay after the n-th failure is `min(base_ms × factor^(n−1), cap_ms)`, varied by ± `jitter`.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RetryView {
+    /// Delay after the first failure, in milliseconds.
+    #[schema(example = 1000, minimum = 1, maximum = 86_400_000)]
+    pub(crate) base_ms: u64,
+    /// Factor from one delay to the next.
+    #[serde(default = "two")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub(crate) factor: f64,
+    /// Maximum delay, in milliseconds.
+    #[serde(default = "minute")]
+    #[schema(minimum = 1, maximum = 604_800_000)]
+    pub(crate) cap_ms: u64,
+    /// Share by which a delay varies in both directions: 0.1 means ± 10 %.
+    #[serde(default = "tenth")]
+    #[schema(minimum = 0, maximum = 1)]
+    pub(crate) jitter: f64,
+}
+
+fn two() -> f64 {
+    RetryPolicy::default().factor
+}
+
+fn minute() -> u64 {
+    RetryPolicy::default().cap_ms
+}
+
+fn tenth() -> f64 {
+    RetryPolicy::default().jitter
+}
+
+impl From<RetryView> for RetryPolicy {
+    fn from(view: RetryView) -> Self {
+        Self { base_ms: view.base_ms, factor: view.factor, cap_ms: view.cap_ms, jitter: view.jitter }
+    }
+}
+
+impl From<RetryPolicy> for RetryView {
+    fn from(policy: RetryPolicy) -> Self {
+        Self { base_ms: policy.base_ms, factor: policy.factor, cap_ms: policy.cap_ms, jitter: policy.jitter }
+    }
+}
+
+/// W3C Trace Context. An invalid one is ignored.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TraceView {
+    /// `00-<trace id>-<span id>-<flags>`.
+    #[schema(example = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")]
+    pub(crate) traceparent: String,
+    /// State of other tracing systems, 512 bytes at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tracestate: Option<String>,
+}
+
+impl From<TraceContext> for TraceView {
+    fn from(context: TraceContext) -> Self {
+        Self { traceparent: context.place.to_string(), tracestate: context.state }
+    }
+}
+
+impl TraceView {
+    pub(crate) fn context(&self) -> Option<TraceContext> {
+        TraceContext::parse(&self.traceparent, self.tracestate.as_deref())
+    }
+}
+
+/// A job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct JobView {
+    /// Id of the job, a UUIDv7.
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    pub(crate) queue: String,
+    /// Priority within the queue: 0 runs first, 9 last.
+    pub(crate) priority: u8,
+    #[schema(value_type = StateWord)]
+    pub(crate) state: State,
+    /// Input of the handler. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub(crate) payload: Option<Box<RawValue>>,
+    /// Attempts used: those that count against `max_attempts`, the running one included.
+    pub(crate) attempt: u32,
+    pub(crate) max_attempts: u32,
+    /// Time limit of one attempt, in milliseconds; null for that of the kind.
+    pub(crate) timeout_ms: Option<u64>,
+    /// Backoff of the job; null for that of the kind.
+    pub(crate) retry: Option<RetryView>,
+    pub(crate) unique_key: Option<String>,
+    /// Schedule and tick that made the job. Left out of other jobs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) schedule: Option<ScheduledByView>,
+    /// Tags to find the job by. Left out when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(crate) tags: Vec<String>,
+    /// Trace that the attempts continue. It exists if the client sent one or tickr records traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) trace: Option<TraceView>,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) created_at: Moment,
+    /// Due time of the next attempt, or of the last one.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) execute_at: Moment,
+    /// Start of the running attempt, or of the last one.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) started_at: Option<Moment>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) finished_at: Option<Moment>,
+    /// Time of the request to stop the running attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) cancel_requested_at: Option<Moment>,
+    /// Error of the last unsuccessful attempt; null once the job has completed.
+    pub(crate) last_error: Option<String>,
+    /// Result of the handler; null when there is none. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<serde_json::Value>)]
+    pub(crate) result: Option<Option<Box<RawValue>>>,
+    /// Progress that the running attempt reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) progress: Option<ProgressView>,
+    /// Id of the failed job that this job replays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) replay_of: Option<String>,
+    /// The dead letter of a failed job: its group and its status.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) dead_letter: Option<DeadLetterView>,
+    /// Only in the response to an enqueue: reasons why the job would not run at present. Left out when there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(crate) warnings: Vec<String>,
+    /// All attempts in order, the running one last. Left out of listings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) attempts: Option<Vec<AttemptView>>,
+}
+
+/// The part of a job that the caller may see.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum SeenJob {
+    /// The whole job.
+    Own(Box<JobView>),
+    /// Id and state of another producer's job.
+    Foreign(ForeignJobView),
+}
+
+/// The view of another producer's job for a key with the scope `enqueue`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ForeignJobView {
+    /// Id of the job, a UUIDv7.
+    id: String,
+    #[schema(value_type = StateWord)]
+    state: State,
+    /// Always true: the job has more fields than this API key may see.
+    foreign: bool,
+}
+
+impl ForeignJobView {
+    pub(crate) fn of(id: JobId, state: State) -> Self {
+        Self { id: id.to_string(), state, foreign: true }
+    }
+}
+
+/// The tick of a schedule.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ScheduledByView {
+    /// Name of the schedule.
+    pub(crate) name: String,
+    /// Due time of the tick, or the time at which the schedule was triggered by hand.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) tick_at: Moment,
+}
+
+impl From<ScheduledBy> for ScheduledByView {
+    fn from(by: ScheduledBy) -> Self {
+        Self { name: by.name.to_string(), tick_at: Moment(by.tick_at) }
+    }
+}
+
+/// A failed job as a dead letter.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DeadLetterView {
+    /// Fingerprint of the group of failures with the same cause: 16 hexadecimal digits. See `/v1/dead/groups`.
+    pub(crate) fingerprint: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) failed_at: Moment,
+    #[schema(value_type = StandingWord)]
+    pub(crate) standing: Standing,
+    /// Time since which it has this status.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) since: Moment,
+    /// Id of the job that replayed it.
+    pub(crate) replayed_as: Option<String>,
+    /// Caller that replayed or discarded it.
+    pub(crate) by: Option<String>,
+    /// Reason of the discard.
+    pub(crate) reason: Option<String>,
+}
+
+impl From<DeadLetter> for DeadLetterView {
+    fn from(letter: DeadLetter) -> Self {
+        Self {
+            fingerprint: letter.fingerprint.to_string(),
+            failed_at: Moment(letter.failed_at),
+            standing: letter.standing,
+            since: Moment(letter.since),
+            replayed_as: letter.replayed_as.map(|id| id.to_string()),
+            by: letter.by,
+            reason: letter.reason,
+        }
+    }
+}
+
+/// The status of a dead letter.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum StandingWord {
+    Open,
+    Replayed,
+    Discarded,
+}
+
+/// The progress that a running attempt reported.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ProgressView {
+    /// Progress in percent, 0 to 100.
+    pub(crate) percent: f64,
+    /// Short description of the progress.
+    pub(crate) note: Option<String>,
+}
+
+impl From<Progress> for ProgressView {
+    fn from(Progress { percent, note }: Progress) -> Self {
+        Self { percent, note }
+    }
+}
+
+/// One execution of a job.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AttemptView {
+    /// Number of the attempt. The first is 1; every execution counts here.
+    pub(crate) number: u32,
+    /// Id of the runner that executed it.
+    pub(crate) runner: String,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) execute_at: Moment,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) started_at: Moment,
+    /// Null while the attempt is running.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) finished_at: Option<Moment>,
+    /// Null while the attempt is running.
+    #[schema(value_type = Option<VerdictWord>)]
+    pub(crate) verdict: Option<Verdict>,
+    pub(crate) error: Option<String>,
+    /// Only on a lost attempt: the verdict that its runner reported after its lease had been taken away. It is kept as
+    /// evidence and changes nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) late_note: Option<String>,
+    /// Only for `http` jobs: the request and the response, without credentials. Left out when no request was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) exchange: Option<ExchangeView>,
+}
+
+/// A request to another service, and its response.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExchangeView {
+    #[schema(example = "POST")]
+    method: String,
+    /// URL of the request. `***` stands for the values of its query and for parts of its path that look like tokens.
+    #[schema(example = "https://example.com/orders?key=***")]
+    url: String,
+    /// Time until the response or the failure, in milliseconds; null when the attempt was stopped before.
+    took_ms: Option<u64>,
+    /// Response; null when none came. `error` of the attempt then says why.
+    response: Option<ExchangeResponseView>,
+}
+
+/// The response of another service.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExchangeResponseView {
+    status: u16,
+    /// Headers that help to find a cause, with names in lower case.
+    headers: BTreeMap<String, String>,
+    /// First 2,000 bytes of the body, as text. Credentials of the request that the body repeats are replaced by `***`.
+    body: String,
+}
+
+impl From<Exchange> for ExchangeView {
+    fn from(exchange: Exchange) -> Self {
+        let response = |response: ExchangeResponse| ExchangeResponseView {
+            status: response.status,
+            headers: response.headers,
+            body: response.body,
+        };
+        let Exchange { method, url, took_ms, response: answer } = exchange;
+        Self { method, url, took_ms, response: answer.map(response) }
+    }
+}
+
+/// The state of a job.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum StateWord {
+    Waiting,
+    Executing,
+    Retrying,
+    Completed,
+    Failed,
+    Cancelled,
+}
+
+/// The verdict on an attempt.
+#[derive(ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "only its schema is used; the value is the domain's own type")]
+pub(crate) enum VerdictWord {
+    Succeeded,
+    Failed,
+    Rejected,
+    TimedOut,
+    Panicked,
+    Cancelled,
+    Interrupted,
+    Lost,
+    Snoozed,
+}
+
+impl JobView {
+    /// Build the view of a job that was just accepted.
+    pub(crate) fn accepted(job: &NewJob, accepted: &Accepted, warnings: Vec<String>) -> Self {
+        Self {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            priority: job.priority.level(),
+            state: State::Waiting,
+            payload: Some(job.payload.clone()),
+            attempt: 0,
+            max_attempts: job.max_attempts,
+            timeout_ms: job.options.timeout_ms,
+            retry: job.options.retry.map(Into::into),
+            unique_key: job.unique_key.clone(),
+            schedule: job.options.schedule.clone().map(Into::into),
+            tags: job.options.tags.iter().map(ToString::to_string).collect(),
+            trace: job.options.trace.clone().map(Into::into),
+            created_at: Moment(accepted.created_at),
+            execute_at: Moment(accepted.execute_at),
+            started_at: None,
+            finished_at: None,
+            cancel_requested_at: None,
+            last_error: None,
+            result: Some(None),
+            progress: None,
+            replay_of: job.options.replay_of.map(|id| id.to_string()),
+            dead_letter: None,
+            warnings,
+            attempts: Some(Vec::new()),
+        }
+    }
+
+    /// Build the view of a job from the store. `attempts` is `None` in listings.
+    pub(crate) fn read(job: Job, mut attempts: Option<Vec<Attempt>>) -> Self {
+        // MySQL stores the response of a successful `http` job only once, as the result.
+        let last = attempts.as_mut().and_then(|attempts| attempts.last_mut());
+        if let Some(last) = last.filter(|last| last.verdict == Some(Verdict::Succeeded)) {
+            let both = job.payload.as_ref().zip(job.result.as_ref());
+            let both = both.filter(|_| job.kind.as_str() == HttpCallback::NAME);
+            last.exchange = both.and_then(|(payload, result)| exchange_of_success(payload, result));
+        }
+        Self {
+            id: job.id.to_string(),
+            kind: job.kind.to_string(),
+            queue: job.queue.to_string(),
+            priority: job.priority.level(),
+            state: job.state,
+            payload: job.payload,
+            attempt: job.attempt,
+            max_attempts: job.max_attempts,
+            timeout_ms: job.options.timeout_ms,
+            retry: job.options.retry.map(Into::into),
+            unique_key: job.unique_key,
+            schedule: job.options.schedule.map(Into::into),
+            tags: job.options.tags.iter().map(ToString::to_string).collect(),
+            trace: job.options.trace.map(Into::into),
+            created_at: Moment(job.created_at),
+            execute_at: Moment(job.execute_at),
+            started_at: job.started_at.map(Moment),
+            finished_at: job.finished_at.map(Moment),
+            cancel_requested_at: job.cancel_requested_at.map(Moment),
+            last_error: job.last_error,
+            result: attempts.is_some().then_some(job.result),
+            progress: job.progress.map(ProgressView::from),
+            replay_of: job.options.replay_of.map(|id| id.to_string()),
+            dead_letter: job.letter.map(DeadLetterView::from),
+            warnings: Vec::new(),
+            attempts: attempts.map(|attempts| attempts.into_iter().map(AttemptView::from).collect()),
+        }
+    }
+}
+
+impl From<Attempt> for AttemptView {
+    fn from(attempt: Attempt) -> Self {
+        Self {
+            number: attempt.number,
+            runner: attempt.runner.to_string(),
+            execute_at: Moment(attempt.execute_at),
+            started_at: Moment(attempt.started_at),
+            finished_at: attempt.finished_at.map(Moment),
+            verdict: attempt.verdict,
+            error: attempt.error,
+            late_note: attempt.late_note,
+            exchange: attempt.exchange.map(ExchangeView::from),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Warnings in the response to an enqueue: the job is accepted, but nothing would run it at present.
+//!
+//! They come from a view of the living runners that is at most ten seconds old. One request in ten seconds reads the
+//! view again and waits for that a moment; no other request costs MySQL anything.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::broker::Controls;
+use crate::job::{Name, NewJob};
+use crate::store::{RunnerSeen, Store};
+
+/// Maximum age of the view.
+const FRESH: Duration = Duration::from_secs(10);
+/// Maximum time for which a request waits for MySQL to read the view. After that it is answered without warnings.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// Maximum number of runners that are read.
+const MOST_RUNNERS: u32 = 1_000;
+/// Maximum number of warnings in one response.
+const MOST_WARNINGS: usize = 20;
+
+/// The queues that living runners serve, with the kinds of those runners.
+type Served = HashMap<Name, HashSet<Name>>;
+
+/// The shared view of the living runners.
+#[derive(Clone, Debug, Default)]
+pub struct Warnings(Arc<Mutex<View>>);
+
+#[derive(Debug, Default)]
+struct View {
+    served: Option<Arc<Served>>,
+    /// Time when a request last began to read it.
+    asked: Option<Instant>,
+}
+
+impl Warnings {
+    /// Return the reasons why some of `jobs` would not run at present, each reason once.
+    pub(crate) async fn about(&self, store: &Store, controls: &Controls, jobs: &[NewJob]) -> Vec<String> {
+        let served = self.served(store).await;
+        let settings = controls.now();
+        let mut seen: HashSet<(&Name, &Name)> = HashSet::new();
+        let mut warnings = Vec::new();
+        for job in jobs {
+            if !seen.insert((&job.queue, &job.kind)) {
+                continue;
+            }
+            let pause = settings.queues.get(&job.queue).and_then(|queue| queue.pause.as_ref());
+            let paused = pause.map(|pause| {
+                let reason = pause.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+                format!("the queue {} is paused by {}{reason}", job.queue, pause.by)
+            });
+            let unserved = served.as_deref().and_then(|served| unserved(served, job));
+            for warning in [paused, unserved].into_iter().flatten() {
+                if warnings.len() < MOST_WARNINGS && !warnings.contains(&warning) {
+                    warnings.push(warning);
+                }
+            }
+        }
+        warnings
+    }
+
+    /// Return the view. Read it again if it is old and no other request is reading it.
+    async fn served(&self, store: &Store) -> Option<Arc<Served>> {
+        {
+            let mut view = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if view.asked.is_some_and(|asked| asked.elapsed() < FRESH) {
+                return view.served.clone();
+            }
+            view.asked = Some(Instant::now());
+        }
+        let read = tokio::time::timeout(PATIENCE, store.runners(MOST_RUNNERS)).await;
+        let served = match read {
+            Ok(Ok(runners)) => Some(Arc::new(served_by(&runners))),
+            // The old view may be wrong by now, so give no warnings at all.
+            Ok(Err(_)) | Err(_) => None,
+        };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).served.clone_from(&served);
+        served
+    }
+}
+
+fn served_by(runners: &[RunnerSeen]) -> Served {
+    let mut served = Served::new();
+    for runner in runners.iter().filter(|runner| runner.stopped_at.is_none() && runner.heartbeat_age < runner.lease) {
+        for queue in &runner.queues {
+            served.entry(queue.clone()).or_default().extend(runner.kinds.iter().cloned());
+        }
+    }
+    served
+}
+
+fn unserved(served: &Served, job: &NewJob) -> Option<String> {
+    match served.get(&job.queue) {
+        None => Some(format!("no living runner serves the queue {}; the job waits for one that does", job.queue)),
+        Some(kinds) if !kinds.contains(&job.kind) => {
+            Some(format!("no living runner that serves {} has the kind {}; the job waits for one", job.queue, job.kind))
+        }
+        Some(_) => None,
+    }
+}

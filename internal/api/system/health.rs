@@ -1,0 +1,104 @@
+//! `/livez` and `/readyz`.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::sync::watch;
+use utoipa::ToSchema;
+
+use crate::api::system::readiness::Look;
+use crate::api::{Api, Code, Problem, json};
+
+/// Return 200 while the process is alive
+#[utoipa::path(get, path = "/livez", tag = "operations", responses((status = 200, description = "Alive", body = String)))]
+pub(crate) async fn livez() -> &'static str {
+    "ok\n"
+}
+
+/// The readiness of this runner, with the reasons.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReadyAnswer {
+    /// `ready`, `draining` (the runner is stopping), `store_unavailable`, or `migrating` while the runner migrates the
+    /// tables at its start.
+    status: &'static str,
+    /// True when MySQL answers and accepts writes.
+    mysql: bool,
+    /// Condition of the index: `fast`, `rebuilding` or `degraded`. It never makes the runner unready, because jobs run
+    /// without Redis.
+    index: &'static str,
+    /// True when the settings of the MySQL server make a confirmed commit survive a power failure; null when MySQL does
+    /// not answer.
+    durable: Option<bool>,
+    /// The settings that make commits not durable.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    weaknesses: Vec<String>,
+    /// True when this runner starts jobs. False while it is stopping or an operator has drained it (`/v1/runners`). A
+    /// drain never makes the runner unready, because a drained runner still answers HTTP.
+    takes_jobs: bool,
+    /// A setting that makes Redis lose more data than necessary, such as an eviction policy, as far as Redis reports
+    /// it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index_weakness: Option<String>,
+    /// Progress of the migration, while the status is `migrating`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    migration: Option<String>,
+}
+
+/// Build the router that serves while the runner migrates the tables at its start: the process is alive but not ready,
+/// and every other route answers 503.
+pub(crate) fn while_migrating(stage: watch::Receiver<String>) -> Router {
+    let ready = async move || {
+        let answer = ReadyAnswer {
+            status: "migrating",
+            mysql: true,
+            index: "degraded",
+            durable: None,
+            weaknesses: Vec::new(),
+            takes_jobs: false,
+            index_weakness: None,
+            migration: Some(stage.borrow().clone()),
+        };
+        json(StatusCode::SERVICE_UNAVAILABLE, answer)
+    };
+    let later = async || {
+        Problem::new(Code::StoreUnavailable, "the tables are being migrated; /readyz shows the progress")
+            .into_response()
+    };
+    Router::new().route("/livez", get(livez)).route("/readyz", get(ready)).fallback(later)
+}
+
+/// Return 200 while this runner should get traffic
+///
+/// 503 only when MySQL does not answer or accepts no writes, when the tables are being migrated, or when the runner is
+/// stopping. Probes that arrive within half a second share one check of MySQL.
+#[utoipa::path(
+    get, path = "/readyz", tag = "operations",
+    responses(
+        (status = 200, description = "Ready", body = ReadyAnswer),
+        (status = 503, description = "Stopping, migrating, or MySQL does not answer or accepts no writes", body = ReadyAnswer),
+    )
+)]
+pub(crate) async fn readyz(State(api): State<Api>) -> Response {
+    let draining = *api.draining.borrow();
+    let Look { mysql, durability } = api.readiness.look().await;
+    let status = match (draining, mysql) {
+        (true, _) => "draining",
+        (false, true) => "ready",
+        (false, false) => "store_unavailable",
+    };
+    let answer = ReadyAnswer {
+        status,
+        mysql,
+        index: api.index.health().now().as_str(),
+        durable: durability.as_ref().map(|d| d.durable),
+        weaknesses: durability.map(|d| d.weaknesses).unwrap_or_default(),
+        takes_jobs: !draining && !api.controls.now().drained,
+        index_weakness: api.index.weakness(),
+        migration: None,
+    };
+    let code = if status == "ready" { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(code, answer)
+}

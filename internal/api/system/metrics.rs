@@ -1,0 +1,236 @@
+//! `/metrics`: the Prometheus page, and the readings of MySQL and Redis that it shows.
+//!
+//! Most metrics are counted where something happens. A few are read from MySQL and Redis, and only when Prometheus
+//! scrapes. A scrape starts a reading unless there is a recent one, waits for it a moment, and shows what is known
+//! then. So the page never hangs, whatever the servers do, and it takes only a small share of their time, however often
+//! it is scraped.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use metrics::gauge;
+use tokio_util::task::TaskTracker;
+
+use crate::api::Api;
+use crate::api::http::problem::Problem;
+use crate::event::Health;
+use crate::index::{Index, Line};
+use crate::job::{Name, State as JobState};
+use crate::store::{RunnerSeen, Stats, Store};
+use crate::telemetry::metrics_page;
+
+/// Age of a reading after which a scrape starts another.
+const FRESH: Duration = Duration::from_secs(10);
+/// The same, after a reading that a server did not answer.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Counting a large backlog takes time in MySQL. After a count that took a time t, wait for `SHARE` × t, but at most
+/// `LONGEST`.
+const SHARE: u32 = 50;
+const LONGEST: Duration = Duration::from_secs(60);
+/// Maximum time for which a scrape waits for a reading.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time for a short query after which a server counts as out.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Maximum time for counting.
+const COUNT_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum number of runners that are read, living ones first.
+const MOST_RUNNERS: u32 = 200;
+/// Age of the last heartbeat after which a runner does not count as alive, even if no other runner has declared it dead
+/// yet.
+const ALIVE: Duration = Duration::from_secs(120);
+/// Label of queues that no living runner serves. Clients may make up any number of queue names, and each label costs
+/// memory.
+const OTHER: &str = "_other";
+
+/// Reads MySQL and Redis for the page. Cheap to clone; all clones share their readings.
+#[derive(Clone, Debug)]
+pub struct Readings {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    index: Index,
+    /// The queues that this runner serves.
+    queues: Vec<Name>,
+    tasks: TaskTracker,
+    made: Instant,
+    last: Mutex<Last>,
+}
+
+/// The state of the newest reading.
+#[derive(Debug, Default)]
+struct Last {
+    /// True while a reading is running.
+    under_way: bool,
+    /// Time after which the next one may begin; `None` before the first has ended.
+    next: Option<Instant>,
+    /// Time of the last reading that MySQL answered.
+    known: Option<Instant>,
+    /// The queues that have series. A queue that is gone gets 0, because its series would otherwise keep its last
+    /// value.
+    queues: BTreeSet<String>,
+}
+
+impl Readings {
+    /// Make the readings for a runner that serves these queues. Each reading runs in a task of its own, which `tasks`
+    /// joins and which ends within a few seconds.
+    #[must_use]
+    pub fn new(store: Store, index: Index, queues: Vec<Name>, tasks: TaskTracker) -> Self {
+        Self { shared: Arc::new(Shared { store, index, queues, tasks, made: Instant::now(), last: Mutex::default() }) }
+    }
+
+    /// Start a reading unless there is a recent one, wait for it a moment, and set the metrics that need no server.
+    async fn refresh(&self) {
+        let shared = &self.shared;
+        if shared.begin() {
+            let reading = Arc::clone(shared);
+            let reading = shared.tasks.spawn(async move { reading.read().await });
+            // After the timeout the task goes on by itself.
+            let _ = tokio::time::timeout(PATIENCE, reading).await;
+        }
+        shared.set_own();
+    }
+}
+
+impl Shared {
+    fn last(&self) -> MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Return whether this scrape should start a reading: one is due and none is running.
+    fn begin(&self) -> bool {
+        let mut last = self.last();
+        let due = !last.under_way && last.next.is_none_or(|next| next <= Instant::now());
+        last.under_way |= due;
+        due
+    }
+
+    async fn read(&self) {
+        let store = async {
+            // The short query for the runners shows whether MySQL answers; counting a large backlog may take longer.
+            let runners = answer_within(LIMIT, self.store.runners(MOST_RUNNERS)).await;
+            gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
+            let runners = runners?;
+            let began = Instant::now();
+            let stats = answer_within(COUNT_LIMIT, self.store.stats()).await;
+            Some((runners, stats, began.elapsed()))
+        };
+        let index = async {
+            let lines = Line::of_queues(&self.queues);
+            let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
+            gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
+            let (waiting, lengths) = depth?;
+            self.set_index(waiting, &lengths);
+            Some(())
+        };
+        let (store, index) = tokio::join!(store, index);
+        let rest = if store.is_some() && index.is_some() { FRESH } else { AGAIN };
+        let took = store.as_ref().map_or(Duration::ZERO, |(_, _, took)| *took);
+        let rest = rest.max((took * SHARE).min(LONGEST));
+        let mut last = self.last();
+        if let Some((runners, Some(stats), _)) = store {
+            set_runners(&runners);
+            set_jobs(&stats, &self.named(&runners), &mut last.queues);
+            last.known = Some(Instant::now());
+        }
+        last.under_way = false;
+        last.next = Some(Instant::now() + rest);
+    }
+
+    /// Return the queues that get a label of their own.
+    fn named(&self, runners: &[RunnerSeen]) -> BTreeSet<Name> {
+        let served = runners.iter().filter(|runner| runner.stopped_at.is_none()).flat_map(|runner| &runner.queues);
+        self.queues.iter().chain(served).cloned().collect()
+    }
+
+    fn set_index(&self, waiting: usize, lengths: &[usize]) {
+        gauge!("tickr_index_waiting").set(waiting as f64);
+        let mut ready: HashMap<&Name, usize> = HashMap::new();
+        // `Line::of_queues` repeats the queues once for each priority.
+        for (length, queue) in lengths.iter().zip(self.queues.iter().cycle()) {
+            *ready.entry(queue).or_default() += length;
+        }
+        for (queue, entries) in ready {
+            gauge!("tickr_index_ready", "queue" => queue.to_string()).set(entries as f64);
+        }
+    }
+
+    /// Set the metrics that this process knows without asking a server.
+    fn set_own(&self) {
+        for pool in self.store.pool_use() {
+            gauge!("tickr_pool_connections", "pool" => pool.pool, "state" => "idle").set(pool.idle as f64);
+            gauge!("tickr_pool_connections", "pool" => pool.pool, "state" => "busy").set(pool.busy as f64);
+        }
+        let now = self.index.health().now();
+        for health in [Health::Fast, Health::Rebuilding, Health::Degraded] {
+            gauge!("tickr_index_state", "state" => health.as_str()).set(f64::from(health == now));
+        }
+        let last = self.last();
+        // Before the first reading that MySQL answered, the age counts from the start.
+        gauge!("tickr_reading_age_seconds").set(last.known.unwrap_or(self.made).elapsed().as_secs_f64());
+        if last.next.is_none() {
+            // Before the first reading, a server counts as out. `increment` by 0 creates the series but keeps a value
+            // that a reading has set.
+            for server in ["mysql", "redis"] {
+                gauge!("tickr_up", "server" => server).increment(0.0);
+            }
+        }
+    }
+}
+
+async fn answer_within<T, E>(limit: Duration, asked: impl Future<Output = Result<T, E>>) -> Option<T> {
+    tokio::time::timeout(limit, asked).await.ok().and_then(Result::ok)
+}
+
+fn set_runners(runners: &[RunnerSeen]) {
+    let listed = runners.iter().filter(|runner| runner.stopped_at.is_none());
+    // A process that runs one suspect counts as part of the runner that started it.
+    let alive = listed.clone().filter(|runner| runner.heartbeat_age <= ALIVE && runner.parent.is_none()).count();
+    gauge!("tickr_runners").set(alive as f64);
+    let quietest = listed.map(|runner| runner.heartbeat_age).max().unwrap_or_default();
+    gauge!("tickr_heartbeat_age_seconds").set(quietest.as_secs_f64());
+}
+
+fn set_jobs(stats: &Stats, named: &BTreeSet<Name>, known: &mut BTreeSet<String>) {
+    let mut counts: BTreeMap<(&str, JobState), i64> = BTreeMap::new();
+    for count in stats.owed.iter().chain(&stats.ended) {
+        let queue = if named.contains(&count.queue) { count.queue.as_str() } else { OTHER };
+        *counts.entry((queue, count.state)).or_default() += count.jobs;
+    }
+    // A queue that lost its last runner is counted under `_other`, and its own series must become 0.
+    known.extend(named.iter().map(ToString::to_string));
+    known.insert(OTHER.to_owned());
+    for queue in known.iter() {
+        for state in JobState::ALL {
+            let name = if state.is_end() { "tickr_jobs_ended" } else { "tickr_jobs" };
+            let jobs = counts.get(&(queue.as_str(), state)).copied().unwrap_or(0);
+            gauge!(name, "queue" => queue.clone(), "state" => state.as_str()).set(jobs as f64);
+        }
+    }
+    let overdue = stats.oldest_due.map_or(0.0, |due| (stats.at - due).as_seconds_f64().max(0.0));
+    gauge!("tickr_oldest_due_seconds").set(overdue);
+}
+
+/// Show the metrics of this runner for Prometheus
+///
+/// Responds within a second, also while MySQL or Redis does not answer; `tickr_up` shows that. The metrics are listed
+/// in `docs/METRICS.md`.
+#[utoipa::path(
+    get, path = "/metrics", tag = "operations",
+    responses(
+        (status = 200, description = "Prometheus text format", body = String, content_type = "text/plain"),
+        (status = 401, description = "unauthorized", body = Problem),
+    )
+)]
+pub(crate) async fn page(State(api): State<Api>) -> Response {
+    api.readings.refresh().await;
+    let plain = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, plain)], metrics_page()).into_response()
+}

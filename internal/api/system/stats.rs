@@ -1,0 +1,125 @@
+//! `/v1/stats`: counts by state and queue, lateness and rates.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::api::http::problem::Problem;
+use crate::api::http::searches::seated;
+use crate::api::jobs::view::Moment;
+use crate::api::{Api, json};
+use crate::job::State as JobState;
+
+/// Counts and rates.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct StatsAnswer {
+    /// Time of this reading, by the clock of the database.
+    #[schema(value_type = String, format = DateTime)]
+    at: Moment,
+    /// Number of jobs by state. Ended states count every job that ever ended so, including jobs that were deleted
+    /// since.
+    states: BTreeMap<String, i64>,
+    /// Number of failed jobs that were not retried, replayed or discarded. `states.failed` counts all jobs that ever
+    /// failed.
+    open_failures: u64,
+    /// False when there are too many to count all; `open_failures` is then a lower bound.
+    open_failures_exact: bool,
+    /// Number of jobs by queue, then by state. A queue is left out when none of its jobs changed for longer than jobs
+    /// are kept.
+    queues: BTreeMap<String, BTreeMap<String, i64>>,
+    /// False when there are too many unfinished jobs to count all. Then about a hundred thousand are counted, and the
+    /// more lanes (queue and priority) there are, the fewer of each. The counts of unfinished jobs are then lower
+    /// bounds.
+    exact: bool,
+    /// Queues whose counts of unfinished jobs are lower bounds. The counts of all other queues are exact.
+    floors: BTreeSet<String>,
+    lateness: LatenessView,
+    rates: RatesView,
+    index: IndexView,
+}
+
+/// Lateness: start − execute_at.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LatenessView {
+    /// Median over the last minute on this runner, in milliseconds.
+    p50_ms: Option<f64>,
+    /// 99th percentile over the last minute on this runner, in milliseconds.
+    p99_ms: Option<f64>,
+    /// Time since the oldest overdue job became due, in milliseconds; 0 when no job is overdue.
+    oldest_due_ms: i64,
+    /// Due time of the next job that is not due yet.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    next_due_at: Option<Moment>,
+}
+
+/// Rates over the last minute on this runner.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RatesView {
+    /// Number of jobs accepted per second.
+    accepted_per_second: f64,
+    /// Number of attempts ended per second.
+    ended_per_second: f64,
+}
+
+/// The index, as this runner sees it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct IndexView {
+    /// Condition of the index: `fast`, `rebuilding` or `degraded`.
+    health: &'static str,
+}
+
+/// Show counts by state and queue, lateness and rates
+#[utoipa::path(
+    get, path = "/v1/stats", tag = "operations", operation_id = "show_stats",
+    responses(
+        (status = 200, description = "The counts and rates", body = StatsAnswer),
+        (status = 401, description = "unauthorized", body = Problem),
+        (status = 503, description = "store_unavailable", body = Problem),
+    )
+)]
+pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
+    let store = api.broker.store().clone();
+    let stats = seated(&api, async move { store.stats().await }).await?;
+    let mut states: BTreeMap<String, i64> = JobState::ALL.iter().map(|state| (state.to_string(), 0)).collect();
+    let mut queues: BTreeMap<String, BTreeMap<String, i64>> = BTreeMap::new();
+    for count in stats.owed.iter().chain(&stats.ended) {
+        *states.entry(count.state.to_string()).or_default() += count.jobs;
+        *queues.entry(count.queue.to_string()).or_default().entry(count.state.to_string()).or_default() += count.jobs;
+    }
+    for (state, jobs) in &stats.ended_elsewhere {
+        *states.entry(state.to_string()).or_default() += jobs;
+    }
+    let floors: BTreeSet<String> = stats
+        .owed
+        .iter()
+        .map(|count| &count.queue)
+        .filter(|queue| !stats.is_exact_about(queue))
+        .map(ToString::to_string)
+        .collect();
+    let figures = api.broker.meters().read();
+    let answer = StatsAnswer {
+        at: Moment(stats.at),
+        states,
+        open_failures: stats.open_failures.values().sum(),
+        open_failures_exact: stats.open_failures_exact,
+        queues,
+        exact: stats.exact,
+        floors,
+        lateness: LatenessView {
+            p50_ms: figures.lateness_p50_ms,
+            p99_ms: figures.lateness_p99_ms,
+            oldest_due_ms: stats.oldest_due.map_or(0, |due| (stats.at - due).num_milliseconds().max(0)),
+            next_due_at: stats.next_due.map(Moment),
+        },
+        rates: RatesView {
+            accepted_per_second: figures.accepted_per_second,
+            ended_per_second: figures.ended_per_second,
+        },
+        index: IndexView { health: api.index.health().now().as_str() },
+    };
+    Ok(json(StatusCode::OK, answer))
+}

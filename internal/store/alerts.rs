@@ -1,0 +1,102 @@
+//! Alerts about dead letters. Each rule has one row in `alerts`. The decision to send an alert is made under the lock
+//! of that row, and the message is a job that is accepted in the same commit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{MySqlConnection, Row};
+
+use crate::job::{AlertRule, Measured, NewJob, Timestamp, Told};
+use crate::store::jobs::insert::{Accepted, insert_owed, read_clock};
+use crate::store::sql::connection::{Earlier, on_pool, transact};
+use crate::store::sql::error::{Fault, again, fault};
+use crate::store::{Shared, Store, StoreError};
+
+/// Builds the job that delivers the message of an alert.
+pub type Message = Arc<dyn Fn(Told) -> NewJob + Send + Sync>;
+
+impl Store {
+    /// Send the alert that `rule` calls for, if no runner has sent it yet. Every runner measures the same thing, and
+    /// only one of them sends the alert: its message is accepted as a job in the transaction that records the alert.
+    /// Returns nothing when there is nothing to send.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn tell(
+        &self,
+        rule: AlertRule,
+        measured: Measured,
+        cooldown: Duration,
+        message: Message,
+    ) -> Result<Option<(Told, Accepted)>, StoreError> {
+        // Nearly always there is nothing to send. A plain read finds that out without a lock.
+        let (seen, name) = (rule.clone(), rule.name());
+        let quiet = on_pool(&self.shared.pools.loops, "read an alert", move |conn, _| {
+            let (rule, name) = (seen.clone(), name.clone());
+            Box::pin(async move {
+                let (firing, fired_ago) = read(conn, &name, "").await?.unwrap_or((false, None));
+                Ok(rule.judge(measured, firing, fired_ago, cooldown).is_none())
+            })
+        });
+        if quiet.await? {
+            return Ok(None);
+        }
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "send an alert", move |conn, _| {
+            let (shared, rule, message) = (shared.clone(), rule.clone(), Arc::clone(&message));
+            Box::pin(async move { tell(conn, &shared, &rule, measured, cooldown, &message).await })
+        })
+        .await
+    }
+}
+
+type Last = (bool, Option<Duration>);
+
+async fn read(conn: &mut MySqlConnection, name: &str, lock: &str) -> Result<Option<Last>, sqlx::Error> {
+    let sql = format!(
+        "SELECT firing, TIMESTAMPDIFF(MICROSECOND, fired_at, UTC_TIMESTAMP(6)) FROM alerts WHERE name = ? {lock}"
+    );
+    let Some(row) = crate::store::sql::batches::statement(sql).bind(name).fetch_optional(conn).await? else {
+        return Ok(None);
+    };
+    let ago: Option<i64> = row.try_get(1)?;
+    Ok(Some((row.try_get(0)?, ago.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))))
+}
+
+async fn tell(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    rule: &AlertRule,
+    measured: Measured,
+    cooldown: Duration,
+    message: &Message,
+) -> Result<Option<(Told, Accepted)>, sqlx::Error> {
+    let name = rule.name();
+    let (firing, fired_ago) = match read(conn, &name, "FOR UPDATE").await? {
+        Some(last) => last,
+        None => {
+            // This rule has no row yet. Another runner may insert the same row at this moment.
+            let sql = "INSERT INTO alerts (name, firing) VALUES (?, FALSE)";
+            sqlx::query(sql).bind(&name).execute(&mut *conn).await.map_err(|e| match fault(&e) {
+                Fault::Duplicate => again("another runner has just recorded this alert"),
+                _ => e,
+            })?;
+            (false, None)
+        }
+    };
+    let Some(told) = rule.judge(measured, firing, fired_ago, cooldown) else { return Ok(None) };
+    let now: Timestamp = read_clock(conn, &shared.clock).await?;
+    let (column, firing) = match told {
+        Told::Fired => ("fired_at", true),
+        Told::Resolved => ("resolved_at", false),
+    };
+    crate::store::sql::batches::statement(format!("UPDATE alerts SET firing = ?, {column} = ? WHERE name = ?"))
+        .bind(firing)
+        .bind(now)
+        .bind(&name)
+        .execute(&mut *conn)
+        .await?;
+    let job = message(told);
+    let accepted = insert_owed(conn, &[&job], &shared.clock, Earlier::Nothing).await?.pop();
+    Ok(accepted.map(|accepted| (told, accepted)))
+}

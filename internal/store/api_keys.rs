@@ -1,0 +1,275 @@
+//! API keys: names, scopes and digests. The secret values are never stored here.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Actor, Name, Scope, Timestamp};
+use crate::store::audit::{Act, record};
+use crate::store::idempotency::Digest;
+use crate::store::jobs::insert::read_clock;
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::connection::{Pool, on_pool, transact};
+use crate::store::sql::error::{Fault, corrupt, fault};
+use crate::store::{Store, StoreError};
+
+/// Most API keys that are valid at the same time. Each request is compared with all of them.
+pub const MOST_KEYS: usize = 500;
+
+/// An API key without its secret value.
+#[derive(Clone)]
+pub struct ApiKey {
+    /// The id of the API key.
+    pub id: Uuid,
+    /// The name of the API key. Names are never used again, not even after a revocation.
+    pub name: Name,
+    /// The rights of the API key.
+    pub scope: Scope,
+    /// The only kinds that the API key may enqueue, in order; all kinds when absent.
+    pub kinds: Option<Arc<BTreeSet<Name>>>,
+    /// The producer name of its jobs with unique keys; the name of the API key when absent.
+    pub producer: Option<Name>,
+    /// SHA-256 of the secret value.
+    pub digest: Digest,
+    /// Time when the API key was created.
+    pub created_at: Timestamp,
+    /// The actor that created it.
+    pub created_by: Actor,
+    /// Time when it was last used, precise to about a minute.
+    pub last_used_at: Option<Timestamp>,
+    /// Time and actor of the revocation, if it was revoked.
+    pub revoked: Option<(Timestamp, Actor)>,
+}
+
+impl std::fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiKey").field("name", &self.name).field("scope", &self.scope).finish_non_exhaustive()
+    }
+}
+
+/// An API key to create.
+#[derive(Clone, Debug)]
+pub struct NewKey {
+    /// The name of the API key.
+    pub name: Name,
+    /// The rights of the API key.
+    pub scope: Scope,
+    /// The only kinds that it may enqueue; all kinds when absent.
+    pub kinds: Option<BTreeSet<Name>>,
+    /// The producer name of its jobs with unique keys; its own name when absent.
+    pub producer: Option<Name>,
+}
+
+impl NewKey {
+    /// Return an API key without limits of its own.
+    #[must_use]
+    pub const fn new(name: Name, scope: Scope) -> Self {
+        Self { name, scope, kinds: None, producer: None }
+    }
+}
+
+impl ApiKey {
+    /// Return the creator that is stored with jobs that have unique keys.
+    #[must_use]
+    pub fn creator(&self) -> Actor {
+        Actor::key(self.producer.as_ref().unwrap_or(&self.name).as_str())
+    }
+}
+
+/// Outcome of the creation of an API key.
+#[derive(Debug)]
+pub enum MadeKey {
+    /// The API key was created and is valid from now on.
+    Made(ApiKey),
+    /// Another API key has, or had, this name.
+    NameTaken,
+    /// There are [`MOST_KEYS`] valid API keys already.
+    TooMany,
+}
+
+/// Outcome of the revocation of an API key.
+#[derive(Debug)]
+pub enum RevokedKey {
+    /// The API key was revoked now.
+    Revoked(ApiKey),
+    /// The API key was already revoked.
+    Before(ApiKey),
+    /// There is no API key with this name.
+    Missing,
+}
+
+const COLUMNS: &str =
+    "id, name, scope, digest, created_at, created_by, last_used_at, revoked_at, revoked_by, kinds, producer";
+
+impl Store {
+    /// Read the API keys, revoked ones included, at most 2,000: first the valid ones, newest first. This is for the
+    /// copy in this process.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        keys_through(&self.shared.pools.controls).await
+    }
+
+    /// Read the same API keys as [`keys`](Self::keys), on a connection for clients that list them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn listed_keys(&self) -> Result<Vec<ApiKey>, StoreError> {
+        keys_through(&self.shared.pools.reads).await
+    }
+
+    /// Create an API key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn make_key(&self, name: &Name, scope: Scope, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
+        self.make_limited_key(NewKey::new(name.clone(), scope), digest, by).await
+    }
+
+    /// Create an API key with limits of its own.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn make_limited_key(&self, key: NewKey, digest: Digest, by: &Actor) -> Result<MadeKey, StoreError> {
+        let kinds = key.kinds.as_ref().map(|kinds| kinds.iter().map(Name::as_str).collect::<Vec<_>>());
+        let mut detail = serde_json::json!({"scope": key.scope.as_str()});
+        if let Some(kinds) = &kinds {
+            detail["kinds"] = serde_json::json!(kinds);
+        }
+        if let Some(producer) = &key.producer {
+            detail["producer"] = serde_json::json!(producer.as_str());
+        }
+        let act = Act::new(by, "key.create", key.name.as_str()).with(detail);
+        let (shared, kinds, id) = (self.shared.clone(), kinds.map(|kinds| kinds.join(",")), Uuid::now_v7());
+        transact(&self.shared.pools.controls, "create an API key", move |conn, _| {
+            let (shared, new, kinds, act) = (shared.clone(), key.clone(), kinds.clone(), act.clone());
+            Box::pin(async move {
+                let now = read_clock(conn, &shared.clock).await?;
+                let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
+                    .fetch_one(&mut *conn)
+                    .await?;
+                if usize::try_from(good).is_ok_and(|good| good >= MOST_KEYS) {
+                    return Ok(MadeKey::TooMany);
+                }
+                let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer) \
+                           VALUES (?, ?, ?, ?, ?, ?, ?, ?)";
+                let inserted = sqlx::query(sql)
+                    .bind(id)
+                    .bind(new.name.as_str())
+                    .bind(new.scope.as_str())
+                    .bind(&digest[..])
+                    .bind(now)
+                    .bind(act.actor.as_str())
+                    .bind(kinds)
+                    .bind(new.producer.as_ref().map(Name::as_str))
+                    .execute(&mut *conn)
+                    .await;
+                match inserted {
+                    Ok(_) => record(conn, &act, now).await?,
+                    Err(e) if fault(&e) == Fault::Duplicate => {}
+                    Err(e) => return Err(e),
+                }
+                Ok(match read(conn, &new.name, "").await? {
+                    // Our own row: written now, or by an earlier run whose commit succeeded without an answer.
+                    Some(key) if key.id == id => MadeKey::Made(key),
+                    _ => MadeKey::NameTaken,
+                })
+            })
+        })
+        .await
+    }
+
+    /// Revoke an API key.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn revoke_key(&self, name: &Name, by: &Actor) -> Result<RevokedKey, StoreError> {
+        let act = Act::new(by, "key.revoke", name.as_str());
+        let (shared, name) = (self.shared.clone(), name.clone());
+        transact(&self.shared.pools.controls, "revoke an API key", move |conn, _| {
+            let (shared, name, act) = (shared.clone(), name.clone(), act.clone());
+            Box::pin(async move {
+                let Some(mut key) = read(conn, &name, "FOR UPDATE").await? else { return Ok(RevokedKey::Missing) };
+                if key.revoked.is_some() {
+                    return Ok(RevokedKey::Before(key));
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                sqlx::query("UPDATE api_keys SET revoked_at = ?, revoked_by = ? WHERE id = ?")
+                    .bind(now)
+                    .bind(act.actor.as_str())
+                    .bind(key.id)
+                    .execute(&mut *conn)
+                    .await?;
+                record(conn, &act, now).await?;
+                key.revoked = Some((now, act.actor));
+                Ok(RevokedKey::Revoked(key))
+            })
+        })
+        .await
+    }
+
+    /// Record that these API keys were used now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn used_keys(&self, ids: Vec<Uuid>) -> Result<(), StoreError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        on_pool(&self.shared.pools.controls, "record the use of API keys", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let sql = format!(
+                    "UPDATE api_keys SET last_used_at = UTC_TIMESTAMP(6) WHERE id IN {} ORDER BY id LIMIT 2000",
+                    places(padded(ids.len()))
+                );
+                let mut query = statement(sql);
+                for id in pad(&ids) {
+                    query = query.bind(id);
+                }
+                query.execute(conn).await.map(drop)
+            })
+        })
+        .await
+    }
+}
+
+async fn read(conn: &mut MySqlConnection, name: &Name, lock: &'static str) -> Result<Option<ApiKey>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM api_keys WHERE name = ? {lock}");
+    statement(sql).bind(name.as_str()).fetch_optional(conn).await?.as_ref().map(key).transpose()
+}
+
+async fn keys_through(pool: &Pool) -> Result<Vec<ApiKey>, StoreError> {
+    on_pool(pool, "read the API keys", |conn, _| {
+        Box::pin(async move {
+            let sql = format!("SELECT {COLUMNS} FROM api_keys ORDER BY revoked_at IS NOT NULL, id DESC LIMIT 2000");
+            statement(sql).fetch_all(conn).await?.iter().map(key).collect()
+        })
+    })
+    .await
+}
+
+fn key(row: &MySqlRow) -> Result<ApiKey, sqlx::Error> {
+    let revoked_at: Option<Timestamp> = row.try_get(7)?;
+    let revoked_by: Option<String> = row.try_get(8)?;
+    let name = |text: String| text.parse::<Name>().map_err(|_| corrupt("name"));
+    let kinds: Option<String> = row.try_get(9)?;
+    let kinds = kinds.map(|kinds| kinds.split(',').map(|kind| name(kind.to_owned())).collect::<Result<_, _>>());
+    let producer: Option<String> = row.try_get(10)?;
+    Ok(ApiKey {
+        id: row.try_get(0)?,
+        name: name(row.try_get(1)?)?,
+        kinds: kinds.transpose()?.map(Arc::new),
+        producer: producer.map(name).transpose()?,
+        scope: Scope::from_word(row.try_get(2)?).ok_or_else(|| corrupt("scope"))?,
+        digest: row.try_get::<&[u8], _>(3)?.try_into().map_err(|_| corrupt("digest"))?,
+        created_at: row.try_get(4)?,
+        created_by: Actor::from_stored(row.try_get(5)?),
+        last_used_at: row.try_get(6)?,
+        revoked: revoked_at.zip(revoked_by.map(Actor::from_stored)),
+    })
+}

@@ -1,0 +1,345 @@
+//! Claims: the writes that start attempts. A claim is a compare-and-set on the row in `owed`, found by primary key.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{AttemptToken, JobId, JobOptions, Name, RunnerId, Timestamp};
+use crate::store::attempts::claim_batches::OpenClaims;
+use crate::store::attempts::settle::SUSPECT_FROM;
+use crate::store::jobs::due::{DueJob, due_job};
+use crate::store::jobs::lanes::unreadable;
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::connection::{Earlier, Step};
+use crate::store::sql::error::corrupt;
+use crate::store::sql::group_commit::Batch;
+use crate::store::sql::script::{Script, Value};
+
+/// A successful claim. The attempt is committed, and the handler may start.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The job.
+    pub id: JobId,
+    /// The token of the attempt: the right to write about it.
+    pub token: AttemptToken,
+    /// Kind of the job.
+    pub kind: Name,
+    /// Queue of the job.
+    pub queue: Name,
+    /// Number of this execution, for the ledger. The first is 1.
+    pub number: u32,
+    /// Number of attempts used, this one included: all executions minus those that burned no attempt.
+    pub attempt: u32,
+    /// Number of attempts that may be used.
+    pub max_attempts: u32,
+    /// The input of the handler, as JSON.
+    pub payload: Box<RawValue>,
+    /// The less common options of the job.
+    pub options: JobOptions,
+    /// The time when the job was accepted.
+    pub created_at: Timestamp,
+    /// The time when the job was due.
+    pub execute_at: Timestamp,
+    /// The time of the claim, by the clock of the database.
+    pub started_at: Timestamp,
+    runner: Arc<RunnerId>,
+    keyed: bool,
+}
+
+/// The data from the claim that no other process changes while the attempt is open. With it, a success is settled
+/// without reading the row again.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    pub(crate) kind: Name,
+    pub(crate) queue: Name,
+    pub(crate) runner: Arc<RunnerId>,
+    pub(crate) burned: u32,
+    pub(crate) execute_at: Timestamp,
+    pub(crate) started_at: Timestamp,
+    /// True if the job holds a unique key.
+    pub(crate) keyed: bool,
+}
+
+impl Claimed {
+    /// Return the data that the settlement of this attempt needs.
+    #[must_use]
+    pub fn opened(&self) -> Opened {
+        Opened {
+            kind: self.kind.clone(),
+            queue: self.queue.clone(),
+            runner: Arc::clone(&self.runner),
+            burned: self.attempt,
+            execute_at: self.execute_at,
+            started_at: self.started_at,
+            keyed: self.keyed,
+        }
+    }
+}
+
+/// An attempt that was claimed but cannot be executed, because its row cannot be read. It is an answer and not an
+/// error, because an error would leave the other jobs of the batch claimed and not started.
+#[derive(Clone, Debug)]
+pub struct Unreadable {
+    /// The job.
+    pub id: JobId,
+    /// The token of the attempt: the right to write about it.
+    pub token: AttemptToken,
+    /// Number of this execution.
+    pub number: u32,
+    /// Kind of the job, unless that is unreadable.
+    pub kind: Option<Name>,
+    /// Queue of the job, unless that is unreadable.
+    pub queue: Option<Name>,
+    /// The reason why it cannot be read.
+    pub error: String,
+}
+
+/// Outcome of one claim.
+#[derive(Clone, Debug)]
+pub enum Claim {
+    /// This runner has the job.
+    Won(Box<Claimed>),
+    /// The job is not due yet by the clock of the database. The index delivered it too early and should get it back.
+    NotDue(DueJob),
+    /// The job has a kind that this runner does not execute. It waits for a runner that does.
+    OtherKind(DueJob),
+    /// The job is due, but its last runners died while they executed it. Only
+    /// [`Claimant::claim_suspect`](super::Claimant::claim_suspect) claims it: from a process that executes nothing
+    /// else, or from a runner that cannot start such a process.
+    Suspect(DueJob),
+    /// This runner has the job, but its row cannot be read, so no handler can execute it.
+    Unreadable(Box<Unreadable>),
+    /// The job is executing already or has ended: the index delivered its id twice. Drop it.
+    Gone,
+}
+
+/// The group commit of the claims of one runner.
+pub(crate) struct Claims {
+    pub(crate) runner: Arc<RunnerId>,
+    pub(crate) kinds: Vec<Name>,
+    pub(crate) lease: Duration,
+    /// True if suspects are claimed as well: jobs whose last runners died while they executed them.
+    pub(crate) suspects: bool,
+    /// The attempts that this process has claimed and not yet settled.
+    pub(crate) open: Arc<OpenClaims>,
+}
+
+impl Batch for Claims {
+    type Item = JobId;
+    type Reply = Claim;
+    /// One token for the whole batch. Token and job id together name one attempt, and a single statement can write the
+    /// token to all rows.
+    type Mark = AttemptToken;
+    const ATTEMPTED: &'static str = "claim jobs";
+    const FULL: usize = 256;
+
+    fn row(id: &JobId) -> Option<JobId> {
+        Some(*id)
+    }
+
+    /// The session that holds the row lock decides about the job. If the job still waits afterwards, the reconciler
+    /// brings it back.
+    fn left_out() -> Option<Claim> {
+        Some(Claim::Gone)
+    }
+
+    fn mark(&self) -> AttemptToken {
+        AttemptToken::new()
+    }
+
+    fn write<'c>(
+        &'c self,
+        conn: &'c mut MySqlConnection,
+        items: &'c [JobId],
+        token: AttemptToken,
+        earlier: Earlier,
+    ) -> Step<'c, Vec<Claim>> {
+        Box::pin(async move {
+            if earlier == Earlier::MayHaveCommitted {
+                self.open.uncertain(token);
+            }
+            let mut ids: Vec<Uuid> = items.iter().map(|id| id.uuid()).collect();
+            ids.sort_unstable();
+            ids.dedup();
+            // When the answer to an earlier run was lost, this update changes no row twice, and the token still finds
+            // the jobs that the earlier run claimed.
+            let batch = Uuid::now_v7();
+            let mut claims = self.take(conn, &ids, token, batch).await?;
+            let lost: Vec<Uuid> = ids.into_iter().filter(|id| !claims.contains_key(&JobId::from_uuid(*id))).collect();
+            if !lost.is_empty() {
+                claims.extend(self.why_lost(conn, &lost).await?);
+            }
+            // Hand out each attempt that is found under the token only once. A batch may contain an id twice, and its
+            // items may be claimed one by one under the same token.
+            let won = |claim: &Claim| matches!(claim, Claim::Won(_) | Claim::Unreadable(_));
+            let found: Vec<JobId> = claims.iter().filter(|(_, claim)| won(claim)).map(|(id, _)| *id).collect();
+            if !found.is_empty() {
+                let fresh = self.open.won(batch, token, &found);
+                claims.retain(|id, claim| !won(claim) || fresh.contains(id));
+            }
+            // `remove`, not `get`: if two callers in one batch have the same id, only the first may execute the job.
+            Ok(items.iter().map(|id| claims.remove(id).unwrap_or(Claim::Gone)).collect())
+        })
+    }
+
+    fn gave_up(&self, items: &[JobId], token: AttemptToken, locked: bool) {
+        // If another session locks the row, this claim has changed nothing. The exception: the lock belongs to an
+        // earlier run of this same claim, whose COMMIT is still under way.
+        if !locked || self.open.is_uncertain(token) {
+            self.open.gave_up(token, items);
+        }
+    }
+}
+
+impl Claims {
+    /// Claim the jobs, write the row that lets the reaper find them, and read everything a handler needs of the jobs
+    /// under the token.
+    ///
+    /// All of it is one transaction, and the COMMIT is sent only after MySQL has answered the update. So if the caller
+    /// stops waiting for the update and the server carries it out later, it is rolled back with its broken connection.
+    /// While a COMMIT is under way, the rows stay locked.
+    ///
+    /// The update may wait for a row that another transaction settles at this moment. UTC_TIMESTAMP is the time when
+    /// the statement began to wait; SYSDATE is the time after the wait. So `started_at` is SYSDATE, and no attempt
+    /// begins before the previous one ended.
+    async fn take(
+        &self,
+        conn: &mut MySqlConnection,
+        ids: &[Uuid],
+        token: AttemptToken,
+        batch: Uuid,
+    ) -> Result<HashMap<JobId, Claim>, sqlx::Error> {
+        // BEGIN and UPDATE go in one request when there are few jobs: another round trip costs more than parsing the
+        // text.
+        let mut script = Script::about(ids.len(), 0);
+        let (list, places_of_ids) = script.list(ids);
+        let lease = i64::try_from(self.lease.as_micros()).unwrap_or(i64::MAX);
+        let mut values = vec![Value::from(token.uuid()), self.runner.as_str().into(), lease.into()];
+        values.extend(&places_of_ids);
+        values.extend(self.kinds.iter().map(|kind| Value::from(kind.as_str())));
+        if self.kinds.is_empty() {
+            values.push("".into());
+        }
+        let update = format!(
+            "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing', attempt = attempt + 1, token = ?, runner = ?, \
+             started_at = SYSDATE(6), lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, progress = NULL \
+             WHERE id IN {list} AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind IN {}{}",
+            places(self.kinds.len().max(1)),
+            if self.suspects { String::new() } else { format!(" AND losses < {SUSPECT_FROM}") },
+        );
+        script.say("BEGIN", Vec::new());
+        script.say(update, values);
+        let taken: u64 = script.run(conn).await?.iter().map(|done| done.affected).sum();
+
+        // The remaining statements also go in one request when there are few jobs.
+        let mut script = Script::about(ids.len(), 0);
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| *id.as_bytes()).collect();
+        if taken > 0 {
+            // This lists all ids, also those that were not claimed. Only the next statement shows which were claimed,
+            // and this one need not wait for it.
+            let values = vec![
+                Value::from(self.runner.as_str()),
+                batch.into(),
+                token.uuid().into(),
+                Value::from(bytes.as_slice()),
+            ];
+            script.say("INSERT INTO claim_batches (runner, id, token, ids) VALUES (?, ?, ?, ?)", values);
+        }
+        let (list, mut values) = script.list(ids);
+        values.push(token.uuid().into());
+        let select = format!(
+            "SELECT o.id, o.kind, o.queue, o.attempt, o.spared, o.max_attempts, o.execute_at, o.started_at, \
+             j.payload, j.options, o.keyed, j.created_at FROM owed o FORCE INDEX (PRIMARY) STRAIGHT_JOIN jobs j ON j.id = o.id \
+             WHERE o.id IN {list} AND o.token = ?",
+        );
+        script.say(select, values);
+        script.say("COMMIT", Vec::new());
+        let done = script.run(conn).await?;
+        let found = done.iter().flat_map(|done| &done.rows);
+        found
+            .map(|row| {
+                let (id, number) = (JobId::from_uuid(row.try_get(0)?), row.try_get(3)?);
+                let claim = match self.claimed(row, token) {
+                    Ok(claimed) => Claim::Won(Box::new(claimed)),
+                    Err(e) => {
+                        let name =
+                            |column: usize| row.try_get::<&str, _>(column).ok().and_then(|name| name.parse().ok());
+                        let (kind, queue) = (name(1), name(2));
+                        Claim::Unreadable(Box::new(Unreadable { id, token, number, kind, queue, error: e.to_string() }))
+                    }
+                };
+                Ok((id, claim))
+            })
+            .collect()
+    }
+
+    /// Find out why the other jobs were not claimed. This is not part of the claim: it is a hint for the index, read a
+    /// moment later.
+    async fn why_lost(&self, conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<Vec<(JobId, Claim)>, sqlx::Error> {
+        let sql = format!(
+            "SELECT id, queue, priority, execute_at, kind, losses >= {SUSPECT_FROM} AND execute_at <= UTC_TIMESTAMP(6) \
+             FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state IN ('waiting', 'retrying')",
+            places(padded(ids.len())),
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        let found = query.fetch_all(conn).await?;
+        // An unreadable row must not cost the other jobs their answer.
+        let readable = found
+            .iter()
+            .filter_map(|row| due_job(row).map(|job| (row, job)).map_err(|error| unreadable(&error.to_string())).ok());
+        readable
+            .map(|(row, job)| {
+                let id = job.id;
+                let due_suspect: bool = row.try_get(5)?;
+                let claim = if !self.kinds.contains(&job.kind) {
+                    Claim::OtherKind(job)
+                } else if due_suspect && !self.suspects {
+                    Claim::Suspect(job)
+                } else {
+                    Claim::NotDue(job)
+                };
+                Ok((id, claim))
+            })
+            .collect()
+    }
+}
+
+impl Claims {
+    fn claimed(&self, row: &MySqlRow, token: AttemptToken) -> Result<Claimed, sqlx::Error> {
+        let number: u32 = row.try_get(3)?;
+        let spared: u32 = row.try_get(4)?;
+        let options: Option<&str> = row.try_get(9)?;
+        let kind: &str = row.try_get(1)?;
+        let kind = match self.kinds.iter().find(|known| known.as_str() == kind) {
+            Some(known) => known.clone(),
+            None => kind.parse().map_err(|_| corrupt("kind"))?,
+        };
+        Ok(Claimed {
+            id: JobId::from_uuid(row.try_get(0)?),
+            token,
+            kind,
+            queue: row.try_get::<&str, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+            number,
+            attempt: number - spared,
+            max_attempts: row.try_get(5)?,
+            payload: RawValue::from_string(row.try_get(8)?).map_err(|e| corrupt(format!("payload: {e}")))?,
+            options: match options {
+                Some(text) => serde_json::from_str(text).map_err(|e| corrupt(format!("options: {e}")))?,
+                None => JobOptions::default(),
+            },
+            created_at: row.try_get(11)?,
+            execute_at: row.try_get(6)?,
+            started_at: row.try_get(7)?,
+            runner: Arc::clone(&self.runner),
+            keyed: row.try_get(10)?,
+        })
+    }
+}

@@ -1,0 +1,378 @@
+//! Batches of claims: they let the reaper find the open attempts of a runner without reading `owed`.
+//!
+//! Each claim writes one row of `claim_batches` for up to 256 jobs, in its own transaction. The reaper reads the rows
+//! of runners that sent no heartbeat and looks up their jobs by primary key. So the work of the reaper depends on the
+//! number of executing jobs and not on the backlog. Only `owed` says whether an attempt is open. A row of
+//! `claim_batches` that outlives its attempts costs one lookup and has no other effect.
+//!
+//! [`OpenClaims`] keeps the claims of this process in memory. It knows which rows can be deleted, makes sure that no
+//! attempt is handed to two callers, and remembers the claims that were never answered.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{AttemptToken, JobId, RunnerId, Timestamp};
+use crate::store::attempts::lease::Lapsed;
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// Batches in one page.
+const PAGE: u32 = 64;
+/// Rows of finished batches that one call deletes at most.
+const MOST_CLOSED: usize = 8_192;
+/// Unanswered claims that are remembered. Attempts beyond that end with their leases.
+const MOST_UNANSWERED: usize = 8_192;
+/// An upper bound for the time in which a claim is repeated.
+const LONGEST_CLAIM: Duration = Duration::from_secs(10 * 60);
+/// Runners with batches that one call lists at most.
+const MOST_RUNNERS: usize = 1_000;
+
+/// The attempts that this process has claimed and not yet settled.
+#[derive(Default)]
+pub(crate) struct OpenClaims(Mutex<Open>);
+
+#[derive(Default)]
+struct Open {
+    /// The attempts that were handed out. The UUID is the row of their batch.
+    attempts: HashMap<JobId, (AttemptToken, Uuid)>,
+    /// Number of open attempts of each row.
+    rows: HashMap<Uuid, usize>,
+    /// Rows whose attempts have all ended.
+    closed: Vec<Uuid>,
+    /// Claims that were never answered, by token.
+    unanswered: Vec<(AttemptToken, Vec<JobId>)>,
+    /// Tokens of claims that were repeated because an earlier run got no answer, and the times of the repetition.
+    uncertain: HashMap<AttemptToken, Instant>,
+}
+
+impl OpenClaims {
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Record that a claim of these jobs was answered; `row` is its row in `claim_batches`. Returns the jobs that are
+    /// to be handed out now. A job that was handed out before under the same token is not among them, because it would
+    /// start twice.
+    pub(crate) fn won(&self, row: Uuid, token: AttemptToken, ids: &[JobId]) -> HashSet<JobId> {
+        let mut open = self.lock();
+        let mut fresh = HashSet::with_capacity(ids.len());
+        for id in ids {
+            match open.attempts.get(id) {
+                Some((held, _)) if *held == token => {}
+                _ => {
+                    // The reaper ended an older attempt of the same job, and the holder of that attempt has not settled
+                    // it yet.
+                    if let Some((_, before)) = open.attempts.insert(*id, (token, row)) {
+                        open.one_less(before);
+                    }
+                    fresh.insert(*id);
+                }
+            }
+        }
+        if fresh.is_empty() {
+            open.closed.push(row);
+        } else {
+            open.rows.insert(row, fresh.len());
+        }
+        fresh
+    }
+
+    /// Record that the attempt is settled, by its holder or by another process.
+    pub(crate) fn ended(&self, id: JobId, token: AttemptToken) {
+        let mut open = self.lock();
+        if open.attempts.get(&id).is_some_and(|(held, _)| *held == token)
+            && let Some((_, row)) = open.attempts.remove(&id)
+        {
+            open.one_less(row);
+        }
+    }
+
+    /// Remember that a claim of these jobs under this token got no answer and that its caller has stopped waiting.
+    pub(crate) fn gave_up(&self, token: AttemptToken, ids: &[JobId]) {
+        let mut open = self.lock();
+        let remembered: usize = open.unanswered.iter().map(|(_, ids)| ids.len()).sum();
+        if remembered + ids.len() <= MOST_UNANSWERED {
+            open.unanswered.push((token, ids.to_vec()));
+        }
+    }
+
+    /// Record that a claim is repeated under this token, because an earlier run got no answer.
+    pub(crate) fn uncertain(&self, token: AttemptToken) {
+        let mut open = self.lock();
+        open.uncertain.retain(|_, since| since.elapsed() < LONGEST_CLAIM);
+        open.uncertain.insert(token, Instant::now());
+    }
+
+    pub(crate) fn is_uncertain(&self, token: AttemptToken) -> bool {
+        self.lock().uncertain.contains_key(&token)
+    }
+
+    /// Number of claims that were never answered and may have been committed nevertheless.
+    fn unanswered(&self) -> usize {
+        self.lock().unanswered.iter().map(|(_, ids)| ids.len()).sum()
+    }
+
+    /// Rows whose open attempts all run in this process.
+    fn rows_that_run(&self, live: &HashSet<JobId>) -> HashSet<Uuid> {
+        let open = self.lock();
+        let mut rows: HashSet<Uuid> = open.rows.keys().copied().collect();
+        for (id, (_, row)) in &open.attempts {
+            if !live.contains(id) {
+                rows.remove(row);
+            }
+        }
+        rows
+    }
+
+    fn holds(&self, id: JobId, token: AttemptToken) -> bool {
+        self.lock().attempts.get(&id).is_some_and(|(held, _)| *held == token)
+    }
+}
+
+impl Open {
+    fn one_less(&mut self, row: Uuid) {
+        if let Some(left) = self.rows.get_mut(&row) {
+            *left -= 1;
+            if *left == 0 {
+                self.rows.remove(&row);
+                self.closed.push(row);
+            }
+        }
+    }
+}
+
+/// One page of a runner's batches.
+#[derive(Debug, Default)]
+pub struct BatchPage {
+    /// Attempts whose lease has ended.
+    pub lapsed: Vec<Lapsed>,
+    /// Number of open attempts, including those in `lapsed`.
+    pub open: usize,
+    /// The place where the next page begins. Absent at the end.
+    pub next: Option<Uuid>,
+}
+
+/// The rule that decides if a lease has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct LapseRule {
+    /// The time of the database, which was checked against the monotonic clock of this process. Leases that end before
+    /// it have ended.
+    pub at: Timestamp,
+    /// A lease that ends later than this was taken before the clock of the database was set back. It has ended as well,
+    /// if its runner sends no heartbeat.
+    pub beyond: Option<Timestamp>,
+}
+
+impl LapseRule {
+    /// The rule for leases that end before this moment.
+    #[must_use]
+    pub const fn at(at: Timestamp) -> Self {
+        Self { at, beyond: None }
+    }
+
+    pub(crate) fn has_lapsed(&self, until: Timestamp) -> bool {
+        until < self.at || self.beyond.is_some_and(|beyond| until > beyond)
+    }
+}
+
+impl Store {
+    /// List the runners that have batches, at most 1,000. Reads one row for each.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn runners_with_batches(&self) -> Result<Vec<RunnerId>, StoreError> {
+        on_pool(&self.shared.pools.loops, "list runners with open claims", move |conn, _| {
+            Box::pin(async move {
+                let mut runners: Vec<RunnerId> = Vec::new();
+                // One lookup in the primary key for each runner: neither MySQL nor MariaDB reliably skips through the
+                // index for a DISTINCT.
+                let sql = "SELECT runner FROM claim_batches WHERE runner > ? ORDER BY runner LIMIT 1";
+                while runners.len() < MOST_RUNNERS {
+                    let after = runners.last().map_or("", RunnerId::as_str);
+                    let next: Option<String> = sqlx::query_scalar(sql).bind(after).fetch_optional(&mut *conn).await?;
+                    let Some(next) = next else { break };
+                    runners.push(RunnerId::from_stored(next));
+                }
+                Ok(runners)
+            })
+        })
+        .await
+    }
+
+    /// Read the page of a runner's batches behind `after`, and return the attempts whose lease has ended. Batches
+    /// without an open attempt are deleted. Batches whose attempts all run in this process, according to `live`, are
+    /// skipped.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn lapsed_of(
+        &self,
+        runner: &RunnerId,
+        after: Option<Uuid>,
+        rule: LapseRule,
+        live: Arc<HashSet<JobId>>,
+    ) -> Result<BatchPage, StoreError> {
+        let (runner, shared) = (runner.clone(), self.shared.clone());
+        on_pool(&self.shared.pools.loops, "read the claims of a runner", move |conn, _| {
+            let (runner, shared, live) = (runner.clone(), shared.clone(), Arc::clone(&live));
+            Box::pin(async move {
+                let run_here = shared.open_claims.rows_that_run(&live);
+                page_of(conn, &run_here, &runner, after, rule).await
+            })
+        })
+        .await
+    }
+
+    /// Delete the rows of batches that this process has settled, up to the limit of one call.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. A later call deletes the rows.
+    pub async fn delete_closed_batches(&self, runner: &RunnerId) -> Result<(), StoreError> {
+        let open_claims = Arc::clone(&self.shared.open_claims);
+        let closed: Arc<[Uuid]> = {
+            let mut open = open_claims.lock();
+            let count = open.closed.len().min(MOST_CLOSED);
+            open.closed.drain(..count).collect()
+        };
+        if closed.is_empty() {
+            return Ok(());
+        }
+        let (runner, rows) = (runner.clone(), Arc::clone(&closed));
+        let deleted = on_pool(&self.shared.pools.loops, "delete settled batches of claims", move |conn, _| {
+            let (runner, rows) = (runner.clone(), Arc::clone(&rows));
+            Box::pin(async move { delete(conn, &runner, &rows).await })
+        })
+        .await;
+        if deleted.is_err() {
+            open_claims.lock().closed.extend_from_slice(&closed);
+        }
+        deleted
+    }
+
+    /// Number of claims of this process that were never answered and may still have been committed.
+    #[must_use]
+    pub fn unanswered_claims(&self) -> usize {
+        self.shared.open_claims.unanswered()
+    }
+
+    /// Take the claims that were never answered, to give them back with [`give_back`](Self::give_back).
+    pub(crate) fn take_unanswered(&self) -> Vec<(AttemptToken, Vec<JobId>)> {
+        std::mem::take(&mut self.shared.open_claims.lock().unanswered)
+    }
+
+    /// Return true if this process has handed out this attempt and not yet settled it.
+    pub(crate) fn is_handed_out(&self, id: JobId, token: AttemptToken) -> bool {
+        self.shared.open_claims.holds(id, token)
+    }
+}
+
+async fn page_of(
+    conn: &mut MySqlConnection,
+    run_here: &HashSet<Uuid>,
+    runner: &RunnerId,
+    after: Option<Uuid>,
+    rule: LapseRule,
+) -> Result<BatchPage, sqlx::Error> {
+    let sql = "SELECT id, token, ids FROM claim_batches WHERE runner = ? AND id > ? ORDER BY runner, id LIMIT ?";
+    let query = sqlx::query(sql).bind(runner.as_str()).bind(after.unwrap_or(Uuid::nil())).bind(PAGE);
+    let found = query.fetch_all(&mut *conn).await?;
+    let mut page = BatchPage::default();
+    // The batch of each attempt. A job may be in several batches, claimed under different tokens.
+    let mut batch_of: HashMap<(Uuid, Uuid), Uuid> = HashMap::new();
+    let mut batches: HashSet<Uuid> = HashSet::new();
+    for row in &found {
+        let (batch, token): (Uuid, Uuid) = (row.try_get(0)?, row.try_get(1)?);
+        if found.len() == PAGE as usize {
+            page.next = Some(batch);
+        }
+        if run_here.contains(&batch) {
+            continue;
+        }
+        batches.insert(batch);
+        for id in row.try_get::<&[u8], _>(2)?.chunks_exact(16) {
+            batch_of.insert((Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?, token), batch);
+        }
+    }
+    let mut ids: Vec<Uuid> = batch_of.keys().map(|(id, _)| *id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    for ids in ids.chunks(MOST_ROWS) {
+        let sql = format!(
+            "SELECT id, token, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state = 'executing'",
+            places(padded(ids.len()))
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        for row in query.fetch_all(&mut *conn).await? {
+            let (id, token, until): (Uuid, Uuid, Timestamp) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            let Some(batch) = batch_of.get(&(id, token)) else { continue };
+            batches.remove(batch);
+            page.open += 1;
+            if rule.has_lapsed(until) {
+                let (id, token) = (JobId::from_uuid(id), AttemptToken::from_uuid(token));
+                page.lapsed.push(Lapsed { id, token, until });
+            }
+        }
+    }
+    let settled: Vec<Uuid> = batches.into_iter().collect();
+    delete(conn, runner, &settled).await?;
+    Ok(page)
+}
+
+async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
+    let mut rows = rows.to_vec();
+    rows.sort_unstable();
+    for rows in rows.chunks(MOST_ROWS) {
+        // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
+        let sql = format!(
+            "DELETE FROM claim_batches WHERE runner = ? AND id IN {} ORDER BY runner, id LIMIT ?",
+            places(padded(rows.len()))
+        );
+        let mut query = statement(sql).bind(runner.as_str());
+        for row in pad(rows) {
+            query = query.bind(row);
+        }
+        query.bind(i64::try_from(rows.len()).unwrap_or(i64::MAX)).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_is_handed_out_once_and_its_row_goes_with_the_last_of_the_batch() {
+        let (open, token, row) = (OpenClaims::default(), AttemptToken::new(), Uuid::now_v7());
+        let ids = [JobId::new(), JobId::new()];
+        assert_eq!(open.won(row, token, &ids).len(), 2);
+        // A second run finds the attempts again under the same token. It starts neither of them, and its row can be
+        // deleted.
+        let other = Uuid::now_v7();
+        assert!(open.won(other, token, &ids).is_empty());
+        assert_eq!(open.lock().closed, [other]);
+        open.ended(ids[0], token);
+        open.ended(ids[0], token);
+        open.ended(ids[1], AttemptToken::new());
+        let runs = |ids: &[JobId]| open.rows_that_run(&ids.iter().copied().collect());
+        assert!(runs(&ids[1..]).contains(&row) && open.holds(ids[1], token));
+        assert!(runs(&[]).is_empty(), "its attempt does not run");
+        // A newer attempt of the same job replaces the older one.
+        let (newer, next) = (AttemptToken::new(), Uuid::now_v7());
+        assert_eq!(open.won(next, newer, &ids[1..]).len(), 1);
+        assert_eq!(runs(&ids), HashSet::from([next]));
+        open.ended(ids[1], token);
+        assert_eq!(runs(&ids), HashSet::from([next]));
+        open.ended(ids[1], newer);
+        assert_eq!(open.lock().closed, [other, row, next]);
+        assert!(open.lock().attempts.is_empty());
+    }
+}

@@ -1,0 +1,115 @@
+//! Settlement of attempts that succeeded, without reading their rows first.
+//!
+//! Most attempts succeed, and the claim has already read everything that the ledger needs. So the rows are deleted by
+//! id and token, unless a cancel was requested. The number of deleted rows tells if every attempt still held its job.
+//! If one did not, the transaction is rolled back and the whole batch is settled in `settle.rs`, which reads the rows
+//! and decides about each one.
+
+use std::collections::BTreeMap;
+
+use sqlx::MySqlConnection;
+use uuid::Uuid;
+
+use crate::job::{Name, State, Verdict};
+use crate::store::attempts::claim::Opened;
+use crate::store::attempts::settle::{Settlement, tally};
+use crate::store::jobs::insert::commit;
+use crate::store::sql::script::{Script, Value};
+
+/// A success with nothing else to write: no follow-up jobs and no unique key.
+pub(crate) struct Success<'a> {
+    item: &'a Settlement,
+    opened: &'a Opened,
+}
+
+impl<'a> Success<'a> {
+    /// Return the success if the attempt can be settled without reading its row.
+    pub(crate) fn of(item: &'a Settlement) -> Option<Self> {
+        let opened = item.opened.as_ref()?;
+        let plain = item.verdict == Verdict::Succeeded && item.follow_ups.is_empty() && !opened.keyed;
+        plain.then_some(Self { item, opened })
+    }
+
+    fn bytes(&self) -> usize {
+        200 + self.item.result.as_ref().map_or(0, |raw| raw.get().len())
+    }
+}
+
+/// Settle all of them or none. Returns false, with nothing written, when a token no longer holds its job or a cancel
+/// was requested for one of them.
+pub(crate) async fn complete(
+    conn: &mut MySqlConnection,
+    successes: &[Success<'_>],
+    lane: u8,
+) -> Result<bool, sqlx::Error> {
+    let mut sorted: Vec<&Success<'_>> = successes.iter().collect();
+    sorted.sort_unstable_by_key(|success| success.item.id);
+    let bytes = sorted.iter().map(|success| success.bytes()).sum();
+
+    let ids: Vec<Uuid> = sorted.iter().map(|success| success.item.id.uuid()).collect();
+    // The fence is the pair of id and token. The token alone is not enough: it belongs to a whole batch of claims, and
+    // one job of that batch may have a newer attempt. The primary key of the ledger is a second fence: a lost attempt
+    // has its row there, and MySQL refuses another one.
+    let pairs: Vec<[u8; 32]> = sorted.iter().map(|success| pair(success.item)).collect();
+    let pairs: Vec<&[u8]> = pairs.iter().map(<[u8; 32]>::as_slice).collect();
+    let mut take = Script::about(sorted.len(), bytes);
+    let ((ids_list, mut values), (pairs_list, pairs)) = (take.list(&ids), take.list(&pairs));
+    values.extend(pairs);
+    values.push(i64::try_from(ids.len()).unwrap_or(i64::MAX).into());
+    take.say("BEGIN", Vec::new());
+    // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
+    let delete = format!(
+        "DELETE FROM owed WHERE id IN {ids_list} AND CONCAT(id, token) IN {pairs_list} AND cancel_requested_at IS NULL \
+         ORDER BY id LIMIT ?"
+    );
+    take.say(delete, values);
+    let taken: u64 = take.run(conn).await?.iter().map(|done| done.affected).sum();
+    if taken != ids.len() as u64 {
+        sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+        return Ok(false);
+    }
+
+    let mut write = Script::about(sorted.len(), bytes);
+    // SYSDATE is read after the locks are taken, so a request that was made while this statement waited comes before
+    // the end. GREATEST makes sure that an attempt does not end before it began when the clock was set back.
+    let ledger = [
+        "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state, \
+         result) VALUES",
+        "(?,?,?,?,?,?,GREATEST(SYSDATE(6), TIMESTAMP(?)),'succeeded','completed',?)",
+        "",
+    ];
+    write.insert(
+        ledger,
+        &sorted,
+        |success| success.bytes(),
+        |success, values| {
+            let (item, opened) = (success.item, success.opened);
+            values.extend([
+                Value::from(item.id.uuid()),
+                item.number.into(),
+                opened.burned.into(),
+                opened.runner.as_str().into(),
+                opened.execute_at.into(),
+                opened.started_at.into(),
+                opened.started_at.into(),
+                item.result.as_ref().map(|raw| raw.get()).into(),
+            ]);
+        },
+    );
+    let mut counts: BTreeMap<(&Name, &Name), i64> = BTreeMap::new();
+    for success in &sorted {
+        *counts.entry((&success.opened.queue, &success.opened.kind)).or_default() += 1;
+    }
+    let counts: Vec<_> = counts.into_iter().map(|((queue, kind), n)| (queue, kind, State::Completed, n)).collect();
+    tally(&mut write, lane, &counts);
+    write.run(conn).await?;
+    commit(conn).await?;
+    Ok(true)
+}
+
+fn pair(item: &Settlement) -> [u8; 32] {
+    let mut pair = [0; 32];
+    pair[..16].copy_from_slice(item.id.uuid().as_bytes());
+    pair[16..].copy_from_slice(item.token.uuid().as_bytes());
+    pair
+}

@@ -1,0 +1,719 @@
+//! Leases: the heartbeat of the holder renews them, and the reaper ends attempts whose lease has lapsed.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection, MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{
+    AttemptToken, Editions, JobId, JobOptions, Name, Progress, RetryPolicy, RunnerId, State, Timestamp, Verdict,
+};
+use crate::store::attempts::claim_batches::LapseRule;
+use crate::store::attempts::settle::{Again, Owed, Settled, Settlement, decide, lock_held, write_moves};
+use crate::store::jobs::insert::read_clock;
+use crate::store::runners::slot_jobs;
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::clock::Reading;
+use crate::store::sql::connection::{Earlier, Step, on_pool, transact};
+use crate::store::{Link, Shared, Store, StoreError};
+
+/// One live attempt of this runner, as the heartbeat reports it to the store.
+#[derive(Clone, Debug)]
+pub struct LiveAttempt {
+    /// The id of the job.
+    pub id: JobId,
+    /// The token that allows the renewal.
+    pub token: AttemptToken,
+    /// The newest progress, if the handler reported any since the last heartbeat.
+    pub progress: Option<Progress>,
+    /// An instant shortly before the newest claim or renewal of the lease.
+    pub leased: Instant,
+}
+
+/// The store's answer to a heartbeat.
+#[derive(Clone, Debug, Default)]
+pub struct Beat {
+    /// Attempts that this runner does not hold any more. Their handlers must stop.
+    pub lost: Vec<JobId>,
+    /// Attempts for which a cancel was requested.
+    pub cancel_requested: Vec<JobId>,
+}
+
+/// The row of a runner, as the runner reports it about itself.
+#[derive(Clone, Debug)]
+pub struct RunnerRow {
+    /// The id of the runner.
+    pub id: RunnerId,
+    /// Version of the binary.
+    pub version: &'static str,
+    /// Kinds that it can run.
+    pub kinds: Vec<Name>,
+    /// The versions of its payload types, per kind.
+    pub editions: Editions,
+    /// Queues that it serves.
+    pub queues: Vec<Name>,
+    /// Number of its worker slots.
+    pub slots: u32,
+    /// Length of its lease.
+    pub lease: Duration,
+    /// Name of its host.
+    pub host: String,
+    /// Its process id on that host.
+    pub pid: u32,
+    /// The runner that started this process to run a suspect; absent for an ordinary runner.
+    pub parent: Option<RunnerId>,
+}
+
+/// The connection of the heartbeat to MySQL. Nothing else uses it.
+pub struct Pulse {
+    link: Link,
+    clock: Arc<crate::store::sql::clock::StoreClock>,
+    /// The jobs in the runner's slots, as they were last written to MySQL.
+    told: Option<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Pulse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pulse")
+    }
+}
+
+/// A runner that has not stopped, as its row shows it.
+#[derive(Clone, Debug)]
+pub struct RunnerBeat {
+    /// The id of the runner.
+    pub id: RunnerId,
+    /// Length of its lease.
+    pub lease: Duration,
+    /// Time of its last heartbeat, by the database's clock.
+    pub heartbeat_at: Timestamp,
+    /// True if it records its claims in `claim_batches`. Older binaries do not.
+    pub writes_batches: bool,
+}
+
+/// An attempt whose lease had lapsed when it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lapsed {
+    /// The id of the job.
+    pub id: JobId,
+    /// The token of the attempt.
+    pub token: AttemptToken,
+    /// The time when the lease ended. If the holder has renewed the lease since, the row has a later time.
+    pub until: Timestamp,
+}
+
+/// One page of a walk through the `owed` rows.
+#[derive(Debug)]
+pub struct OwedPage {
+    /// Attempts whose lease has lapsed.
+    pub lapsed: Vec<Lapsed>,
+    /// The position to continue after; absent at the end.
+    pub next: Option<JobId>,
+}
+
+/// An attempt that was ended without its holder.
+#[derive(Clone, Debug)]
+pub struct Reaped {
+    /// The id of the job.
+    pub id: JobId,
+    /// The kind of the job.
+    pub kind: Name,
+    /// The queue of the job.
+    pub queue: Name,
+    /// The state of the job now.
+    pub state: State,
+    /// Outcome of the settlement.
+    pub settled: Settled,
+}
+
+impl Store {
+    /// Return a connection for one heartbeat. It is opened at its first use.
+    #[must_use]
+    pub fn pulse(&self) -> Pulse {
+        Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone(), told: None }
+    }
+
+    /// Read the database's clock.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn read_time(&self) -> Result<Reading, StoreError> {
+        let clock = Arc::clone(&self.shared.clock);
+        on_pool(&self.shared.pools.loops, "read the clock", move |conn, _| {
+            let clock = Arc::clone(&clock);
+            Box::pin(async move {
+                let sent = Instant::now();
+                let moment = read_clock(conn, &clock).await?;
+                Ok(Reading { sent, received: Instant::now(), moment })
+            })
+        })
+        .await
+    }
+
+    /// Read the runners that have not stopped, with the time of their last heartbeat.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn runner_beats(&self) -> Result<Vec<RunnerBeat>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read the heartbeats of runners", move |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT id, lease_ms, heartbeat_at, claim_batches FROM runners WHERE stopped_at IS NULL";
+                let found = sqlx::query(sql).fetch_all(conn).await?;
+                let beat = |row: &sqlx::mysql::MySqlRow| {
+                    Ok(RunnerBeat {
+                        id: RunnerId::from_stored(row.try_get(0)?),
+                        lease: Duration::from_millis(u64::from(row.try_get::<u32, _>(1)?)),
+                        heartbeat_at: row.try_get(2)?,
+                        writes_batches: row.try_get(3)?,
+                    })
+                };
+                found.iter().map(beat).collect()
+            })
+        })
+        .await
+    }
+
+    /// Read one page of a walk through the `owed` rows in the order of their ids: the attempts among the next `rows`
+    /// rows whose lease has lapsed. The walk finds the attempts of older binaries, which do not record their claims in
+    /// `claim_batches`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn walk_owed(&self, after: Option<JobId>, rule: LapseRule, rows: u32) -> Result<OwedPage, StoreError> {
+        let after = after.map_or(Uuid::nil(), JobId::uuid);
+        on_pool(&self.shared.pools.loops, "walk through the owed rows", move |conn, _| {
+            Box::pin(async move {
+                let end = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?";
+                let end: Option<Uuid> = sqlx::query_scalar(end)
+                    .bind(after)
+                    .bind(i64::from(rows.saturating_sub(1)))
+                    .fetch_optional(&mut *conn)
+                    .await?;
+                let sql = "SELECT id, token, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id > ? AND id <= ? \
+                           AND state = 'executing'";
+                let query = sqlx::query(sql).bind(after).bind(end.unwrap_or(Uuid::max()));
+                let mut lapsed = Vec::new();
+                for row in query.fetch_all(conn).await? {
+                    let until: Timestamp = row.try_get(2)?;
+                    if rule.has_lapsed(until) {
+                        let (id, token) = (JobId::from_uuid(row.try_get(0)?), AttemptToken::from_uuid(row.try_get(1)?));
+                        lapsed.push(Lapsed { id, token, until });
+                    }
+                }
+                Ok(OwedPage { lapsed, next: end.map(JobId::from_uuid) })
+            })
+        })
+        .await
+    }
+
+    /// Read the kinds that living runners can run.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn living_kinds(&self) -> Result<HashSet<Name>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read the kinds of living runners", move |conn, _| {
+            Box::pin(async move {
+                let found: Vec<String> = sqlx::query_scalar(
+                    "SELECT DISTINCT kinds FROM runners WHERE stopped_at IS NULL \
+                     AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND",
+                )
+                .fetch_all(conn)
+                .await?;
+                let mut kinds = HashSet::new();
+                for text in found {
+                    // One bad row must not keep the caller from its other work.
+                    match serde_json::from_str::<Vec<Name>>(&text) {
+                        Ok(names) => kinds.extend(names),
+                        Err(error) => tracing::error!(%error, "cannot read the kinds of a runner"),
+                    }
+                }
+                Ok(kinds)
+            })
+        })
+        .await
+    }
+
+    /// Mark a silent runner as stopped, if it has sent no heartbeat since it was read and has no open claim. The caller
+    /// waits until the runner has been silent for two leases. One lease would be too short: the lease of a job that it
+    /// claimed after its last heartbeat ends later than that.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn bury_runner(&self, runner: &RunnerBeat) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pools.loops, "mark a silent runner as gone", move |conn, _| {
+            let runner = runner.clone();
+            Box::pin(async move {
+                sqlx::query(
+                    "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = ? AND stopped_at IS NULL \
+                     AND heartbeat_at = ? AND NOT EXISTS (SELECT 1 FROM claim_batches b WHERE b.runner = ?)",
+                )
+                .bind(runner.id.as_str())
+                .bind(runner.heartbeat_at)
+                .bind(runner.id.as_str())
+                .execute(conn)
+                .await?;
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// End attempts whose lease has lapsed, with the verdict `lost`. Only attempts whose token and lease are unchanged
+    /// when the row is locked are ended. After its first loss a job keeps its position in the due order and runs again
+    /// at once. After further losses a job runs again after a backoff: its own, else that of its kind in `policies`,
+    /// else the default. If MySQL refuses to end an attempt, it is returned separately with the error, so that one bad
+    /// row does not block the others.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached.
+    pub async fn reap(
+        &self,
+        lapsed: Vec<Lapsed>,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<(Vec<Reaped>, Vec<(JobId, StoreError)>), StoreError> {
+        let (mut reaped, mut refused) = (Vec::new(), Vec::new());
+        if lapsed.is_empty() {
+            return Ok((reaped, refused));
+        }
+        match self.reap_together(lapsed.clone(), Arc::clone(&policies)).await {
+            Ok(reaped) => return Ok((reaped, refused)),
+            Err(error) if error.is_transient() => return Err(error),
+            Err(error) if lapsed.len() == 1 => {
+                refused.extend(lapsed.first().map(|alone| (alone.id, error)));
+                return Ok((reaped, refused));
+            }
+            Err(error) => tracing::warn!(%error, attempts = lapsed.len(), "cannot end lost attempts together"),
+        }
+        for alone in lapsed {
+            match self.reap_together(vec![alone], Arc::clone(&policies)).await {
+                Ok(done) => reaped.extend(done),
+                Err(error) if error.is_transient() => return Err(error),
+                Err(error) => refused.push((alone.id, error)),
+            }
+        }
+        Ok((reaped, refused))
+    }
+
+    async fn reap_together(
+        &self,
+        lapsed: Vec<Lapsed>,
+        policies: Arc<HashMap<Name, RetryPolicy>>,
+    ) -> Result<Vec<Reaped>, StoreError> {
+        let (shared, lapsed) = (self.shared.clone(), Arc::<[Lapsed]>::from(lapsed));
+        let tokens: HashMap<JobId, AttemptToken> = lapsed.iter().map(|lapsed| (lapsed.id, lapsed.token)).collect();
+        let reaped: Vec<Reaped> = transact(&self.shared.pools.loops, "end lost attempts", move |conn, _| {
+            let (shared, lapsed, policies) = (shared.clone(), Arc::clone(&lapsed), Arc::clone(&policies));
+            Box::pin(async move {
+                let ids: Vec<JobId> = lapsed.iter().map(|lapsed| lapsed.id).collect();
+                let own = own_policies(conn, &ids).await?;
+                let held = lock_held(conn, ids.into_iter()).await?;
+                let policy =
+                    |id: &JobId| own.get(id).or_else(|| policies.get(&held[id].kind)).copied().unwrap_or_default();
+                let lost: Vec<Settlement> = lapsed
+                    .iter()
+                    .filter(|lapsed| {
+                        held.get(&lapsed.id)
+                            .is_some_and(|owed| owed.token == lapsed.token && owed.lease_until == lapsed.until)
+                    })
+                    .map(|lapsed| {
+                        let again = after_loss(&held[&lapsed.id], policy(&lapsed.id));
+                        let why = "the runner died or lost its lease";
+                        ending(lapsed.id, &held[&lapsed.id], Verdict::Lost, why, again)
+                    })
+                    .collect();
+                end(conn, &shared, &lost, &held).await
+            })
+        })
+        .await?;
+        for reaped in &reaped {
+            if let Some(token) = tokens.get(&reaped.id) {
+                self.shared.open_claims.ended(reaped.id, *token);
+            }
+        }
+        Ok(reaped)
+    }
+
+    /// Give back attempts whose handler was not started, if the token still holds them. They do not count against
+    /// `max_attempts`, and their jobs are due at once.
+    ///
+    /// This waits for the row locks of a claim whose COMMIT is under way, so that the claim is either committed or
+    /// rolled back when the rows are read.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn give_back(
+        &self,
+        token: AttemptToken,
+        ids: Vec<JobId>,
+        why: &'static str,
+    ) -> Result<Vec<Reaped>, StoreError> {
+        let (shared, ids) = (self.shared.clone(), Arc::<[JobId]>::from(ids));
+        let given = transact(&self.shared.pools.loops, "give attempts back", move |conn, _| {
+            let (shared, ids) = (shared.clone(), Arc::clone(&ids));
+            Box::pin(async move {
+                let held = lock_held(conn, ids.iter().copied()).await?;
+                let ours = held.iter().filter(|(_, owed)| owed.token == token);
+                let unstarted: Vec<Settlement> =
+                    ours.map(|(id, owed)| ending(*id, owed, Verdict::Interrupted, why, Again::Now)).collect();
+                end(conn, &shared, &unstarted, &held).await
+            })
+        })
+        .await?;
+        for done in &given {
+            self.shared.open_claims.ended(done.id, token);
+        }
+        Ok(given)
+    }
+
+    /// Give back the attempts of claims that were never answered. No handler was started for them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached. The next call tries the remaining attempts again.
+    pub async fn give_back_unanswered(&self) -> Result<Vec<Reaped>, StoreError> {
+        let mut given = Vec::new();
+        let mut unanswered = self.take_unanswered().into_iter();
+        while let Some((token, ids)) = unanswered.next() {
+            // A later claim under the same token took these jobs and was answered.
+            let ids: Vec<JobId> = ids.into_iter().filter(|id| !self.is_handed_out(*id, token)).collect();
+            if ids.is_empty() {
+                continue;
+            }
+            match self.give_back(token, ids.clone(), "its claim was not answered, no handler was started").await {
+                Ok(done) => given.extend(done),
+                Err(error) if error.is_transient() => {
+                    for (token, ids) in std::iter::once((token, ids)).chain(unanswered) {
+                        self.shared.open_claims.gave_up(token, &ids);
+                    }
+                    return Err(error);
+                }
+                // The leases of these attempts end later, and the reaper ends them as lost.
+                Err(error) => tracing::error!(%error, jobs = ids.len(), "cannot give unanswered claims back"),
+            }
+        }
+        Ok(given)
+    }
+}
+
+/// Return when a job runs again after its runner died. The first loss is no evidence against the job, so it does not
+/// wait. After further losses each job draws its own random delay, so that jobs lost together come back at different
+/// times.
+pub(crate) fn after_loss(owed: &Owed, policy: RetryPolicy) -> Again {
+    if owed.losses == 0 { Again::Now } else { Again::Backoff(policy, rand::random()) }
+}
+
+/// Build the end of an attempt that its holder does not settle.
+fn ending(id: JobId, owed: &Owed, verdict: Verdict, why: &str, again: Again) -> Settlement {
+    Settlement {
+        id,
+        token: owed.token,
+        number: owed.attempt,
+        opened: None,
+        verdict,
+        error: Some(why.into()),
+        exchange: None,
+        result: None,
+        follow_ups: Vec::new(),
+        again,
+    }
+}
+
+/// Write the ends of attempts whose rows are locked.
+async fn end(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    ends: &[Settlement],
+    held: &std::collections::BTreeMap<JobId, Owed>,
+) -> Result<Vec<Reaped>, sqlx::Error> {
+    // Read the clock after the locks, because this may have waited for them.
+    let now = read_clock(conn, &shared.clock).await?;
+    let mut moves = Vec::with_capacity(ends.len());
+    for item in ends {
+        moves.push(decide(0, item, &held[&item.id], now)?);
+    }
+    moves.sort_unstable_by_key(|step| step.item.id);
+    write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
+    let done = |step: &crate::store::attempts::settle::Move<'_>| Reaped {
+        id: step.item.id,
+        kind: step.owed.kind.clone(),
+        queue: step.owed.queue.clone(),
+        state: step.state,
+        settled: Settled::Done {
+            state: step.state,
+            execute_at: step.execute_at,
+            line: step.line(),
+            follow_ups: Vec::new(),
+        },
+    };
+    Ok(moves.iter().map(done).collect())
+}
+
+/// Read the retry policies of those jobs that have their own. If options cannot be read, the default applies: the job
+/// must not stay lost.
+pub(crate) async fn own_policies(
+    conn: &mut MySqlConnection,
+    ids: &[JobId],
+) -> Result<HashMap<JobId, RetryPolicy>, sqlx::Error> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect();
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let sql = format!(
+        "SELECT id, options FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {} AND options IS NOT NULL",
+        places(padded(ids.len()))
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let mut own = HashMap::new();
+    for row in query.fetch_all(conn).await? {
+        let options = serde_json::from_str::<JobOptions>(row.try_get(1)?).unwrap_or_default();
+        if let Some(policy) = options.retry {
+            own.insert(JobId::from_uuid(row.try_get(0)?), policy);
+        }
+    }
+    Ok(own)
+}
+
+impl Pulse {
+    /// Register this runner in the table `runners`. Its lease runs from now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn register(&mut self, runner: &RunnerRow) -> Result<(), StoreError> {
+        let names = |names: &[Name]| serde_json::to_string(names).unwrap_or_default();
+        let (kinds, queues) = (names(&runner.kinds), names(&runner.queues));
+        let editions = serde_json::to_string(&runner.editions).ok();
+        let runner = runner.clone();
+        self.link
+            .run("register the runner", |conn, _| {
+                let (runner, kinds, queues, editions) = (runner.clone(), kinds.clone(), queues.clone(), editions.clone());
+                Box::pin(async move {
+                    sqlx::query(
+                        "INSERT INTO runners (id, version, kinds, kind_schemas, queues, slots, lease_ms, host, pid, parent, \
+                          started_at, heartbeat_at, claim_batches) \
+                          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), TRUE) \
+                         ON DUPLICATE KEY UPDATE heartbeat_at = UTC_TIMESTAMP(6), stopped_at = NULL",
+                    )
+                    .bind(runner.id.as_str())
+                    .bind(runner.version)
+                    .bind(kinds)
+                    .bind(editions)
+                    .bind(queues)
+                    .bind(runner.slots)
+                    .bind(u32::try_from(runner.lease.as_millis()).unwrap_or(u32::MAX))
+                    .bind(runner.host.as_str())
+                    .bind(runner.pid)
+                    .bind(runner.parent.as_ref().map(RunnerId::as_str))
+                    .execute(conn)
+                    .await?;
+                    Ok(())
+                })
+            })
+            .await
+    }
+
+    /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
+    /// first [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) attempts are written to the runner's row for operators, if they
+    /// have changed.
+    ///
+    /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
+    /// renewals of earlier pages count even if a later page fails or takes too long.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn beat(
+        &mut self,
+        runner: &RunnerId,
+        lease: Duration,
+        live: &[LiveAttempt],
+        renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
+    ) -> Result<Beat, StoreError> {
+        let clock = self.clock.clone();
+        let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
+        let in_slots = slot_jobs(live);
+        // NULL leaves the column unchanged, so the text of the statement is the same either way.
+        let news = (self.told.as_ref() != Some(&in_slots)).then(|| Arc::new(in_slots));
+        self.link
+            .run("write the heartbeat", |conn, _| {
+                let (clock, runner, news) = (clock.clone(), runner.clone(), news.clone());
+                Box::pin(async move {
+                    read_clock(conn, &clock).await?;
+                    // Use the best of the recent clock readings, because this one may have been delayed.
+                    let skew = (chrono::Utc::now() - clock.now()).num_milliseconds();
+                    sqlx::query(
+                        "UPDATE runners SET heartbeat_at = UTC_TIMESTAMP(6), busy = ?, clock_skew_ms = ?, \
+                         slot_jobs = COALESCE(?, slot_jobs), stopped_at = NULL WHERE id = ?",
+                    )
+                    .bind(busy)
+                    .bind(skew)
+                    .bind(news.as_ref().map(|ids| ids.as_slice()))
+                    .bind(runner.as_str())
+                    .execute(conn)
+                    .await?;
+                    Ok(())
+                })
+            })
+            .await?;
+        if let Some(news) = news {
+            self.told = Some(Arc::unwrap_or_clone(news));
+        }
+        let mut beat = Beat::default();
+        let mut oldest_first: Vec<LiveAttempt> = live.to_vec();
+        oldest_first.sort_unstable_by_key(|attempt| (attempt.leased, attempt.id));
+        for page in oldest_first.chunks_mut(MOST_ROWS) {
+            page.sort_unstable_by_key(|attempt| attempt.id);
+            let page = Arc::new(page.to_vec());
+            let answer =
+                self.link.run("renew leases", |conn, earlier| renew(conn, earlier, page.clone(), Some(lease))).await?;
+            renewed(&page);
+            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }
+        Ok(beat)
+    }
+
+    /// Read cancel requests between heartbeats, without renewing leases.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
+        let mut beat = Beat::default();
+        for page in live.chunks(MOST_ROWS) {
+            let page = Arc::new(page.to_vec());
+            let answer =
+                self.link.run("look for cancels", |conn, earlier| renew(conn, earlier, page.clone(), None)).await?;
+            beat.lost.extend(answer.lost);
+            beat.cancel_requested.extend(answer.cancel_requested);
+        }
+        Ok(beat)
+    }
+
+    /// Write the progress of live attempts in one transaction. This is not part of a heartbeat, because a lease must
+    /// not depend on it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn write_progress(&mut self, live: &[LiveAttempt]) -> Result<(), StoreError> {
+        let said: Vec<(Uuid, Uuid, String)> = live
+            .iter()
+            .filter_map(|attempt| Some((attempt, attempt.progress.as_ref()?)))
+            .map(|(attempt, progress)| (attempt.id.uuid(), attempt.token.uuid(), progress_text(progress)))
+            .collect();
+        if said.is_empty() {
+            return Ok(());
+        }
+        let said = Arc::new(said);
+        self.link
+            .run("write progress", |conn, _| {
+                let said = said.clone();
+                Box::pin(async move {
+                    let mut tx = conn.begin().await?;
+                    for (id, token, text) in said.iter() {
+                        sqlx::query("UPDATE owed SET progress = ? WHERE id = ? AND token = ?")
+                            .bind(text)
+                            .bind(id)
+                            .bind(token)
+                            .execute(&mut *tx)
+                            .await?;
+                    }
+                    tx.commit().await
+                })
+            })
+            .await
+    }
+
+    /// Close the connection without waiting for the statement that runs on it.
+    pub fn disconnect(&mut self) {
+        self.link.disconnect();
+    }
+
+    /// Mark this runner as stopped. Its attempts are settled by now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn goodbye(&mut self, runner: &RunnerId) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        self.link
+            .run("mark the runner as stopped", |conn, _| {
+                let runner = runner.clone();
+                Box::pin(async move {
+                    sqlx::query(
+                        "UPDATE runners SET stopped_at = UTC_TIMESTAMP(6), busy = 0, slot_jobs = NULL WHERE id = ?",
+                    )
+                    .bind(runner.as_str())
+                    .execute(conn)
+                    .await?;
+                    Ok(())
+                })
+            })
+            .await
+    }
+}
+
+/// Return the progress as JSON for its column of 255 characters. Only a note with many escaped characters is too long
+/// for it; such a note is left out.
+fn progress_text(progress: &Progress) -> String {
+    let text = serde_json::to_string(progress).unwrap_or_default();
+    if text.len() <= 255 {
+        return text;
+    }
+    serde_json::to_string(&Progress { percent: progress.percent, note: None }).unwrap_or_default()
+}
+
+/// Renew one page of leases: update the rows, then read back which attempts this runner still holds.
+fn renew(
+    conn: &mut MySqlConnection,
+    _earlier: Earlier,
+    page: Arc<Vec<LiveAttempt>>,
+    lease: Option<Duration>,
+) -> Step<'_, Beat> {
+    Box::pin(async move {
+        let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
+        // Attempts that were claimed in one batch share a token, so this list is short.
+        let mut tokens: Vec<Uuid> = page.iter().map(|attempt| attempt.token.uuid()).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        if let Some(lease) = lease {
+            let sql = format!(
+                "UPDATE owed FORCE INDEX (PRIMARY) SET lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHERE id IN {} \
+                 AND state = 'executing' AND token IN {}",
+                places(padded(ids.len())),
+                places(padded(tokens.len())),
+            );
+            let mut query = statement(sql).bind(i64::try_from(lease.as_micros()).unwrap_or(i64::MAX));
+            for value in pad(&ids).chain(pad(&tokens)) {
+                query = query.bind(value);
+            }
+            query.execute(&mut *conn).await?;
+        }
+        let sql = format!(
+            "SELECT id, token, cancel_requested_at IS NOT NULL FROM owed FORCE INDEX (PRIMARY) WHERE id IN {}",
+            places(padded(ids.len()))
+        );
+        let mut query = statement(sql);
+        for id in pad(&ids) {
+            query = query.bind(id);
+        }
+        let found = query.fetch_all(&mut *conn).await?;
+        let mut held: std::collections::BTreeMap<JobId, (Uuid, bool)> = std::collections::BTreeMap::new();
+        for row in &found {
+            held.insert(JobId::from_uuid(row.try_get(0)?), (row.try_get(1)?, row.try_get(2)?));
+        }
+        let mut beat = Beat::default();
+        for attempt in page.iter() {
+            match held.get(&attempt.id) {
+                Some((token, cancel)) if *token == attempt.token.uuid() => {
+                    if *cancel {
+                        beat.cancel_requested.push(attempt.id);
+                    }
+                }
+                _ => beat.lost.push(attempt.id),
+            }
+        }
+        Ok(beat)
+    })
+}

@@ -1,0 +1,19 @@
+//! Attempts: claimed, leased, settled and lost.
+//!
+//! - `claim.rs`: starts attempts.
+//! - `claim_batches.rs`: finds the open attempts of a runner.
+//! - `complete.rs`: settles plain successes.
+//! - `lease.rs`: renews leases, and ends attempts whose lease has ended.
+//! - `permits.rs`: permits of queues with a limit.
+//! - `readers.rs`: the runners that can still try to read a job that another runner cannot read.
+//! - `settle.rs`: settles all other attempts.
+//! - `suspects.rs`: ends a suspect at once when its process is known to be dead.
+
+pub(super) mod claim;
+pub(super) mod claim_batches;
+pub(super) mod complete;
+pub(super) mod lease;
+pub(super) mod permits;
+pub(super) mod readers;
+pub(super) mod settle;
+pub(super) mod suspects;

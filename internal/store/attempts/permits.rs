@@ -1,0 +1,329 @@
+//! Permits: the number of jobs that each runner may run of a queue with a concurrency limit.
+//!
+//! A runner takes permits before it has the jobs, in a transaction that locks the row of the queue. It gives back the
+//! permits that it does not use. So the limit holds over all runners, and the start of a job needs no coordination.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Name, RunnerId};
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::clock::Reading;
+use crate::store::sql::connection::{on_pool, transact};
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// Most queues in one statement.
+const MOST_QUEUES_AT_ONCE: usize = 256;
+/// Time beyond its lease for which a runner must be silent before other runners take its permits. A runner that has
+/// lost MySQL stops its handlers at nine tenths of its lease, checks this every second, and drops the handlers two
+/// seconds later.
+const SILENT_FOR: Duration = Duration::from_secs(4);
+
+/// A request for permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PermitRequest {
+    /// Number of jobs of the queue that run here now.
+    pub used: u32,
+    /// Number of permits that this runner could use.
+    pub wanted: u32,
+    /// True if this runner accepts the smaller share when others lack permits. If the limit does not divide evenly, one
+    /// of them must.
+    pub yielding: bool,
+}
+
+/// The permits that a runner holds now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PermitGrant {
+    /// This number of jobs may run here. If more are running, none may start until enough have ended.
+    Permits(u32),
+    /// The queue has no limit.
+    Unlimited,
+}
+
+/// A function that decides whether this runner may treat another one with this lease as dead because of its silence, at
+/// this reading of the database's clock. It is called after the read.
+pub type MayJudge = Arc<dyn Fn(&Reading, Duration) -> bool + Send + Sync>;
+
+/// The limit of a queue, and the permits of the other runners.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shares {
+    limit: u32,
+    others: u32,
+    /// Number of runners that hold or want permits, this one included.
+    runners: u32,
+    /// True if another runner has less than its fair share and has jobs for more.
+    wanting: bool,
+}
+
+impl Shares {
+    fn fair(self) -> u32 {
+        self.limit.div_ceil(self.runners.max(1))
+    }
+
+    /// Return the number of jobs that may run here, and whether that is less than this runner's fair share of the work
+    /// that it has.
+    fn granted(self, asked: PermitRequest) -> (u32, bool) {
+        let PermitRequest { wanted, yielding, .. } = asked;
+        let share = if yielding { self.limit / self.runners.max(1) } else { self.fair() };
+        let room = self.limit.saturating_sub(self.others);
+        // A runner that has more than its share gives permits back as its jobs end, if another runner lacks some of its
+        // share.
+        let target = if self.wanting { wanted.min(share) } else { wanted };
+        let granted = target.min(room);
+        (granted, granted < wanted.min(self.fair()))
+    }
+}
+
+impl Store {
+    /// Take or give back permits, so that this runner holds as many as it can use and the limit of the queue allows.
+    /// The permits of a silent runner become free if `may_judge` allows it.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. The runner then keeps the permits that it had.
+    pub async fn take_permits(
+        &self,
+        queue: &Name,
+        runner: &RunnerId,
+        asked: PermitRequest,
+        may_judge: MayJudge,
+    ) -> Result<PermitGrant, StoreError> {
+        let (queue, runner) = (queue.clone(), runner.clone());
+        transact(&self.shared.pools.loops, "take permits of a queue", move |conn, _| {
+            let (queue, runner, may_judge) = (queue.clone(), runner.clone(), Arc::clone(&may_judge));
+            Box::pin(async move { take(conn, &queue, &runner, asked, &may_judge).await })
+        })
+        .await
+    }
+
+    /// Read the permits of this runner for these queues, as they are stored.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn permits_of(&self, runner: &RunnerId, queues: Vec<Name>) -> Result<BTreeMap<String, u32>, StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pools.loops, "read the permits of a runner", move |conn, _| {
+            let (runner, queues) = (runner.clone(), queues.clone());
+            Box::pin(async move {
+                let mut found = BTreeMap::new();
+                for queues in queues.chunks(MOST_QUEUES_AT_ONCE) {
+                    let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
+                    let sql = format!(
+                        "SELECT queue, permits FROM queue_permits WHERE runner = ? AND queue IN {}",
+                        places(padded(names.len()))
+                    );
+                    let mut query = statement(sql).bind(runner.as_str().to_owned());
+                    for name in pad(&names) {
+                        query = query.bind(name.to_owned());
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        found.insert(row.try_get(0)?, row.try_get(1)?);
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+
+    /// Give back all permits of a runner that stops.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses. The permits then become free when the runner's heartbeat is old enough.
+    pub async fn return_permits(&self, queues: Vec<Name>, runner: &RunnerId) -> Result<(), StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pools.loops, "give permits back", move |conn, _| {
+            let (queues, runner) = (queues.clone(), runner.clone());
+            Box::pin(async move {
+                for queue in queues {
+                    remove(conn, queue.as_str(), runner.as_str()).await?;
+                }
+                Ok(())
+            })
+        })
+        .await
+    }
+
+    /// List the pairs of queue and runner where the runner lacks permits that it could use.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn wanting_permits(&self) -> Result<BTreeSet<(Name, String)>, StoreError> {
+        on_pool(&self.shared.pools.controls, "read which runners want permits", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT queue, runner FROM queue_permits WHERE wanting LIMIT 2000";
+                let mut wanting = BTreeSet::new();
+                for row in sqlx::query(sql).fetch_all(conn).await? {
+                    let queue = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
+                    wanting.insert((queue, row.try_get(1)?));
+                }
+                Ok(wanting)
+            })
+        })
+        .await
+    }
+
+    /// Read the number of permits taken, by queue: the jobs that run, or may start at any time, of each queue with a
+    /// limit.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn permits(&self) -> Result<BTreeMap<String, u32>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the permits", |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT p.queue, CAST(SUM(p.permits) AS UNSIGNED) FROM queue_permits p \
+                           JOIN runners r ON r.id = p.runner WHERE r.stopped_at IS NULL GROUP BY p.queue LIMIT 2000";
+                let rows = sqlx::query(sql).fetch_all(conn).await?;
+                rows.iter()
+                    .map(|row| Ok((row.try_get(0)?, u32::try_from(row.try_get::<u64, _>(1)?).unwrap_or(u32::MAX))))
+                    .collect()
+            })
+        })
+        .await
+    }
+}
+
+async fn take(
+    conn: &mut MySqlConnection,
+    queue: &Name,
+    runner: &RunnerId,
+    asked: PermitRequest,
+    may_judge: &MayJudge,
+) -> Result<PermitGrant, sqlx::Error> {
+    // This row lock makes the runners take turns.
+    let limit = sqlx::query("SELECT concurrency FROM queues WHERE name = ? FOR UPDATE")
+        .bind(queue.as_str())
+        .fetch_optional(&mut *conn)
+        .await?;
+    let limit: Option<u32> = limit.map(|row| row.try_get(0)).transpose()?.flatten();
+    let Some(limit) = limit else {
+        remove(conn, queue.as_str(), runner.as_str()).await?;
+        return Ok(PermitGrant::Unlimited);
+    };
+    // A runner that has been silent for its lease and `SILENT_FOR` starts no more jobs under its permits.
+    let silent_for_us = i64::try_from(SILENT_FOR.as_micros()).unwrap_or(i64::MAX);
+    let sent = Instant::now();
+    let held = sqlx::query(
+        "SELECT p.runner, p.permits, p.wanting, r.id IS NOT NULL AND r.stopped_at IS NULL, \
+             r.heartbeat_at > UTC_TIMESTAMP(6) - INTERVAL r.lease_ms * 1000 + ? MICROSECOND, UTC_TIMESTAMP(6), \
+             CAST(COALESCE(r.lease_ms, 0) AS SIGNED) \
+         FROM queue_permits p LEFT JOIN runners r ON r.id = p.runner WHERE p.queue = ? ORDER BY p.runner",
+    )
+    .bind(silent_for_us)
+    .bind(queue.as_str())
+    .fetch_all(&mut *conn)
+    .await?;
+    let received = Instant::now();
+    let mut shares = Shares { limit, others: 0, runners: 1, wanting: false };
+    for row in &held {
+        let holder: String = row.try_get(0)?;
+        if holder == runner.as_str() {
+            continue;
+        }
+        let listed: bool = row.try_get(3)?;
+        let silent = !row.try_get::<Option<bool>, _>(4)?.unwrap_or(false);
+        // While MySQL is down, or when its clock is set, every runner looks silent. So its row counts until `may_judge`
+        // can decide.
+        let lease = Duration::from_millis(row.try_get::<i64, _>(6)?.unsigned_abs());
+        let gone = !listed || (silent && may_judge(&Reading { sent, received, moment: row.try_get(5)? }, lease));
+        let (mut permits, mut wanting): (u32, bool) = (row.try_get(1)?, row.try_get(2)?);
+        if gone {
+            // Some permits may still be in use: the leases of jobs claimed after the last heartbeat end later, and
+            // suspects run on in processes of their own.
+            permits = permits.min(open_attempts(conn, queue, &holder).await?);
+            wanting = false;
+            if permits == 0 {
+                remove(conn, queue.as_str(), &holder).await?;
+                continue;
+            }
+        }
+        shares.others = shares.others.saturating_add(permits);
+        shares.wanting |= wanting;
+        shares.runners += u32::from(permits > 0 || wanting);
+    }
+    let (granted, wanting) = shares.granted(asked);
+    // Running jobs count even beyond the grant: no other runner may take these permits before the jobs have ended.
+    let held = granted.max(asked.used);
+    if held == 0 && !wanting {
+        remove(conn, queue.as_str(), runner.as_str()).await?;
+    } else {
+        let sql = "INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES (?, ?, ?, ?) \
+                   ON DUPLICATE KEY UPDATE permits = VALUES(permits), wanting = VALUES(wanting)";
+        let insert = sqlx::query(sql).bind(queue.as_str()).bind(runner.as_str()).bind(held).bind(wanting);
+        insert.execute(conn).await?;
+    }
+    Ok(PermitGrant::Permits(granted))
+}
+
+/// Count the open attempts of this queue that this runner started, or the processes of its suspects. The reaper ends
+/// those whose leases have lapsed.
+async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -> Result<u32, sqlx::Error> {
+    let sql = "SELECT b.ids FROM claim_batches b WHERE b.runner = ? \
+               UNION ALL SELECT b.ids FROM runners r JOIN claim_batches b ON b.runner = r.id WHERE r.parent = ?";
+    let mut ids: Vec<Uuid> = Vec::new();
+    for batch in sqlx::query(sql).bind(holder).bind(holder).fetch_all(&mut *conn).await? {
+        for id in batch.try_get::<&[u8], _>(0)?.chunks_exact(16) {
+            ids.push(Uuid::from_slice(id).map_err(|e| corrupt(e.to_string()))?);
+        }
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    let mut open = 0;
+    for ids in ids.chunks(MOST_ROWS) {
+        let sql = format!(
+            "SELECT COUNT(*) FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner \
+             WHERE o.id IN {} AND o.queue = ? AND o.state = 'executing' AND (o.runner = ? OR r.parent = ?)",
+            places(padded(ids.len()))
+        );
+        let mut query = statement(sql);
+        for id in pad(ids) {
+            query = query.bind(id);
+        }
+        let row = query.bind(queue.as_str()).bind(holder).bind(holder).fetch_one(&mut *conn).await?;
+        open += u32::try_from(row.try_get::<i64, _>(0)?).unwrap_or(u32::MAX);
+    }
+    Ok(open)
+}
+
+async fn remove(conn: &mut MySqlConnection, queue: &str, runner: &str) -> Result<(), sqlx::Error> {
+    let delete = sqlx::query("DELETE FROM queue_permits WHERE queue = ? AND runner = ?").bind(queue).bind(runner);
+    delete.execute(conn).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn who_has_more_than_its_share_gives_way_and_nobody_keeps_what_others_can_use() {
+        let shares = |others, wanting| Shares { limit: 10, others, runners: 2, wanting };
+        let asked = |used, wanted| PermitRequest { used, wanted, yielding: false };
+        // The only runner with work gets all permits.
+        assert_eq!(shares(0, false).granted(asked(0, 64)), (10, false));
+        // The second runner gets nothing, lacks its share, and reports that it wants permits.
+        assert_eq!(shares(10, false).granted(asked(0, 64)), (0, true));
+        // The first runner gives permits back as its jobs end.
+        assert_eq!(shares(0, true).granted(asked(10, 64)), (5, false));
+        assert_eq!(shares(3, true).granted(asked(4, 64)), (5, false));
+        // A lowered limit stops no running job and starts none.
+        assert_eq!(shares(40, false).granted(asked(24, 64)), (0, true));
+    }
+
+    proptest! {
+        #[test]
+        fn what_may_start_never_breaks_the_limit(
+            limit in 0_u32..50, others in 0_u32..80, runners in 1_u32..6, wanting: bool, used in 0_u32..20, more in 0_u32..80,
+            yielding: bool,
+        ) {
+            let shares = Shares { limit, others, runners, wanting };
+            let (granted, _) = shares.granted(PermitRequest { used, wanted: used + more, yielding });
+            prop_assert!(granted <= used + more && (granted == 0 || granted + others <= limit));
+        }
+    }
+}

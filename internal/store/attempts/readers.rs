@@ -1,0 +1,81 @@
+//! Living runners that may be able to read a job that another runner cannot read, and the runners that have already
+//! tried.
+
+use std::collections::BTreeSet;
+
+use sqlx::Row;
+
+use crate::job::{Editions, JobId, Name, RunnerId};
+use crate::store::sql::connection::on_pool;
+use crate::store::{Store, StoreError};
+
+/// The beginning of the error of every attempt that ended because its runner could not read the job, as in "read the
+/// payload as …".
+pub const UNREAD: &str = "read the ";
+
+/// A living runner, with the facts that show whether it can read a job.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    /// The id of the runner.
+    pub id: RunnerId,
+    /// Kinds that it can run.
+    pub kinds: BTreeSet<Name>,
+    /// Queues that it serves.
+    pub queues: BTreeSet<Name>,
+    /// The versions of its payload types. Unknown for binaries that are older than the column.
+    pub editions: Option<Editions>,
+}
+
+impl Store {
+    /// Read the runners whose last heartbeat is no older than their lease. This includes runners that have just
+    /// stopped: while a binary is replaced, its successor may need a moment to start.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn readers(&self) -> Result<Vec<Reader>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read what living runners can read", move |conn, _| {
+            Box::pin(async move {
+                let found = sqlx::query(
+                    "SELECT id, kinds, queues, kind_schemas FROM runners \
+                     WHERE heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND AND parent IS NULL",
+                )
+                .fetch_all(conn)
+                .await?;
+                let reader = |row: &sqlx::mysql::MySqlRow| {
+                    // The row of another version may be unreadable for this binary. Then it is unknown what that runner
+                    // can read.
+                    let names = |text: &str| serde_json::from_str::<BTreeSet<Name>>(text).unwrap_or_default();
+                    let editions: Option<&str> = row.try_get(3)?;
+                    Ok(Reader {
+                        id: RunnerId::from_stored(row.try_get(0)?),
+                        kinds: names(row.try_get(1)?),
+                        queues: names(row.try_get(2)?),
+                        editions: editions.and_then(|text| serde_json::from_str(text).ok()),
+                    })
+                };
+                found.iter().map(reader).collect()
+            })
+        })
+        .await
+    }
+
+    /// Read the errors of the attempts that gave this job back because their runner could not read it, newest first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn given_back_unread(&self, id: JobId) -> Result<Vec<String>, StoreError> {
+        on_pool(&self.shared.pools.loops, "read which runners could not read a job", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query_scalar(
+                    "SELECT error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND verdict = 'snoozed' \
+                     AND error LIKE CONCAT(?, '%') ORDER BY number DESC LIMIT 200",
+                )
+                .bind(id.uuid())
+                .bind(UNREAD)
+                .fetch_all(conn)
+                .await
+            })
+        })
+        .await
+    }
+}

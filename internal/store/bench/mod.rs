@@ -1,0 +1,9 @@
+//! For `tickr bench` alone: the bare writes, the counters of the server and tables filled before a run.
+//!
+//! - `bare.rs`: the writes of the product without a runner.
+//! - `growth.rs`: fills the tables before a run.
+//! - `server_counters.rs`: readings of the server's counters.
+
+pub(super) mod bare;
+pub(super) mod growth;
+pub(super) mod server_counters;

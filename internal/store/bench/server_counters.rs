@@ -1,0 +1,238 @@
+//! Readings that `tickr bench` takes from the server: its counters, and the outcome of the jobs of a run by the times
+//! that MySQL stored. They use a connection of their own, so that they neither wait for the product's pool nor take a
+//! connection from it.
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use crate::job::{JobId, Timestamp};
+use crate::store::sql::connection;
+use crate::store::{Store, StoreError};
+
+/// A connection for readings.
+pub struct Gauge {
+    conn: MySqlConnection,
+}
+
+impl std::fmt::Debug for Gauge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Gauge")
+    }
+}
+
+/// The rows of the jobs of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lives {
+    /// Rows in `jobs`.
+    pub jobs: u64,
+    /// Rows in `owed`.
+    pub owed: u64,
+    /// Rows in `owed` of jobs that wait and were never started.
+    pub untouched: u64,
+    /// Rows in `attempts`.
+    pub attempts: u64,
+    /// Jobs that have ended with an attempt that succeeded, and have no row in `owed`.
+    pub completed: u64,
+}
+
+impl Lives {
+    /// Return true if each of `done` jobs completed exactly once and each of `waiting` other jobs is untouched.
+    #[must_use]
+    pub fn are_exactly_once(&self, done: u64, waiting: u64) -> bool {
+        *self == Self { jobs: done + waiting, owed: waiting, untouched: waiting, attempts: done, completed: done }
+    }
+}
+
+/// Counters of the server since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerCounters {
+    /// Deadlocks. Absent when the account may not read the counter.
+    pub deadlocks: Option<u64>,
+    /// Statements of every kind, without the packets that close prepared statements.
+    pub questions: u64,
+    /// Transactions whose old row versions are not purged yet (the history list length). Absent where the server does
+    /// not publish it.
+    pub history: Option<u64>,
+}
+
+/// Statements in the general log of the server, counted by what they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overheard {
+    /// Statements that take or end work: a claim, a settle, a locking read.
+    pub taking_work: u64,
+    /// Statements that only read `owed`.
+    pub looking: u64,
+}
+
+impl Store {
+    /// Open a connection for readings.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached.
+    pub async fn gauge(&self) -> Result<Gauge, StoreError> {
+        let conn = connection::open(&self.shared.options).await;
+        conn.map(|conn| Gauge { conn }).map_err(|e| StoreError::from_driver("open a connection for readings", &e))
+    }
+
+    /// Drop the database that `url` names, if it exists. For databases that the caller has created, and for no others.
+    ///
+    /// # Errors
+    /// [`StoreError::Refused`] when the URL names no database, otherwise [`StoreError`] when MySQL cannot be reached or
+    /// refuses the statement.
+    pub async fn drop_database(url: &str) -> Result<(), StoreError> {
+        let attempted = "drop the database";
+        let (mut conn, name) = Self::outside_of(url, attempted).await?;
+        let dropped = sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name}"))).execute(&mut conn).await;
+        dropped.map(|_| ()).map_err(|e| StoreError::from_driver(attempted, &e))
+    }
+}
+
+impl Gauge {
+    /// Count the jobs that have ended so far, and read the server's clock at that moment. This reads only the tallies,
+    /// so it is cheap.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement. The same holds for the methods below.
+    pub async fn ended(&mut self) -> Result<(u64, Timestamp), StoreError> {
+        let sql = "SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED), UTC_TIMESTAMP(6) FROM tallies";
+        let row = sqlx::query(sql).fetch_one(&mut self.conn).await;
+        let read = row.and_then(|row| Ok((row.try_get::<i64, _>(0)?, row.try_get(1)?)));
+        let (ended, now) = read.map_err(|e| StoreError::from_driver("count ended jobs", &e))?;
+        Ok((ended.unsigned_abs(), now))
+    }
+
+    /// Read the time when the first job was accepted and the time when the first job was started, of the jobs from id
+    /// `first` on.
+    pub async fn beginnings(&mut self, first: JobId) -> Result<(Option<Timestamp>, Option<Timestamp>), StoreError> {
+        let sql = "SELECT (SELECT MIN(created_at) FROM jobs WHERE id >= ?), \
+                   (SELECT MIN(started_at) FROM attempts WHERE job_id >= ?)";
+        let row = sqlx::query(sql).bind(first.uuid()).bind(first.uuid()).fetch_one(&mut self.conn).await;
+        let read = row.and_then(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        read.map_err(|e| StoreError::from_driver("read when jobs began", &e))
+    }
+
+    /// Read the lateness of each attempt of the jobs from id `first` on, in microseconds after the due time.
+    pub async fn lateness_us(&mut self, first: JobId) -> Result<Vec<i64>, StoreError> {
+        let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) FROM attempts WHERE job_id >= ?";
+        let found = sqlx::query_scalar(sql).bind(first.uuid()).fetch_all(&mut self.conn).await;
+        found.map_err(|e| StoreError::from_driver("read lateness", &e))
+    }
+
+    /// Count the rows of the jobs from id `first` on.
+    pub async fn lives(&mut self, first: JobId) -> Result<Lives, StoreError> {
+        let sql = "SELECT (SELECT COUNT(*) FROM jobs WHERE id >= ?), \
+                   (SELECT COUNT(*) FROM owed WHERE id >= ?), \
+                   (SELECT COUNT(*) FROM owed WHERE id >= ? AND state = 'waiting' AND attempt = 0), \
+                   (SELECT COUNT(*) FROM attempts WHERE job_id >= ?), \
+                   (SELECT COUNT(DISTINCT a.job_id) FROM attempts a JOIN jobs j ON j.id = a.job_id \
+                    LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id >= ? AND a.verdict = 'succeeded' \
+                    AND a.end_state = 'completed' AND o.id IS NULL)";
+        let mut query = sqlx::query(sql);
+        for _ in 0..5 {
+            query = query.bind(first.uuid());
+        }
+        let read = query.fetch_one(&mut self.conn).await.and_then(|row| {
+            let count = |at: usize| row.try_get::<i64, _>(at).map(i64::unsigned_abs);
+            let (jobs, owed, untouched) = (count(0)?, count(1)?, count(2)?);
+            Ok(Lives { jobs, owed, untouched, attempts: count(3)?, completed: count(4)? })
+        });
+        read.map_err(|e| StoreError::from_driver("read the outcome of the jobs", &e))
+    }
+
+    /// Switch on the general log, in which the server writes every statement. For servers without other users only,
+    /// because it slows all of them.
+    pub async fn overhear(&mut self) -> Result<(), StoreError> {
+        for sql in
+            ["SET GLOBAL log_output = 'TABLE'", "TRUNCATE TABLE mysql.general_log", "SET GLOBAL general_log = ON"]
+        {
+            let done = sqlx::raw_sql(sql).execute(&mut self.conn).await;
+            done.map_err(|e| StoreError::from_driver("switch on the general log", &e))?;
+        }
+        Ok(())
+    }
+
+    /// Switch off the general log and count the statements since [`overhear`](Self::overhear).
+    pub async fn overheard(&mut self) -> Result<Overheard, StoreError> {
+        let read = async {
+            sqlx::raw_sql("SET GLOBAL general_log = OFF").execute(&mut self.conn).await?;
+            let sql = "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log WHERE command_type IN ('Query', 'Execute')";
+            let said: Vec<String> = sqlx::query_scalar(sql).fetch_all(&mut self.conn).await?;
+            Ok::<_, sqlx::Error>(sort_out(said.iter().map(String::as_str)))
+        };
+        read.await.map_err(|e| StoreError::from_driver("read the general log", &e))
+    }
+
+    /// Read the server's counters.
+    pub async fn counters(&mut self) -> Result<ServerCounters, StoreError> {
+        let sql =
+            "SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_deadlocks', 'Questions', 'Innodb_history_list_length')";
+        let counters = async {
+            let mut counters = ServerCounters::default();
+            for row in sqlx::raw_sql(sql).fetch_all(&mut self.conn).await? {
+                let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+                let value: u64 = value.parse().unwrap_or(0);
+                match name.as_str() {
+                    "Innodb_deadlocks" => counters.deadlocks = Some(value),
+                    "Questions" => counters.questions = value,
+                    _ => counters.history = Some(value),
+                }
+            }
+            if counters.deadlocks.is_none() {
+                // MySQL has no such status variable. It shows the counter only to accounts with the PROCESS privilege.
+                let sql =
+                    "SELECT CAST(COUNT AS SIGNED) FROM information_schema.INNODB_METRICS WHERE NAME = 'lock_deadlocks'";
+                let found: Result<Option<i64>, _> = sqlx::query_scalar(sql).fetch_optional(&mut self.conn).await;
+                counters.deadlocks = found.ok().flatten().map(i64::unsigned_abs);
+            }
+            Ok::<_, sqlx::Error>(counters)
+        };
+        counters.await.map_err(|e| StoreError::from_driver("read the server's counters", &e))
+    }
+}
+
+fn sort_out<'a>(statements: impl Iterator<Item = &'a str>) -> Overheard {
+    let mut overheard = Overheard::default();
+    for statement in statements {
+        let words: Vec<String> = statement.split_whitespace().map(str::to_ascii_lowercase).collect();
+        if !words.iter().any(|word| word == "owed") {
+            continue;
+        }
+        let only_reads = words.first().is_some_and(|first| first == "select")
+            && !words.windows(2).any(|pair| pair[0] == "for" && pair[1] == "update");
+        overheard.looking += u64::from(only_reads);
+        overheard.taking_work += u64::from(!only_reads);
+    }
+    overheard
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_takes_work_and_a_look_does_not() {
+        let said = [
+            "UPDATE owed FORCE INDEX (PRIMARY) SET state = 'executing' WHERE id IN ('x')",
+            "SELECT id FROM owed WHERE id IN ('x') ORDER BY id FOR UPDATE",
+            "DELETE FROM owed WHERE id IN ('x') ORDER BY id LIMIT 1",
+            "SELECT id, queue FROM owed WHERE execute_at <= '2026-01-01' ORDER BY execute_at, id LIMIT 2000",
+            "UPDATE runners SET busy = 0",
+            "SELECT UTC_TIMESTAMP(6)",
+        ];
+        assert_eq!(sort_out(said.into_iter()), Overheard { taking_work: 3, looking: 1 });
+    }
+
+    #[test]
+    fn exactly_once_means_nothing_missing_and_nothing_twice() {
+        let good = Lives { jobs: 10, owed: 3, untouched: 3, attempts: 7, completed: 7 };
+        assert!(good.are_exactly_once(7, 3));
+        for bad in [
+            Lives { jobs: 9, ..good },
+            Lives { owed: 2, ..good },
+            Lives { untouched: 2, ..good },
+            Lives { attempts: 8, ..good },
+            Lives { completed: 6, ..good },
+        ] {
+            assert!(!bad.are_exactly_once(7, 3), "{bad:?}");
+        }
+    }
+}

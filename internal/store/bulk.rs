@@ -1,0 +1,689 @@
+//! Bulk operations on many jobs: requested by a client, leased by a runner, carried out batch by batch.
+//!
+//! A batch is one transaction. It locks the operation first, so that a cancel and a batch take turns, and so that a
+//! runner that has lost its lease to another runner finds out before it changes anything. Then it finds the next jobs
+//! after the operation's position, changes them, and moves the position. A lost COMMIT needs no special treatment: the
+//! next batch begins at the position that the table has.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde_json::json;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{
+    Action, Actor, Event, Filter, JobId, Name, NewOperation, Operation, OperationState, RunnerId, State, Timestamp,
+    ceil_ms, floor_ms,
+};
+use crate::store::attempts::settle::lock_held;
+use crate::store::audit::{Act, record};
+use crate::store::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
+use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::jobs::actions::{Moved, Step, step};
+use crate::store::jobs::insert::{Accepted, read_clock};
+use crate::store::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
+use crate::store::retention::purge::{Aged, purge_aged};
+use crate::store::retention::remove::{Removal, remove};
+use crate::store::sql::batches::{groups, places, rows, statement};
+use crate::store::sql::connection::{Earlier, on_pool, transact};
+use crate::store::sql::error::{again, corrupt};
+use crate::store::{Shared, Store, StoreError};
+
+/// Most bulk operations that may run at the same time.
+const MOST_RUNNING: i64 = 50;
+/// Most bulk operations that a runner leases at a time.
+const MOST_TAKEN: u32 = 4;
+/// Most rows that one batch may look at.
+const MOST_LOOKED_AT: i64 = 20_000;
+
+/// Bulk operations by age. One that is still running counts as new, so it is never purged.
+const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
+
+const COLUMNS: &str = "id, action, filter, params, rate, state, actor, created_at, started_at, ended_at, done, skipped, \
+                       failed, estimate, capped, last_error, IF(lease_until >= UTC_TIMESTAMP(6), runner, ''), place, token";
+
+/// The right to carry out a bulk operation, as long as its lease lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationLease {
+    /// The id of the operation.
+    pub id: Uuid,
+    /// The limit on its rate, if it has one.
+    pub rate: Option<u32>,
+    token: Uuid,
+}
+
+/// Outcome of one batch.
+#[derive(Clone, Debug, Default)]
+pub struct Batched {
+    /// Number of jobs that were changed, or for which the change failed.
+    pub handled: u64,
+    /// Jobs that were created.
+    pub accepted: Vec<Accepted>,
+    /// Waiting jobs with a new due time or priority.
+    pub waits: Vec<Accepted>,
+    /// Jobs that were cancelled before their start.
+    pub cancelled: Vec<JobId>,
+    /// Executing jobs that were asked to stop.
+    pub asked: Vec<JobId>,
+    /// True if the operation has ended, or another runner has its lease.
+    pub over: bool,
+}
+
+/// Outcome of a request to cancel a bulk operation.
+#[derive(Clone, Debug)]
+pub enum OperationCancelled {
+    /// Cancelled. It changes no more jobs.
+    Done(Box<Operation>),
+    /// It had already ended, in this state.
+    Over(OperationState),
+    /// There is no such operation.
+    Missing,
+}
+
+impl Store {
+    /// Count the jobs that a bulk operation would change. The count stops at a limit.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn count_for(&self, action: Action, filter: Filter) -> Result<Counted, StoreError> {
+        on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move { count(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
+        })
+        .await
+    }
+
+    /// Count the jobs that a bulk operation would change, broken down by what it would do to them.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn break_down_for(&self, action: Action, filter: Filter) -> Result<Breakdown, StoreError> {
+        on_pool(&self.shared.pools.reads, "count jobs of an operation", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move { break_down(conn, &Search::among(&filter, Order::OldestFirst, action.among())).await })
+        })
+        .await
+    }
+
+    /// Start a bulk operation, at most once for the idempotency key of `once`. `word` builds the response.
+    ///
+    /// # Errors
+    /// [`StoreError::Overloaded`] when too many operations run, otherwise when MySQL cannot be reached or refuses.
+    pub async fn start_operation(
+        &self,
+        mut new: NewOperation,
+        by: &Actor,
+        once: Option<Once>,
+        word: Wording<Operation>,
+    ) -> Result<Outcome<()>, StoreError> {
+        let attempted = "start an operation";
+        let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
+            Box::pin(async move {
+                let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
+                sqlx::query_scalar::<_, i64>(sql).bind(MOST_RUNNING).fetch_one(conn).await
+            })
+        });
+        if running.await? >= MOST_RUNNING {
+            return Err(StoreError::Overloaded { attempted });
+        }
+        let now = self.clock().now();
+        new.filter.created_before = Some(new.filter.created_before.map_or(now, |before| before.min(now)));
+        let estimate = self.count_for(new.action, new.filter.clone()).await?;
+        let shared = self.shared.clone();
+        let detail = json!({"action": new.action, "filter": new.filter, "params": new.params, "rate": new.rate});
+        let act = Act::new(by, "operation.start", new.id.to_string()).with(detail);
+        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+            let (shared, act, once, word, new) = (shared.clone(), act.clone(), once.clone(), word.clone(), new.clone());
+            Box::pin(async move {
+                if let Some(once) = &once
+                    && let Some(kept) = find(conn, once).await?
+                {
+                    return Ok(kept.meet(once, Some(())));
+                }
+                if earlier == Earlier::MayHaveCommitted
+                    && let Some(operation) = read(conn, new.id).await?
+                {
+                    return Ok(Outcome::First { done: Some(()), answer: word(&operation) });
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                insert(conn, &new, &act.actor, estimate, now).await?;
+                let operation = read(conn, new.id).await?.ok_or_else(|| corrupt("an operation without a row"))?;
+                let answer = word(&operation);
+                if let Some(once) = &once
+                    && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
+                {
+                    return lost(conn, once, error).await;
+                }
+                record(conn, &act, now).await?;
+                Ok(Outcome::First { done: Some(()), answer })
+            })
+        })
+        .await
+    }
+
+    /// Read a bulk operation.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn operation(&self, id: Uuid) -> Result<Option<Operation>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read an operation", move |conn, _| Box::pin(read(conn, id))).await
+    }
+
+    /// List bulk operations that are older than `before`, newest first.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn operations(
+        &self,
+        state: Option<OperationState>,
+        before: Option<Uuid>,
+        limit: u32,
+    ) -> Result<Vec<Operation>, StoreError> {
+        on_pool(&self.shared.pools.reads, "list operations", move |conn, _| {
+            Box::pin(async move {
+                let of = if state.is_some() { "state = ? AND" } else { "" };
+                let sql = format!("SELECT {COLUMNS} FROM operations WHERE {of} id < ? ORDER BY id DESC LIMIT ?");
+                let mut query = statement(sql);
+                if let Some(state) = state {
+                    query = query.bind(state.as_str());
+                }
+                let found = query.bind(before.unwrap_or(Uuid::max())).bind(limit).fetch_all(conn).await?;
+                found.iter().map(operation).collect()
+            })
+        })
+        .await
+    }
+
+    /// Cancel a bulk operation. After this returns, the operation changes no more jobs.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancel_operation(
+        &self,
+        id: Uuid,
+        by: &Actor,
+        once: Option<Once>,
+        word: Wording<Operation>,
+    ) -> Result<Outcome<OperationCancelled>, StoreError> {
+        let shared = self.shared.clone();
+        let act = Act::new(by, "operation.cancel", id.to_string());
+        transact(&self.shared.pools.steering, "cancel an operation", move |conn, earlier| {
+            let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), word.clone());
+            Box::pin(async move {
+                let held = lock(conn, id).await?.map(|held| held.state);
+                let ours = earlier == Earlier::MayHaveCommitted && held == Some(OperationState::Cancelled);
+                if held != Some(OperationState::Running) && !ours {
+                    if let Some(once) = &once
+                        && let Some(kept) = find(conn, once).await?
+                    {
+                        return Ok(kept.meet(once, None));
+                    }
+                    return Ok(Outcome::Refused(held.map_or(OperationCancelled::Missing, OperationCancelled::Over)));
+                }
+                let now = read_clock(conn, &shared.clock).await?;
+                sqlx::query("UPDATE operations SET state = 'cancelled', ended_at = COALESCE(ended_at, ?) WHERE id = ?")
+                    .bind(now)
+                    .bind(id)
+                    .execute(&mut *conn)
+                    .await?;
+                let operation = read(conn, id).await?.ok_or_else(|| corrupt("a locked operation is gone"))?;
+                let answer = word(&operation);
+                if let Some(once) = &once
+                    && let Err(error) = keep(conn, &mut [(once, &answer)], now).await
+                {
+                    return lost(conn, once, error).await;
+                }
+                record(conn, &act, now).await?;
+                Ok(Outcome::First { done: Some(OperationCancelled::Done(Box::new(operation))), answer })
+            })
+        })
+        .await
+    }
+
+    /// Lease a few bulk operations that no runner carries out.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn lease_operations(&self, runner: RunnerId, lease: Duration) -> Result<Vec<OperationLease>, StoreError> {
+        on_pool(&self.shared.pools.loops, "lease operations", move |conn, _| {
+            let runner = runner.clone();
+            Box::pin(async move {
+                let free: Vec<(Uuid, Option<u32>)> = sqlx::query_as(
+                    "SELECT id, rate FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
+                     AND lease_until < UTC_TIMESTAMP(6) ORDER BY id LIMIT ?",
+                )
+                .bind(MOST_TAKEN)
+                .fetch_all(&mut *conn)
+                .await?;
+                let mut taken = Vec::new();
+                for (id, rate) in free {
+                    let token = Uuid::new_v4();
+                    let won = sqlx::query(
+                        "UPDATE operations SET runner = ?, token = ?, started_at = COALESCE(started_at, UTC_TIMESTAMP(6)), \
+                         lease_until = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND \
+                         WHERE id = ? AND state = 'running' AND lease_until < UTC_TIMESTAMP(6)",
+                    )
+                    .bind(runner.as_str())
+                    .bind(token)
+                    .bind(micros(lease))
+                    .bind(id)
+                    .execute(&mut *conn)
+                    .await?;
+                    if won.rows_affected() == 1 {
+                        taken.push(OperationLease { id, rate, token });
+                    }
+                }
+                Ok(taken)
+            })
+        })
+        .await
+    }
+
+    /// Give a bulk operation back, so that the next runner can lease it at once.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn release_operation(&self, held: OperationLease) -> Result<(), StoreError> {
+        on_pool(&self.shared.pools.loops, "give an operation back", move |conn, _| {
+            Box::pin(async move {
+                sqlx::query(
+                    "UPDATE operations SET runner = '', token = '', lease_until = '1970-01-01 00:00:00' WHERE id = ? AND token = ?",
+                )
+                .bind(held.id)
+                .bind(held.token)
+                .execute(conn)
+                .await
+                .map(drop)
+            })
+        })
+        .await
+    }
+
+    /// Handle the next `most` jobs of a bulk operation, and renew its lease.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn advance_operation(
+        &self,
+        held: OperationLease,
+        most: u32,
+        lease: Duration,
+        remake: Remake,
+    ) -> Result<Batched, StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "carry out an operation", move |conn, _| {
+            let (shared, remake) = (shared.clone(), remake.clone());
+            Box::pin(async move { advance(conn, &shared, held, most, lease, &remake).await })
+        })
+        .await
+    }
+
+    /// End a bulk operation that cannot go on, and record why.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn fail_operation(&self, held: OperationLease, why: String) -> Result<(), StoreError> {
+        on_pool(&self.shared.pools.loops, "end an operation", move |conn, _| {
+            let why: String = why.chars().take(500).collect();
+            Box::pin(async move {
+                sqlx::query(
+                    "UPDATE operations SET state = 'failed', ended_at = UTC_TIMESTAMP(6), last_error = ? \
+                     WHERE id = ? AND token = ? AND state = 'running'",
+                )
+                .bind(why)
+                .bind(held.id)
+                .bind(held.token)
+                .execute(conn)
+                .await
+                .map(drop)
+            })
+        })
+        .await
+    }
+
+    /// Delete bulk operations that ended longer ago than `keep`, in one page of rows after `after`. Return the number
+    /// of deleted rows and the position to continue after; absent at the end.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_operations(
+        &self,
+        after: Option<Uuid>,
+        keep: Duration,
+    ) -> Result<(usize, Option<Uuid>), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "purge operations", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move { purge_aged(conn, &shared, &OPERATIONS, after, keep).await })
+        })
+        .await
+    }
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX)
+}
+
+async fn insert(
+    conn: &mut MySqlConnection,
+    new: &NewOperation,
+    actor: &Actor,
+    estimate: Counted,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let text = |json: serde_json::Result<String>| json.map_err(|e| sqlx::Error::Encode(Box::new(e)));
+    sqlx::query(
+        "INSERT INTO operations (id, action, filter, params, rate, actor, created_at, estimate, capped) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    )
+    .bind(new.id)
+    .bind(new.action.as_str())
+    .bind(text(serde_json::to_string(&new.filter))?)
+    .bind(text(serde_json::to_string(&new.params))?)
+    .bind(new.rate)
+    .bind(actor.as_str())
+    .bind(now)
+    .bind(u32::try_from(estimate.jobs).unwrap_or(u32::MAX))
+    .bind(estimate.capped)
+    .execute(conn)
+    .await
+    .map(drop)
+}
+
+async fn read(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Operation>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ?");
+    statement(sql).bind(id).fetch_optional(conn).await?.as_ref().map(operation).transpose()
+}
+
+fn operation(row: &MySqlRow) -> Result<Operation, sqlx::Error> {
+    let (filter, params): (String, String) = (row.try_get(2)?, row.try_get(3)?);
+    let runner: String = row.try_get(16)?;
+    let state = OperationState::from_word(row.try_get(5)?).ok_or_else(|| corrupt("state of an operation"))?;
+    Ok(Operation {
+        id: row.try_get(0)?,
+        action: Action::from_word(row.try_get(1)?).ok_or_else(|| corrupt("action"))?,
+        filter: serde_json::from_str(&filter).map_err(|e| corrupt(format!("filter: {e}")))?,
+        params: serde_json::from_str(&params).map_err(|e| corrupt(format!("params: {e}")))?,
+        rate: row.try_get(4)?,
+        state,
+        actor: Actor::from_stored(row.try_get(6)?),
+        created_at: row.try_get(7)?,
+        started_at: row.try_get(8)?,
+        ended_at: row.try_get(9)?,
+        done: row.try_get::<u32, _>(10)?.into(),
+        skipped: row.try_get::<u32, _>(11)?.into(),
+        failed: row.try_get::<u32, _>(12)?.into(),
+        estimate: row.try_get::<u32, _>(13)?.into(),
+        capped: row.try_get(14)?,
+        last_error: row.try_get(15)?,
+        runner: (!runner.is_empty() && state == OperationState::Running).then_some(runner),
+    })
+}
+
+struct Locked {
+    state: OperationState,
+    operation: Operation,
+    place: Option<Uuid>,
+    token: Uuid,
+}
+
+async fn lock(conn: &mut MySqlConnection, id: Uuid) -> Result<Option<Locked>, sqlx::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM operations WHERE id = ? FOR UPDATE");
+    let Some(row) = statement(sql).bind(id).fetch_optional(conn).await? else { return Ok(None) };
+    let operation = operation(&row)?;
+    Ok(Some(Locked { state: operation.state, operation, place: row.try_get(17)?, token: row.try_get(18)? }))
+}
+
+async fn advance(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    held: OperationLease,
+    most: u32,
+    lease: Duration,
+    remake: &Remake,
+) -> Result<Batched, sqlx::Error> {
+    let locked = lock(conn, held.id).await?;
+    let Some(locked) = locked.filter(|locked| locked.token == held.token && locked.state == OperationState::Running)
+    else {
+        return Ok(Batched { over: true, ..Batched::default() });
+    };
+    let operation = &locked.operation;
+    let (ids, place) = next_jobs(conn, operation, locked.place, most).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    let mut work = Work::default();
+    if !ids.is_empty() {
+        work.carry_out(conn, shared, operation, &ids, remake, now).await?;
+    }
+    // A batch that stopped early continues after the last job that it handled.
+    let (looked_at, place) = match work.until {
+        Some(until) => (ids.iter().filter(|id| **id <= until).count() as u64, Some(until)),
+        None => (ids.len() as u64, place),
+    };
+    let done = work.done.len() as u64;
+    let skipped = looked_at - done - work.failed;
+    work.batched.handled = done + work.failed;
+    work.batched.over = place.is_none();
+    audit(conn, operation, &work.done, now).await?;
+    sqlx::query(
+        "UPDATE operations SET place = COALESCE(?, place), done = done + ?, skipped = skipped + ?, failed = failed + ?, \
+         last_error = COALESCE(?, last_error), lease_until = ?, state = ?, ended_at = ? WHERE id = ?",
+    )
+    .bind(place)
+    .bind(done)
+    .bind(skipped)
+    .bind(work.failed)
+    .bind(work.last_error.map(|error| error.chars().take(500).collect::<String>()))
+    .bind(now + TimeDelta::from_std(lease).unwrap_or(TimeDelta::zero()))
+    .bind(if place.is_none() { OperationState::Done.as_str() } else { OperationState::Running.as_str() })
+    .bind(place.is_none().then_some(now))
+    .bind(held.id)
+    .execute(&mut *conn)
+    .await?;
+    crate::store::attempts::settle::count(conn, shared.lanes.any(), &work.counts).await?;
+    Ok(work.batched)
+}
+
+/// Find the next jobs of an operation. Also return the new position of the walk; absent at its end.
+async fn next_jobs(
+    conn: &mut MySqlConnection,
+    operation: &Operation,
+    place: Option<Uuid>,
+    most: u32,
+) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
+    let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
+    let mut effort = Effort::of(MOST_LOOKED_AT);
+    let mut ids = Vec::new();
+    let mut rest = search.span(place);
+    while let Some(span) = rest {
+        let wanted = most as usize - ids.len();
+        let chunk = search.chunk(conn, span).await?;
+        let found = search.matching("j.id", &chunk, wanted as i64).fetch_all(&mut *conn).await?;
+        for row in &found {
+            ids.push(row.try_get::<Uuid, _>(0)?);
+        }
+        if found.len() >= wanted {
+            let last = ids.last().copied();
+            return Ok((ids, last));
+        }
+        rest = chunk.rest;
+        if let Some(behind) = rest
+            && !effort.goes_on(&chunk)
+        {
+            return Ok((ids, Some(Uuid::from_u128(behind.from.as_u128().saturating_sub(1)))));
+        }
+    }
+    Ok((ids, None))
+}
+
+/// Outcome of a batch while it is being carried out.
+#[derive(Default)]
+struct Work {
+    batched: Batched,
+    done: Vec<Uuid>,
+    /// Set if the batch stopped early, after this job.
+    until: Option<Uuid>,
+    failed: u64,
+    last_error: Option<String>,
+    counts: BTreeMap<(Name, Name, State), i64>,
+}
+
+impl Work {
+    async fn carry_out(
+        &mut self,
+        conn: &mut MySqlConnection,
+        shared: &Shared,
+        operation: &Operation,
+        ids: &[Uuid],
+        remake: &Remake,
+        now: Timestamp,
+    ) -> Result<(), sqlx::Error> {
+        match operation.action {
+            Action::Cancel => self.steer(conn, shared, ids, Event::Cancel).await,
+            Action::Retry => self.steer(conn, shared, ids, Event::Retry).await,
+            Action::RunNow => self.steer(conn, shared, ids, Event::RunNow).await,
+            Action::Reschedule | Action::SetPriority => self.change(conn, operation, ids, now).await,
+            Action::Delete => {
+                let removed = remove(conn, ids, Removal::Asked, now).await?;
+                (self.done, self.until) = (removed.gone, removed.until);
+                Ok(())
+            }
+            Action::Replay => {
+                let each = replay_all(conn, ids, remake, &operation.actor, now).await?;
+                self.batched.accepted = self.sort(each);
+                Ok(())
+            }
+            Action::Discard => {
+                let reason = operation.params.reason.as_deref().unwrap_or("no reason was given");
+                let each = discard_all(conn, ids, reason, &operation.actor, now).await?;
+                self.sort(each);
+                Ok(())
+            }
+        }
+    }
+
+    /// Count the dead letters by outcome, and return the results of the successful ones. Those that were replayed or
+    /// discarded meanwhile are skipped; other refusals count as failed.
+    fn sort<T>(&mut self, each: Each<T>) -> Vec<T> {
+        let mut made = Vec::new();
+        for (id, done) in each {
+            match done {
+                Ok(receipt) => {
+                    self.done.push(id.uuid());
+                    made.push(receipt);
+                }
+                Err(refusal @ (Refusal::KeyTaken(_) | Refusal::Unfit(_) | Refusal::Unreadable(_))) => {
+                    self.failed += 1;
+                    self.last_error = Some(format!("job {id}: {refusal}"));
+                }
+                Err(Refusal::Missing | Refusal::State(_) | Refusal::Replayed(_) | Refusal::Discarded) => {}
+            }
+        }
+        made
+    }
+
+    async fn steer(
+        &mut self,
+        conn: &mut MySqlConnection,
+        shared: &Shared,
+        ids: &[Uuid],
+        event: Event,
+    ) -> Result<(), sqlx::Error> {
+        for id in ids.iter().copied().map(JobId::from_uuid) {
+            let Step { moved, counts, .. } = step(conn, shared, id, event, Earlier::Nothing).await?;
+            for (key, n) in counts {
+                *self.counts.entry(key).or_default() += n;
+            }
+            match moved {
+                Moved::Refused(_) | Moved::Missing => continue,
+                Moved::Waits(accepted) => self.batched.waits.push(accepted),
+                Moved::Asked => self.batched.asked.push(id),
+                Moved::Done(State::Cancelled) => self.batched.cancelled.push(id),
+                Moved::Done(_) => {}
+            }
+            self.done.push(id.uuid());
+        }
+        Ok(())
+    }
+
+    /// Change the due time or priority of waiting jobs.
+    async fn change(
+        &mut self,
+        conn: &mut MySqlConnection,
+        operation: &Operation,
+        ids: &[Uuid],
+        now: Timestamp,
+    ) -> Result<(), sqlx::Error> {
+        let params = &operation.params;
+        // A moment in the past means now. Due times are whole milliseconds, rounded so that no job starts early.
+        let due = params.execute_at.map(|moment| ceil_ms(moment).max(floor_ms(now)));
+        for (id, owed) in lock_held(conn, ids.iter().copied().map(JobId::from_uuid)).await? {
+            if !matches!(owed.state, State::Waiting | State::Retrying) {
+                continue;
+            }
+            let execute_at = due.unwrap_or(owed.execute_at);
+            let priority = match params.priority {
+                Some(priority) => priority,
+                None => owed.priority.try_into().map_err(corrupt)?,
+            };
+            sqlx::query("UPDATE owed SET execute_at = ?, priority = ? WHERE id = ?")
+                .bind(execute_at)
+                .bind(priority.level())
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            if params.priority.is_some() {
+                // A PATCH writes this row too. A retry after the end, and every reader of the ended job, uses this
+                // priority.
+                sqlx::query("UPDATE jobs SET priority = ? WHERE id = ?")
+                    .bind(priority.level())
+                    .bind(id.uuid())
+                    .execute(&mut *conn)
+                    .await?;
+            }
+            self.done.push(id.uuid());
+            self.batched.waits.push(Accepted {
+                id,
+                kind: owed.kind,
+                queue: owed.queue,
+                priority,
+                execute_at,
+                created_at: now,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Write an audit record for each changed job, with the actor and the operation.
+async fn audit(
+    conn: &mut MySqlConnection,
+    operation: &Operation,
+    ids: &[Uuid],
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let detail = json!({"operation": operation.id}).to_string();
+    for group in groups(ids) {
+        let sql = format!(
+            "INSERT INTO audit (id, at, actor, action, target, detail) VALUES {}",
+            rows(&places(6), group.len())
+        );
+        let mut query = statement(sql);
+        for id in group {
+            query = query
+                .bind(Uuid::now_v7())
+                .bind(now)
+                .bind(operation.actor.as_str())
+                .bind(operation.action.act())
+                .bind(id.to_string())
+                .bind(detail.as_str());
+        }
+        query.execute(&mut *conn).await.map_err(|e| match crate::store::sql::error::fault(&e) {
+            crate::store::sql::error::Fault::Duplicate => again("the id of an audit record is taken"),
+            _ => e,
+        })?;
+    }
+    Ok(())
+}

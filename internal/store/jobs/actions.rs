@@ -1,0 +1,352 @@
+//! Actions on single jobs: cancel, retry, run now. Each is one transaction. It locks the row, asks the state machine,
+//! and returns what it did.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Actor, Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
+use crate::store::attempts::settle::{Line, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of};
+use crate::store::audit::{Act, record};
+use crate::store::dead_letters::{unbury, was_replayed};
+use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::jobs::insert::{Accepted, read_clock};
+use crate::store::jobs::read::read_job;
+use crate::store::sql::connection::{Earlier, transact};
+use crate::store::sql::error::{Fault, corrupt, fault};
+use crate::store::{Shared, Store, StoreError};
+
+/// Outcome of an action on one job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// Done. The job is now in this state.
+    Done(State),
+    /// The job is executing, and its handler was asked to stop. Only after a cancel.
+    Asked,
+    /// Done. The job waits, and the caller must give the index a hint.
+    Waits(Accepted),
+    /// Not allowed in the job's current state.
+    Refused(State),
+    /// There is no such job.
+    Missing,
+}
+
+impl Store {
+    /// Cancel a job: a waiting job ends now, the handler of an executing job is asked to stop (G9).
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("cancel a job", id, Steer::Cancel, by).await
+    }
+
+    /// Run a failed or cancelled job again, with a full set of attempts.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("retry a job", id, Steer::Retry, by).await
+    }
+
+    /// Make a waiting job due now.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+        self.operate("run a job now", id, Steer::RunNow, by).await
+    }
+
+    async fn operate(&self, attempted: &'static str, id: JobId, steer: Steer, by: &Actor) -> Result<Moved, StoreError> {
+        let shared = self.shared.clone();
+        let act = steer.act(id, by);
+        transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+            let (shared, act) = (shared.clone(), act.clone());
+            Box::pin(async move {
+                let step = step(conn, &shared, id, steer.event(), earlier).await?;
+                if !matches!(step.moved, Moved::Refused(_) | Moved::Missing) {
+                    record(conn, &act, step.now).await?;
+                }
+                count(conn, shared.lanes.any(), &step.counts).await?;
+                Ok(step.moved)
+            })
+        })
+        .await
+    }
+
+    /// Cancel, retry or run a job now, at most once for the idempotency key of `once`. `word` builds the response,
+    /// which is committed with the change. The outcome of an action that is not possible is not stored.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn steer_once(
+        &self,
+        id: JobId,
+        steer: Steer,
+        by: &Actor,
+        once: Once,
+        word: Wording<Steered>,
+    ) -> Result<Outcome<Moved>, StoreError> {
+        let shared = self.shared.clone();
+        let act = steer.act(id, by);
+        transact(&self.shared.pools.steering, "act on a job with an idempotency key", move |conn, _| {
+            let (shared, act, once, word) = (shared.clone(), act.clone(), once.clone(), Arc::clone(&word));
+            Box::pin(async move { steer_step(conn, &shared, id, (steer, &act), &once, &word).await })
+        })
+        .await
+    }
+}
+
+/// An action on one job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    /// Cancel the job.
+    Cancel,
+    /// Run the job again after its end.
+    Retry,
+    /// Make the job due now.
+    RunNow,
+}
+
+impl Steer {
+    const fn event(self) -> Event {
+        match self {
+            Self::Cancel => Event::Cancel,
+            Self::Retry => Event::Retry,
+            Self::RunNow => Event::RunNow,
+        }
+    }
+
+    fn act(self, id: JobId, by: &Actor) -> Act {
+        let action = match self {
+            Self::Cancel => "job.cancel",
+            Self::Retry => "job.retry",
+            Self::RunNow => "job.run_now",
+        };
+        Act::new(by, action, id.to_string())
+    }
+}
+
+/// A job after an action on it.
+#[derive(Clone, Debug)]
+pub struct Steered {
+    /// Outcome of the action: neither refused nor missing.
+    pub moved: Moved,
+    /// The job after the action.
+    pub job: Job,
+    /// All attempts of the job.
+    pub attempts: Vec<Attempt>,
+}
+
+async fn steer_step(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    id: JobId,
+    (steer, act): (Steer, &Act),
+    once: &Once,
+    word: &Wording<Steered>,
+) -> Result<Outcome<Moved>, sqlx::Error> {
+    // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
+    // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
+    let Step { moved, counts, now } = step(conn, shared, id, steer.event(), Earlier::Nothing).await?;
+    if matches!(moved, Moved::Refused(_) | Moved::Missing) {
+        return Ok(match find(conn, once).await? {
+            Some(kept) => kept.meet(once, None),
+            None => Outcome::Refused(moved),
+        });
+    }
+    let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a job whose row in jobs is missing"))?;
+    let steered = Steered { moved, job, attempts };
+    let answer = word(&steered);
+    if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
+        return lost(conn, once, error).await;
+    }
+    record(conn, act, now).await?;
+    count(conn, shared.lanes.any(), &counts).await?;
+    Ok(Outcome::First { done: Some(steered.moved), answer })
+}
+
+/// End a waiting job whose row is locked as cancelled, without a runner. The caller must release its unique key.
+pub(crate) async fn cancel_waiting(
+    conn: &mut MySqlConnection,
+    id: JobId,
+    owed: &Owed,
+    now: Timestamp,
+    error: Option<&str>,
+) -> Result<(), sqlx::Error> {
+    delete_owed(conn, &[id.uuid()]).await?;
+    // A closing line without a runner: no attempt was executed, but the ledger must record the end.
+    let closing = Line {
+        job: id,
+        number: owed.attempt + 1,
+        burned: owed.attempt - owed.spared,
+        runner: "",
+        execute_at: owed.execute_at,
+        started_at: now,
+        verdict: Verdict::Cancelled,
+        end: Some(State::Cancelled),
+        error,
+        result: None,
+        cancel_requested_at: Some(now),
+        exchange: None,
+    };
+    append_to_ledger(conn, &[closing], now).await
+}
+
+/// Outcome of an action, and the changes for the tallies. The caller writes the tallies last in the transaction.
+pub(crate) struct Step {
+    pub(crate) moved: Moved,
+    pub(crate) counts: BTreeMap<(Name, Name, State), i64>,
+    now: Timestamp,
+}
+
+pub(crate) async fn step(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    id: JobId,
+    event: Event,
+    earlier: Earlier,
+) -> Result<Step, sqlx::Error> {
+    let held = lock_held(conn, std::iter::once(id)).await?;
+    // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
+    let now = read_clock(conn, &shared.clock).await?;
+    let done = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
+    let Some(owed) = held.get(&id) else {
+        let step = ended(conn, id, event, now).await?;
+        return Ok(match (&step.moved, event, earlier) {
+            // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
+            // is true.
+            (Moved::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
+                done(Moved::Done(State::Cancelled))
+            }
+            _ => step,
+        });
+    };
+    let priority = owed.priority.try_into().map_err(corrupt)?;
+    let waits = |execute_at| {
+        let (kind, queue) = (owed.kind.clone(), owed.queue.clone());
+        Accepted { id, kind, queue, priority, execute_at, created_at: now }
+    };
+    let Ok(state) = next(owed.state, event) else {
+        return Ok(done(match (owed.state, event, earlier) {
+            // Our own retry, whose answer was lost.
+            (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => Moved::Waits(waits(owed.execute_at)),
+            // The earlier run made it due, and a runner has started it since.
+            (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => Moved::Done(owed.state),
+            _ => Moved::Refused(owed.state),
+        }));
+    };
+    match event {
+        Event::Cancel if state == State::Cancelled => {
+            cancel_waiting(conn, id, owed, now, None).await?;
+            if owed.keyed {
+                release_key_of(conn, id.uuid()).await?;
+            }
+            let counts = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
+            Ok(Step { moved: Moved::Done(State::Cancelled), counts, now })
+        }
+        Event::Cancel => {
+            sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
+                .bind(now)
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            Ok(done(Moved::Asked))
+        }
+        Event::RunNow => {
+            let execute_at = floor_ms(now).min(owed.execute_at);
+            sqlx::query("UPDATE owed SET execute_at = ? WHERE id = ?")
+                .bind(execute_at)
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            Ok(done(Moved::Waits(waits(execute_at))))
+        }
+        // The state machine refuses these events for every unfinished state, so they do not get here.
+        Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => Ok(done(Moved::Refused(owed.state))),
+    }
+}
+
+/// Handle a job without an `owed` row: it has ended, or never existed.
+async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timestamp) -> Result<Step, sqlx::Error> {
+    let only = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
+    // The job's own row is the lock that makes two concurrent retries take turns.
+    let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
+        .bind(id.uuid())
+        .fetch_optional(&mut *conn)
+        .await?;
+    let Some(row) = found else { return Ok(only(Moved::Missing)) };
+    let last = sqlx::query(
+        "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
+         ORDER BY a.number DESC LIMIT 1",
+    )
+    .bind(id.uuid())
+    .fetch_optional(&mut *conn)
+    .await?;
+    let (done, end, owed): (u32, Option<String>, Option<String>) = match last {
+        Some(last) => (last.try_get(0)?, last.try_get(1)?, last.try_get(2)?),
+        None => (0, None, None),
+    };
+    let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
+    if !state.is_end() {
+        // The job was accepted, or retried by another caller, after the read of its `owed` row.
+        return Ok(only(Moved::Refused(state)));
+    }
+    if next(state, event).is_err() {
+        return Ok(only(Moved::Refused(state)));
+    }
+    if was_replayed(conn, id.uuid()).await? {
+        // The job was replayed: another job does its work now.
+        return Ok(only(Moved::Refused(state)));
+    }
+    let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
+    let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
+    let (priority, max_attempts): (u8, u32) = (row.try_get(2)?, row.try_get(3)?);
+    let key: Option<Vec<u8>> = row.try_get(4)?;
+    if let Some(key) = &key {
+        // Another unfinished job may have taken the unique key since. Then this job cannot run again.
+        let taken: Option<Uuid> =
+            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
+                .bind(kind.as_str())
+                .bind(key)
+                .fetch_optional(&mut *conn)
+                .await?;
+        if taken.is_some() {
+            return Ok(only(Moved::Refused(state)));
+        }
+        let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
+            .bind(kind.as_str())
+            .bind(key)
+            .bind(id.uuid())
+            .execute(&mut *conn)
+            .await;
+        match inserted {
+            Ok(_) => {}
+            // Another job has taken the unique key between the two statements.
+            Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(Moved::Refused(state))),
+            Err(e) => return Err(e),
+        }
+    }
+    let execute_at = floor_ms(now);
+    // The numbers in the ledger continue. Earlier attempts count as spared, so that the job has all its attempts again.
+    sqlx::query(
+        "INSERT INTO owed (id, kind, queue, priority, max_attempts, keyed, state, execute_at, attempt, spared) \
+         VALUES (?, ?, ?, ?, ?, ?, 'waiting', ?, ?, ?)",
+    )
+    .bind(id.uuid())
+    .bind(kind.as_str())
+    .bind(queue.as_str())
+    .bind(priority)
+    .bind(max_attempts)
+    .bind(key.is_some())
+    .bind(execute_at)
+    .bind(done)
+    .bind(done)
+    .execute(&mut *conn)
+    .await?;
+    unbury(conn, id.uuid()).await?;
+    let counts = BTreeMap::from([((queue.clone(), kind.clone(), state), -1)]);
+    let priority = priority.try_into().map_err(corrupt)?;
+    Ok(Step { moved: Moved::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }), counts, now })
+}

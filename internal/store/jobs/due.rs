@@ -1,0 +1,190 @@
+//! Lookups and counts of unfinished jobs, for the comparison with the index. `line.rs` reads the same jobs in order.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use crate::job::{JobId, Name, Priority, Timestamp};
+use crate::store::jobs::lanes::{fed_queues, lines_of, unreadable};
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// One waiting job, with what the index has to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueJob {
+    /// The job.
+    pub id: JobId,
+    /// Its queue.
+    pub queue: Name,
+    /// Its priority within the queue.
+    pub priority: Priority,
+    /// The time when it is due.
+    pub execute_at: Timestamp,
+    /// Its kind. Not every runner executes every kind.
+    pub kind: Name,
+}
+
+impl Store {
+    /// Return those of these jobs that still wait.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn still_waiting(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
+        let waiting = "AND state IN ('waiting', 'retrying')";
+        let select = "SELECT id FROM owed FORCE INDEX (PRIMARY) WHERE id IN";
+        self.ids_found("check which jobs still wait", select, ids, waiting).await
+    }
+
+    /// Return the ids that a lookup by primary key finds, page by page.
+    async fn ids_found(
+        &self,
+        attempted: &'static str,
+        select: &'static str,
+        ids: Vec<JobId>,
+        only: &'static str,
+    ) -> Result<HashSet<JobId>, StoreError> {
+        let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pools.loops, attempted, move |conn, _| {
+            let ids = Arc::clone(&ids);
+            Box::pin(async move {
+                let mut found = HashSet::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let mut query = statement(format!("{select} {} {only}", places(padded(page.len()))));
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        found.insert(JobId::from_uuid(row.try_get(0)?));
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .await
+    }
+}
+
+/// Rows that [`Store::due_within`] counts at most.
+const MOST_COUNTED: i64 = 50_000;
+
+/// The jobs in the store that the index should have.
+#[derive(Clone, Debug)]
+pub struct DueWithin {
+    /// The time of the database at the count.
+    pub at: Timestamp,
+    /// Number of waiting jobs that are due.
+    pub due: u32,
+    /// Number of waiting jobs that become due before the end of the period.
+    pub upcoming: u32,
+    /// Number of executing jobs. They are not in the index.
+    pub executing: u32,
+    /// True if there are more jobs than were counted.
+    pub more: bool,
+    /// The queues that were counted: those that living runners serve.
+    pub queues: BTreeSet<Name>,
+}
+
+impl Store {
+    /// Count the unfinished jobs that are due now or within `ahead`, in the queues that living runners serve. Counts at
+    /// most 50,000 rows.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn due_within(&self, ahead: Duration) -> Result<DueWithin, StoreError> {
+        let micros = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
+        on_pool(&self.shared.pools.reads, "count what is due", move |conn, _| {
+            Box::pin(async move {
+                let queues = fed_queues(conn).await?;
+                let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
+                let until = at + chrono::TimeDelta::microseconds(micros);
+                let sql = "SELECT state = 'executing', execute_at <= ?, COUNT(*) FROM \
+                           (SELECT state, execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                           AND execute_at <= ? ORDER BY execute_at LIMIT ?) o GROUP BY 1, 2";
+                let (mut due, mut upcoming, mut executing) = (0_u32, 0_u32, 0_u32);
+                let mut left = MOST_COUNTED;
+                for line in lines_of(conn, &queues.iter().cloned().collect::<Vec<_>>()).await? {
+                    let line = sqlx::query(sql)
+                        .bind(at)
+                        .bind(line.queue.as_str())
+                        .bind(line.priority.level())
+                        .bind(until)
+                        .bind(left);
+                    for row in &line.fetch_all(&mut *conn).await? {
+                        let (executes, is_due, jobs): (bool, bool, i64) =
+                            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                        let count = match (executes, is_due) {
+                            (true, _) => &mut executing,
+                            (false, true) => &mut due,
+                            (false, false) => &mut upcoming,
+                        };
+                        *count += u32::try_from(jobs).unwrap_or(u32::MAX);
+                        left -= jobs;
+                    }
+                    if left <= 0 {
+                        break;
+                    }
+                }
+                Ok(DueWithin { at, due, upcoming, executing, more: left <= 0, queues })
+            })
+        })
+        .await
+    }
+
+    /// Return those of these ids that are jobs, in whatever state.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn known(&self, ids: Vec<JobId>) -> Result<HashSet<JobId>, StoreError> {
+        self.ids_found("look up jobs", "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN", ids, "").await
+    }
+
+    /// Return those of these jobs that wait, with their current values.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn due_jobs(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, DueJob>, StoreError> {
+        let ids: Arc<[uuid::Uuid]> = ids.into_iter().map(JobId::uuid).collect();
+        on_pool(&self.shared.pools.loops, "read due jobs again", move |conn, _| {
+            let ids = Arc::clone(&ids);
+            Box::pin(async move {
+                let mut due = HashMap::new();
+                for page in ids.chunks(MOST_ROWS) {
+                    let sql = format!(
+                        "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} \
+                         AND state IN ('waiting', 'retrying')",
+                        places(padded(page.len()))
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(page) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        match due_job(&row) {
+                            Ok(job) => drop(due.insert(job.id, job)),
+                            Err(error) => unreadable(&error.to_string()),
+                        }
+                    }
+                }
+                Ok(due)
+            })
+        })
+        .await
+    }
+}
+
+/// Read a job from the first five columns of a row: id, queue, priority, execute_at, kind.
+pub(crate) fn due_job(row: &MySqlRow) -> Result<DueJob, sqlx::Error> {
+    let name = |at, what| row.try_get::<&str, _>(at)?.parse().map_err(|_| corrupt(what));
+    Ok(DueJob {
+        id: JobId::from_uuid(row.try_get(0)?),
+        queue: name(1, "queue")?,
+        priority: row.try_get::<u8, _>(2)?.try_into().map_err(corrupt)?,
+        execute_at: row.try_get(3)?,
+        kind: name(4, "kind")?,
+    })
+}

@@ -1,0 +1,33 @@
+//! Jobs: accepted, read, searched, counted and changed.
+//!
+//! - `actions.rs`: cancel, retry and run now, for one job.
+//! - `backlog.rs`: counts of unfinished jobs by queue and state.
+//! - `change.rs`: changes of the due time or the priority of one job.
+//! - `condition.rs`: preconditions of a change.
+//! - `due.rs`: looks up and counts unfinished jobs, to compare the index with them.
+//! - `explain.rs`: the position of a job that waits.
+//! - `forecast.rs`: jobs and ticks that become due in the next hours.
+//! - `insert.rs`: accepts jobs.
+//! - `lanes.rs`: reads lanes of unfinished jobs in the order of their due times.
+//! - `pending.rs`: payloads of unfinished jobs, to check if a binary can read them.
+//! - `read.rs`: one job with its attempts, or a page of jobs.
+//! - `search.rs`: jobs that match a filter.
+//! - `stats.rs`: counts for people and for metrics.
+//! - `unique_keys.rs`: accepts jobs with unique keys.
+//! - `watch.rs`: revisions of many jobs.
+
+pub(super) mod actions;
+pub(super) mod backlog;
+pub(super) mod change;
+pub(super) mod condition;
+pub(super) mod due;
+pub(super) mod explain;
+pub(super) mod forecast;
+pub(super) mod insert;
+pub(super) mod lanes;
+pub(super) mod pending;
+pub(super) mod read;
+pub(super) mod search;
+pub(super) mod stats;
+pub(super) mod unique_keys;
+pub(super) mod watch;

@@ -1,0 +1,311 @@
+//! Reads of jobs for people: one job with its attempts, or a page of jobs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::value::RawValue;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Among, Attempt, Filter, Job, JobId, JobOptions, Progress, RunnerId, State, Timestamp, Verdict};
+use crate::store::dead_letters::letter;
+use crate::store::jobs::search::{Effort, Order, Search};
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// Most rows that one page of a listing may look at before it returns with a position to continue from.
+const MOST_LOOKED_AT: i64 = 20_000;
+
+/// One page of a listing, newest jobs first.
+#[derive(Debug)]
+pub struct JobPage {
+    /// The jobs, without payloads and results. Their attempts are counted but not listed.
+    pub jobs: Vec<Job>,
+    /// The position to continue from: jobs older than this one. Absent at the end.
+    pub next: Option<JobId>,
+}
+
+const COLUMNS: &str = "j.id, j.kind, j.queue, COALESCE(o.priority, j.priority), j.max_attempts, j.unique_key, j.options, j.execute_at, \
+     j.created_at, o.state, o.execute_at, o.attempt, o.spared, o.runner, o.started_at, o.cancel_requested_at, o.progress, \
+     d.fingerprint, d.failed_at, d.standing, d.since, d.replayed_as, d.actor, d.reason";
+/// Column positions: the first column of the dead letter, and the first column after it.
+const LETTER: usize = 17;
+const BEHIND: usize = LETTER + 7;
+
+impl Store {
+    /// Read a job with all its attempts, the open one included.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn job(&self, id: JobId) -> Result<Option<(Job, Vec<Attempt>)>, StoreError> {
+        on_pool(&self.shared.pools.reads, "read a job", move |conn, _| {
+            Box::pin(async move {
+                // The reads share one snapshot. Otherwise a settle between them could show the job with one attempt too
+                // few.
+                sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut *conn).await?;
+                sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut *conn).await?;
+                let job = read_job(conn, id).await;
+                sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+                job
+            })
+        })
+        .await
+    }
+
+    /// Read a page of jobs older than `before`, newest first.
+    ///
+    /// A page looks at a bounded number of rows. With a filter that matches few jobs, a page may be short or empty and
+    /// still have a `next`: the caller continues from there.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn list(&self, filter: Filter, before: Option<JobId>, limit: u32) -> Result<JobPage, StoreError> {
+        self.list_among(filter, Among::All, before, limit).await
+    }
+
+    /// Read a page as [`list`](Self::list) does, limited to a part of all jobs.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn list_among(
+        &self,
+        filter: Filter,
+        among: Among,
+        before: Option<JobId>,
+        limit: u32,
+    ) -> Result<JobPage, StoreError> {
+        on_pool(&self.shared.pools.reads, "list jobs", move |conn, _| {
+            let filter = filter.clone();
+            Box::pin(async move { list(conn, &filter, among, before, limit).await })
+        })
+        .await
+    }
+}
+
+/// Read a job with several statements. The caller makes them consistent, by a snapshot or by holding the locks of the
+/// job.
+pub(crate) async fn read_job(
+    conn: &mut MySqlConnection,
+    id: JobId,
+) -> Result<Option<(Job, Vec<Attempt>)>, sqlx::Error> {
+    let sql = format!(
+        "SELECT {COLUMNS}, j.payload FROM jobs j LEFT JOIN owed o ON o.id = j.id \
+         LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id = ?"
+    );
+    let Some(row) = statement(sql).bind(id.uuid()).fetch_optional(&mut *conn).await? else { return Ok(None) };
+    let ledger = ledgers_of(conn, &[id], "result").await?.remove(&id).unwrap_or_default();
+    let mut job = job(&row, &ledger)?;
+    job.payload = Some(raw(row.try_get(BEHIND)?, "payload")?);
+    let mut attempts = ledger.attempts;
+    attempts.extend(open_attempt(&row, &job)?);
+    Ok(Some((job, attempts)))
+}
+
+async fn list(
+    conn: &mut MySqlConnection,
+    filter: &Filter,
+    among: Among,
+    before: Option<JobId>,
+    limit: u32,
+) -> Result<JobPage, sqlx::Error> {
+    let search = Search::among(filter, Order::NewestFirst, among);
+    let mut jobs = Vec::new();
+    let mut effort = Effort::of(MOST_LOOKED_AT);
+    let mut place = search.span(before.map(JobId::uuid));
+    while let Some(span) = place {
+        let wanted = limit as usize - jobs.len();
+        let chunk = if search.is_narrow() { search.chunk(conn, span).await? } else { search.whole(span) };
+        let found = search.matching(COLUMNS, &chunk, wanted as i64).fetch_all(&mut *conn).await?;
+        let last: Option<Uuid> = found.last().map(|row| row.try_get(0)).transpose()?;
+        read_into(conn, filter, &found, &mut jobs).await?;
+        // A full page continues after its last job. Other pages continue after the rows that they looked at.
+        let rest = match last.filter(|_| found.len() >= wanted) {
+            Some(last) => Some(search.behind(span, last)),
+            None => chunk.rest,
+        };
+        if jobs.len() >= limit as usize || !effort.goes_on(&chunk) {
+            return Ok(JobPage { jobs, next: rest.map(|rest| JobId::from_uuid(rest.to)) });
+        }
+        place = rest;
+    }
+    Ok(JobPage { jobs, next: None })
+}
+
+/// Read the jobs of these rows of [`COLUMNS`].
+async fn read_into(
+    conn: &mut MySqlConnection,
+    filter: &Filter,
+    found: &[MySqlRow],
+    jobs: &mut Vec<Job>,
+) -> Result<(), sqlx::Error> {
+    let ids: Vec<JobId> =
+        found.iter().map(|row| Ok(JobId::from_uuid(row.try_get(0)?))).collect::<Result<_, sqlx::Error>>()?;
+    let ledgers = ledgers_of(conn, &ids, "NULL").await?;
+    let nothing = Ledger::default();
+    for (row, id) in found.iter().zip(&ids) {
+        let ledger = ledgers.get(id).unwrap_or(&nothing);
+        if ledger.end.is_none() && row.try_get::<Option<&str>, _>(9)?.is_none() {
+            // The job was purged, or ended, between the two reads.
+            continue;
+        }
+        let job = job(row, ledger)?;
+        // The job may have changed its state between the two reads.
+        if filter.state.is_none_or(|state| state == job.state) {
+            jobs.push(job);
+        }
+    }
+    Ok(())
+}
+
+fn raw(text: String, what: &str) -> Result<Box<RawValue>, sqlx::Error> {
+    RawValue::from_string(text).map_err(|e| corrupt(format!("{what}: {e}")))
+}
+
+/// Build the job from its row in `jobs`, its `owed` row if it is unfinished, and otherwise the last line of its ledger.
+fn job(row: &MySqlRow, ledger: &Ledger) -> Result<Job, sqlx::Error> {
+    let owed: Option<&str> = row.try_get(9)?;
+    let state = match owed {
+        Some(word) => State::from_word(word),
+        None => ledger.end.as_ref().map(|end| end.state),
+    };
+    let state = state.ok_or_else(|| corrupt("a job that is neither unfinished nor ended"))?;
+    let end = ledger.end.as_ref().filter(|_| state.is_end());
+    let executing = state == State::Executing;
+    let key: Option<Vec<u8>> = row.try_get(5)?;
+    let options: Option<String> = row.try_get(6)?;
+    let progress: Option<String> = row.try_get(16)?;
+    let due: Option<Timestamp> = row.try_get(10)?;
+    let (begun, spared): (Option<u32>, Option<u32>) = (row.try_get(11)?, row.try_get(12)?);
+    let last = ledger.attempts.last();
+    let started_at: Option<Timestamp> = row.try_get(14)?;
+    Ok(Job {
+        id: JobId::from_uuid(row.try_get(0)?),
+        kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
+        queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
+        priority: row.try_get::<u8, _>(3)?.try_into().map_err(corrupt)?,
+        state,
+        payload: None,
+        attempt: match (begun, spared) {
+            (Some(begun), Some(spared)) => begun - spared,
+            _ => ledger.burned,
+        },
+        max_attempts: row.try_get(4)?,
+        unique_key: key.map(|key| String::from_utf8_lossy(&key).into_owned()),
+        options: match options {
+            Some(text) => JobOptions::as_far_as_readable(&text),
+            None => JobOptions::default(),
+        },
+        created_at: row.try_get(8)?,
+        execute_at: match (due, last) {
+            (Some(due), _) => due,
+            (None, Some(last)) => last.execute_at,
+            (None, None) => row.try_get(7)?,
+        },
+        started_at: if executing { started_at } else { last.map(|last| last.started_at) },
+        finished_at: end.map(|end| end.finished_at),
+        cancel_requested_at: row.try_get(15)?,
+        last_error: match state {
+            State::Completed => None,
+            // A closing line, which no runner executed, may also have an error.
+            _ => end
+                .and_then(|end| end.error.clone())
+                .or_else(|| ledger.attempts.iter().rev().find_map(|attempt| attempt.error.clone())),
+        },
+        result: end.and_then(|end| end.result.clone()),
+        progress: progress.and_then(|text| serde_json::from_str::<Progress>(&text).ok()),
+        letter: letter(row, LETTER)?.filter(|_| state == State::Failed),
+    })
+}
+
+fn open_attempt(row: &MySqlRow, job: &Job) -> Result<Option<Attempt>, sqlx::Error> {
+    let (State::Executing, Some(started_at)) = (job.state, job.started_at) else { return Ok(None) };
+    Ok(Some(Attempt {
+        number: row.try_get(11)?,
+        runner: RunnerId::from_stored(row.try_get(13)?),
+        execute_at: job.execute_at,
+        started_at,
+        finished_at: None,
+        verdict: None,
+        error: None,
+        late_note: None,
+        exchange: None,
+    }))
+}
+
+/// The ledger of one job.
+#[derive(Default)]
+struct Ledger {
+    /// Number of attempts that count against `max_attempts`, from the last line.
+    burned: u32,
+    /// The end of the job, if the last line ended it.
+    end: Option<End>,
+    /// The attempts, without closing lines, which no runner executed.
+    attempts: Vec<Attempt>,
+}
+
+struct End {
+    state: State,
+    finished_at: Timestamp,
+    error: Option<String>,
+    result: Option<Box<RawValue>>,
+}
+
+/// Read the ledgers of these jobs. `result` is the name of the column, or NULL for a listing that does not show
+/// results.
+async fn ledgers_of(
+    conn: &mut MySqlConnection,
+    ids: &[JobId],
+    result: &'static str,
+) -> Result<BTreeMap<JobId, Ledger>, sqlx::Error> {
+    let ids: Vec<Uuid> = ids.iter().map(|id| id.uuid()).collect::<BTreeSet<_>>().into_iter().collect();
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    // Like the result, the exchange is not shown in a listing.
+    let exchange = if result == "result" { "exchange" } else { "NULL" };
+    let sql = format!(
+        "SELECT job_id, number, runner, execute_at, started_at, finished_at, verdict, error, burned, end_state, \
+         {result}, late_note, {exchange} FROM attempts FORCE INDEX (PRIMARY) WHERE job_id IN {} ORDER BY job_id, number",
+        places(padded(ids.len()))
+    );
+    let mut query = statement(sql);
+    for id in pad(&ids) {
+        query = query.bind(id);
+    }
+    let mut ledgers: BTreeMap<JobId, Ledger> = BTreeMap::new();
+    for row in query.fetch_all(conn).await? {
+        let ledger = ledgers.entry(JobId::from_uuid(row.try_get(0)?)).or_default();
+        let finished_at = row.try_get(5)?;
+        let (end, result): (Option<&str>, Option<String>) = (row.try_get(9)?, row.try_get(10)?);
+        let error: Option<String> = row.try_get(7)?;
+        ledger.burned = row.try_get(8)?;
+        ledger.end = match end {
+            None => None,
+            Some(word) => Some(End {
+                state: State::from_word(word).ok_or_else(|| corrupt("end_state"))?,
+                finished_at,
+                error: error.clone(),
+                result: result.map(|text| raw(text, "result")).transpose()?,
+            }),
+        };
+        let runner: String = row.try_get(2)?;
+        if runner.is_empty() {
+            continue;
+        }
+        ledger.attempts.push(Attempt {
+            number: row.try_get(1)?,
+            runner: RunnerId::from_stored(runner),
+            execute_at: row.try_get(3)?,
+            started_at: row.try_get(4)?,
+            finished_at: Some(finished_at),
+            verdict: Some(Verdict::from_word(row.try_get(6)?).ok_or_else(|| corrupt("verdict"))?),
+            error,
+            late_note: row.try_get(11)?,
+            // The exchange is only information for people, so one that cannot be read is left out.
+            exchange: row.try_get::<Option<String>, _>(12)?.and_then(|text| serde_json::from_str(&text).ok()),
+        });
+    }
+    Ok(ledgers)
+}

@@ -1,0 +1,179 @@
+//! Counts of jobs, for people and for metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::Row;
+
+use crate::job::{Name, State, Timestamp};
+use crate::store::jobs::backlog::{Backlog, backlog};
+use crate::store::jobs::lanes::{lines_of, queues_to_show};
+use crate::store::retention::forget::OTHER;
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// Most queues that are counted in addition to those that runners serve: the first ones by name.
+const MOST_QUEUES: usize = 200;
+
+/// Most open dead letters that are counted.
+const MOST_OPEN: u32 = 100_000;
+
+/// The number of jobs of one queue in one state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateCount {
+    /// The queue.
+    pub queue: Name,
+    /// The state.
+    pub state: State,
+    /// Number of jobs.
+    pub jobs: i64,
+}
+
+/// A reading of the tables.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// The database's clock at the time of the read.
+    pub at: Timestamp,
+    /// Unfinished jobs by queue and state.
+    pub owed: Vec<StateCount>,
+    /// Jobs that ever ended, by queue and state. An operator's retry subtracts one.
+    pub ended: Vec<StateCount>,
+    /// Ended jobs of queues that have been idle for longer than jobs are kept, added up by state.
+    pub ended_elsewhere: Vec<(State, i64)>,
+    /// Open dead letters by queue: failed jobs that were neither retried, replayed nor discarded.
+    pub open_failures: BTreeMap<Name, u64>,
+    /// False if there are more open dead letters than are counted.
+    pub open_failures_exact: bool,
+    /// True if all unfinished jobs of all queues were counted.
+    pub exact: bool,
+    /// The queues whose unfinished jobs were all counted. It matters only if `exact` is false.
+    pub whole: BTreeSet<Name>,
+    /// Due time of the oldest waiting job that is overdue.
+    pub oldest_due: Option<Timestamp>,
+    /// Due time of the next waiting job that is not due yet.
+    pub next_due: Option<Timestamp>,
+}
+
+impl Stats {
+    /// Return whether all unfinished jobs of this queue were counted.
+    #[must_use]
+    pub fn is_exact_about(&self, queue: &Name) -> bool {
+        self.exact || self.whole.contains(queue)
+    }
+}
+
+/// Use of a pool of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolUse {
+    /// `controls`, `loops`, `steering`, `reads` or `reports`.
+    pub pool: &'static str,
+    /// Connections that are open but not in use.
+    pub idle: usize,
+    /// Connections in use.
+    pub busy: usize,
+}
+
+impl Store {
+    /// Return the use of each pool. The group commits and the heartbeat have connections of their own.
+    #[must_use]
+    pub fn pool_use(&self) -> [PoolUse; 5] {
+        self.shared.pools.each().map(|(name, pool)| {
+            let (size, idle) = (pool.connections().size() as usize, pool.connections().num_idle());
+            PoolUse { pool: name, idle, busy: size.saturating_sub(idle) }
+        })
+    }
+
+    /// Count jobs by queue and state. At most a hundred thousand unfinished jobs are counted. Ended jobs come from the
+    /// tallies.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        self.stats_also_of(None).await
+    }
+
+    /// Count as [`stats`](Self::stats) does, with this queue in addition.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn stats_also_of(&self, queue: Option<Name>) -> Result<Stats, StoreError> {
+        on_pool(&self.shared.pools.reads, "count jobs", move |conn, _| {
+            let queue = queue.clone();
+            Box::pin(async move {
+                let at: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut *conn).await?;
+                let ended = sqlx::query(
+                    "SELECT queue, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, state ORDER BY queue, state",
+                )
+                .fetch_all(&mut *conn)
+                .await?;
+                let (mut queues, others) = queues_to_show(conn, MOST_QUEUES).await?;
+                queues.extend(queue.filter(|queue| !queues.contains(queue)));
+                let lines = lines_of(conn, &queues).await?;
+                let Backlog { counts: owed, exact, whole } = backlog(conn, &queues, &lines, others).await?;
+                let (mut oldest_due, mut next_due): (Option<Timestamp>, Option<Timestamp>) = (None, None);
+                for line in &lines {
+                    let edges = sqlx::query(
+                        "SELECT (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                         AND execute_at <= UTC_TIMESTAMP(3) AND state <> 'executing' ORDER BY execute_at LIMIT 1), \
+                         (SELECT execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
+                         AND execute_at > UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT 1)",
+                    );
+                    let (queue, priority) = (line.queue.as_str(), line.priority.level());
+                    let edges = edges.bind(queue).bind(priority).bind(queue).bind(priority);
+                    let row = edges.fetch_one(&mut *conn).await?;
+                    oldest_due = earlier(oldest_due, row.try_get(0)?);
+                    next_due = earlier(next_due, row.try_get(1)?);
+                }
+                let letters = sqlx::query(
+                    "SELECT queue, COUNT(*) FROM (SELECT queue FROM dead_letters FORCE INDEX (dead_letters_queue) \
+                     WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
+                )
+                .bind(MOST_OPEN)
+                .fetch_all(&mut *conn)
+                .await?;
+                let mut open_failures = BTreeMap::new();
+                for row in &letters {
+                    let queue: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
+                    open_failures.insert(queue, row.try_get::<i64, _>(1)?.unsigned_abs());
+                }
+                let open_failures_exact = open_failures.values().sum::<u64>() < u64::from(MOST_OPEN);
+                let mut ended_elsewhere = Vec::new();
+                let mut ended_here = Vec::new();
+                for row in &ended {
+                    if row.try_get::<&str, _>(0)? == OTHER {
+                        let state = State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?;
+                        ended_elsewhere.push((state, row.try_get(2)?));
+                    } else {
+                        ended_here.push(row);
+                    }
+                }
+                let count = |row: &sqlx::mysql::MySqlRow| {
+                    Ok::<_, sqlx::Error>(StateCount {
+                        queue: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?,
+                        state: State::from_word(row.try_get(1)?).ok_or_else(|| corrupt("state"))?,
+                        jobs: row.try_get(2)?,
+                    })
+                };
+                let ended = ended_here.into_iter().map(count).collect::<Result<_, _>>()?;
+                Ok(Stats {
+                    at,
+                    owed,
+                    ended,
+                    ended_elsewhere,
+                    open_failures,
+                    open_failures_exact,
+                    exact,
+                    whole,
+                    oldest_due,
+                    next_due,
+                })
+            })
+        })
+        .await
+    }
+}
+
+/// Return the earlier of two moments. Either may be absent.
+fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
+}

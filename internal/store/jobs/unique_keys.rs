@@ -1,0 +1,453 @@
+//! Enqueueing of jobs with unique keys: at most one unfinished job per pair of kind and unique key.
+//!
+//! A row of `unique_keys` exists exactly as long as its job is unfinished. The row is the lock for every change that
+//! concerns its unique key. A request that wants the unique key inserts the row; the primary key decides between two
+//! concurrent requests. A request that wants to replace the holder locks the row first, so that concurrent requests
+//! take turns.
+//!
+//! A client can guess a unique key. So the answer shows the holder in full, and a request may replace the holder, only
+//! if both belong to the same producer (`job::Producer`). The producer of the holder is in the holder's options. They
+//! are read by the statement that reads the holder's state.
+//!
+//! Rows are locked in this order: unique keys in key order, rows of replaced jobs in id order, the idempotency key,
+//! then new rows, and the tallies last. A settle locks in the opposite order: first the `owed` row, then its unique
+//! key. If a settle and a replacement of the same job deadlock, MySQL rolls one of them back. That one runs again and
+//! sees the result of the other.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{Actor, Attempt, Event, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, Timestamp, next};
+use crate::store::attempts::settle::{Owed, count, lock_held};
+use crate::store::audit::{Act, record_all};
+use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::jobs::actions::cancel_waiting;
+use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, together, write_jobs};
+use crate::store::jobs::read::read_job;
+use crate::store::sql::connection::{Earlier, transact};
+use crate::store::sql::error::{Fault, again, corrupt, fault};
+use crate::store::{Shared, Store, StoreError};
+
+/// An unfinished job that has a unique key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The id of the job.
+    pub id: JobId,
+    /// State of the job.
+    pub state: State,
+    /// Due time of the job.
+    pub execute_at: Timestamp,
+    /// True if the job belongs to another producer. The requesting producer may not see it in full and may not replace
+    /// it.
+    pub foreign: bool,
+}
+
+/// Outcome for one requested job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// The job was accepted.
+    New(Accepted),
+    /// The job was not written: this unfinished job holds the unique key and is the answer in its place.
+    Held(Holder),
+}
+
+impl Placed {
+    /// Return the receipt, if the job is new.
+    #[must_use]
+    pub fn accepted(self) -> Option<Accepted> {
+        match self {
+            Self::New(accepted) => Some(accepted),
+            Self::Held(_) => None,
+        }
+    }
+}
+
+/// Outcome for jobs that were requested together.
+#[derive(Clone, Debug, Default)]
+pub struct Receipts {
+    /// One entry per requested job, in the order of the request.
+    pub placed: Vec<Placed>,
+    /// Jobs that were cancelled because new jobs took their unique keys.
+    pub replaced: Vec<JobId>,
+    /// The holder in full. Set only if the request has a single job and a job of the same producer holds its unique
+    /// key.
+    pub holder: Option<Box<(Job, Vec<Attempt>)>>,
+}
+
+impl Receipts {
+    /// Return receipts in which all jobs are new.
+    #[must_use]
+    pub fn of(accepted: Vec<Accepted>) -> Self {
+        Self { placed: accepted.into_iter().map(Placed::New).collect(), ..Self::default() }
+    }
+
+    /// Iterate over the receipts of the new jobs.
+    pub fn accepted(&self) -> impl Iterator<Item = &Accepted> {
+        self.placed.iter().filter_map(|placed| match placed {
+            Placed::New(accepted) => Some(accepted),
+            Placed::Held(_) => None,
+        })
+    }
+}
+
+/// Outcome for a request with unique keys.
+#[derive(Clone, Debug)]
+pub enum Keyed {
+    /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
+    Accepted(Receipts),
+    /// Nothing was written. Each entry is the position of a job in the request and the unfinished job that holds its
+    /// unique key.
+    Taken(Vec<(usize, Holder)>),
+}
+
+/// The decision of an earlier run of the same write. A later run returns it when it finds that the earlier one has
+/// committed.
+pub(crate) type Memory = Mutex<Option<Receipts>>;
+
+impl Store {
+    /// Insert jobs, some of which have unique keys: all of them or none.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        self.insert_keyed_for(Producer::tickr(), jobs).await
+    }
+
+    /// Insert jobs as [`insert_keyed`](Self::insert_keyed) does, for a producer that may not reach the jobs of other
+    /// producers.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+        let asked = Arc::new(Asked { jobs: together(signed(jobs, &producer)), producer });
+        let (shared, memory) = (self.shared.clone(), Arc::default());
+        let attempted = "insert jobs with unique keys";
+        let outcome = transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
+            let (asked, shared, memory) = (Arc::clone(&asked), shared.clone(), Arc::clone(&memory));
+            Box::pin(async move { insert_keyed(conn, &asked, None, &shared, &memory, earlier).await })
+        });
+        match outcome.await? {
+            Outcome::First { done: Some(keyed), .. } | Outcome::Refused(keyed) => Ok(keyed),
+            _ => Err(StoreError::Corrupt { attempted, cause: "a stored response without an idempotency key".into() }),
+        }
+    }
+}
+
+/// The requested jobs and their producer.
+pub(crate) struct Asked {
+    pub(crate) jobs: Vec<NewJob>,
+    pub(crate) producer: Producer,
+}
+
+/// Record the producer in each job that has a unique key and no creator yet. A replayed job keeps its first creator.
+pub(crate) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> {
+    for job in jobs.iter_mut().filter(|job| job.unique_key.is_some()) {
+        job.options.creator.get_or_insert_with(|| producer.creator().clone());
+    }
+    jobs
+}
+
+/// Write the jobs, all or none, within the caller's transaction. With `once`, write them at most once.
+pub(crate) async fn insert_keyed(
+    conn: &mut MySqlConnection,
+    Asked { jobs, producer }: &Asked,
+    once: Option<(&Once, &Wording<Receipts>)>,
+    shared: &Shared,
+    memory: &Memory,
+    earlier: Earlier,
+) -> Result<Outcome<Keyed>, sqlx::Error> {
+    if earlier == Earlier::MayHaveCommitted
+        && let Some(done) = done_before(conn, jobs, once, memory).await?
+    {
+        return Ok(done);
+    }
+    let decided = decide(conn, jobs, producer).await?;
+    let mut taken = decided.taken;
+    let held = if decided.replace.is_empty() {
+        BTreeMap::new()
+    } else {
+        lock_held(conn, decided.replace.values().map(|holder| holder.id)).await?
+    };
+    for (place, holder) in &decided.replace {
+        // The holder cannot end without its unique key, which this transaction holds. But a runner may have started it
+        // since the read without a lock.
+        let owed = held.get(&holder.id).ok_or_else(|| again("the holder of a unique key is gone"))?;
+        if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {
+            taken.push((*place, Holder { state: owed.state, ..*holder }));
+        }
+    }
+    if !taken.is_empty() {
+        // This releases the unique keys taken so far. The commit that follows has nothing to write.
+        sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await?;
+        if let Some((once, _)) = once
+            && let Some(kept) = find(conn, once).await?
+        {
+            // Perhaps an earlier call of this same request took the unique keys.
+            return Ok(kept.meet(once, None));
+        }
+        taken.sort_unstable_by_key(|(place, _)| *place);
+        return Ok(Outcome::Refused(Keyed::Taken(taken)));
+    }
+
+    let now = read_clock(conn, &shared.clock).await?;
+    let is_new = |place: &usize| !decided.stand_ins.contains_key(place);
+    let mut new: Vec<NewJob> = (0..jobs.len()).filter(is_new).map(|place| jobs[place].clone()).collect();
+    if new.len() < jobs.len() {
+        new = together(new);
+    }
+    let mut receipts = Receipts { replaced: decided.replace.values().map(|h| h.id).collect(), ..Receipts::default() };
+    for (place, job) in jobs.iter().enumerate() {
+        receipts.placed.push(match decided.stand_ins.get(&place) {
+            None => Placed::New(accepted_at(job, now)),
+            Some(StandIn::Holder(holder)) => Placed::Held(*holder),
+            Some(StandIn::Earlier(place)) => {
+                let Accepted { id, execute_at, .. } = accepted_at(&jobs[*place], now);
+                Placed::Held(Holder { id, state: State::Waiting, execute_at, foreign: false })
+            }
+        });
+    }
+    if let [Placed::Held(holder)] = receipts.placed[..]
+        && !holder.foreign
+    {
+        receipts.holder = Some(Box::new(read_in_full(conn, holder.id).await?));
+    }
+    let answer = match once {
+        None => None,
+        Some((once, word)) => {
+            let answer = word(&receipts);
+            if let Err(error) = keep(conn, &mut [(once, &answer)], now).await {
+                return lost(conn, once, error).await;
+            }
+            Some(answer)
+        }
+    };
+    replace(conn, jobs, producer.actor(), &decided.replace, &held, now).await?;
+    let accepted: Vec<Accepted> = receipts.accepted().cloned().collect();
+    let mut pairs: Vec<(&NewJob, &Accepted)> = new.iter().zip(&accepted).collect();
+    pairs.sort_unstable_by_key(|(job, _)| job.id);
+    write_jobs(conn, &pairs).await?;
+    let mut ended = BTreeMap::new();
+    for owed in decided.replace.values().filter_map(|holder| held.get(&holder.id)) {
+        *ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
+    }
+    count(conn, shared.lanes.any(), &ended).await?;
+    *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
+    Ok(match answer {
+        Some(answer) => Outcome::First { done: Some(Keyed::Accepted(receipts)), answer },
+        None => Outcome::Refused(Keyed::Accepted(receipts)),
+    })
+}
+
+/// Return the decision of an earlier run if that run has committed.
+async fn done_before(
+    conn: &mut MySqlConnection,
+    jobs: &[NewJob],
+    once: Option<(&Once, &Wording<Receipts>)>,
+    memory: &Memory,
+) -> Result<Option<Outcome<Keyed>>, sqlx::Error> {
+    let decided = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if let Some((once, _)) = once {
+        return Ok(find(conn, once).await?.map(|kept| kept.meet(once, decided.map(Keyed::Accepted))));
+    }
+    let mut by_id: Vec<&NewJob> = jobs.iter().collect();
+    by_id.sort_unstable_by_key(|job| job.id);
+    let found = receipts(conn, &by_id).await?;
+    // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of them.
+    Ok(decided.filter(|_| !found.is_empty()).map(|decided| Outcome::Refused(Keyed::Accepted(decided))))
+}
+
+/// The job that is the answer for a requested job that is not written.
+#[derive(Clone, Copy)]
+enum StandIn {
+    /// An unfinished job that holds the unique key.
+    Holder(Holder),
+    /// The job at this earlier position of the same request, which takes the unique key.
+    Earlier(usize),
+}
+
+/// The decision for each job of one request, by position. The rows of the unique keys are locked.
+#[derive(Default)]
+struct Decided {
+    stand_ins: BTreeMap<usize, StandIn>,
+    /// Holders to cancel. Their state was read without a lock, so it is checked again later.
+    replace: BTreeMap<usize, Holder>,
+    taken: Vec<(usize, Holder)>,
+}
+
+async fn decide(conn: &mut MySqlConnection, jobs: &[NewJob], producer: &Producer) -> Result<Decided, sqlx::Error> {
+    // In key order, so that two batches with the same unique keys wait for each other instead of deadlocking.
+    let mut by_key: BTreeMap<(&str, &str), Vec<usize>> = BTreeMap::new();
+    for (place, job) in jobs.iter().enumerate() {
+        if let Some(key) = &job.unique_key {
+            by_key.entry((job.kind.as_str(), key)).or_default().push(place);
+        }
+    }
+    let mut decided = Decided::default();
+    for ((_, key), places) in by_key {
+        let (first, others) = (places[0], &places[1..]);
+        let job = &jobs[first];
+        let holder = match job.on_conflict {
+            OnConflict::Replace => lock_key(conn, job, key, producer).await?,
+            OnConflict::Return | OnConflict::Reject => take_key(conn, job, key, producer).await?,
+        };
+        let mut stand_in = StandIn::Earlier(first);
+        if let Some(holder) = holder {
+            if jobs.iter().any(|job| job.id == holder.id) {
+                return Err(again("an earlier run of the same write has committed after all"));
+            }
+            match job.on_conflict {
+                OnConflict::Return => {
+                    stand_in = StandIn::Holder(holder);
+                    decided.stand_ins.insert(first, stand_in);
+                }
+                OnConflict::Replace
+                    // A producer may not end another producer's job only because it knows the unique key.
+                    if !holder.foreign && next(holder.state, Event::Cancel) == Ok(State::Cancelled) =>
+                {
+                    decided.replace.insert(first, holder);
+                }
+                OnConflict::Reject | OnConflict::Replace => decided.taken.push((first, holder)),
+            }
+        }
+        for place in others {
+            match jobs[*place].on_conflict {
+                OnConflict::Return => drop(decided.stand_ins.insert(*place, stand_in)),
+                // A job cannot replace another job of the same request.
+                OnConflict::Reject | OnConflict::Replace => {
+                    let holder = holder.unwrap_or(Holder {
+                        id: job.id,
+                        state: State::Waiting,
+                        execute_at: Timestamp::default(),
+                        foreign: false,
+                    });
+                    decided.taken.push((*place, holder));
+                }
+            }
+        }
+    }
+    Ok(decided)
+}
+
+/// Take the unique key for `job`, or return the job that holds it. A plain insert is used, because it reports a
+/// duplicate. An upsert could not tell which request won: the driver counts matched rows.
+async fn take_key(
+    conn: &mut MySqlConnection,
+    job: &NewJob,
+    key: &str,
+    producer: &Producer,
+) -> Result<Option<Holder>, sqlx::Error> {
+    for _ in 0..3 {
+        match insert_key(conn, job, key).await {
+            Ok(()) => return Ok(None),
+            Err(e) if fault(&e) == Fault::Duplicate => {}
+            Err(e) => return Err(e),
+        }
+        let holder: Option<Uuid> =
+            sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? LOCK IN SHARE MODE")
+                .bind(job.kind.as_str())
+                .bind(key.as_bytes())
+                .fetch_optional(&mut *conn)
+                .await?;
+        if let Some(id) = holder {
+            return read_holder(conn, id, producer).await.map(Some);
+        }
+        // The holder ended between the two statements, so try again.
+    }
+    Err(again("a unique key changed hands three times"))
+}
+
+/// Lock the unique key and return its holder, or take the key for `job`.
+async fn lock_key(
+    conn: &mut MySqlConnection,
+    job: &NewJob,
+    key: &str,
+    producer: &Producer,
+) -> Result<Option<Holder>, sqlx::Error> {
+    let holder: Option<Uuid> =
+        sqlx::query_scalar("SELECT job_id FROM unique_keys WHERE kind = ? AND unique_key = ? FOR UPDATE")
+            .bind(job.kind.as_str())
+            .bind(key.as_bytes())
+            .fetch_optional(&mut *conn)
+            .await?;
+    if let Some(id) = holder {
+        return read_holder(conn, id, producer).await.map(Some);
+    }
+    match insert_key(conn, job, key).await {
+        Ok(()) => Ok(None),
+        // Another request took the unique key between the two statements. The refused insert left a shared lock behind.
+        // Many transactions that go on from the shared to the exclusive lock would deadlock. So begin again and wait
+        // for the row.
+        Err(e) if fault(&e) == Fault::Duplicate => Err(again("a unique key was taken meanwhile")),
+        Err(e) => Err(e),
+    }
+}
+
+async fn insert_key(conn: &mut MySqlConnection, job: &NewJob, key: &str) -> Result<(), sqlx::Error> {
+    sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
+        .bind(job.kind.as_str())
+        .bind(key.as_bytes())
+        .bind(job.id.uuid())
+        .execute(conn)
+        .await?;
+    Ok(())
+}
+
+/// Read the holder of a locked unique key. Its `owed` row exists, because its end would first have to delete the unique
+/// key. The read takes no lock, so that it does not wait for a transaction that itself waits for this unique key.
+async fn read_holder(conn: &mut MySqlConnection, id: Uuid, producer: &Producer) -> Result<Holder, sqlx::Error> {
+    let sql = "SELECT o.state, o.execute_at, j.options FROM owed o FORCE INDEX (PRIMARY) \
+               JOIN jobs j FORCE INDEX (PRIMARY) ON j.id = o.id WHERE o.id = ?";
+    let row = sqlx::query(sql).bind(id).fetch_optional(conn).await?;
+    let row = row.ok_or_else(|| again("the holder of a unique key has no owed row"))?;
+    let state = State::from_word(row.try_get::<&str, _>(0)?).ok_or_else(|| corrupt("state"))?;
+    let options: Option<String> = row.try_get(2)?;
+    // If this binary cannot read the options, it must not assume that the job belongs to this producer.
+    let options = options.and_then(|text| serde_json::from_str::<JobOptions>(&text).ok()).unwrap_or_default();
+    Ok(Holder { id: JobId::from_uuid(id), state, execute_at: row.try_get(1)?, foreign: !producer.reaches(&options) })
+}
+
+/// Read a job in full. This takes several reads. The lock on the unique key keeps the job from ending but not from
+/// changing, so read again until two reads in a row agree.
+async fn read_in_full(conn: &mut MySqlConnection, id: JobId) -> Result<(Job, Vec<Attempt>), sqlx::Error> {
+    let mut seen: Option<(String, u32)> = None;
+    for _ in 0..6 {
+        let read = read_job(conn, id).await?;
+        let now = sqlx::query_as("SELECT state, attempt FROM owed WHERE id = ?")
+            .bind(id.uuid())
+            .fetch_optional(&mut *conn)
+            .await?;
+        match read {
+            Some(read) if now.is_some() && now == seen => return Ok(read),
+            _ => seen = now,
+        }
+    }
+    Err(again("a job kept changing while it was read"))
+}
+
+/// Cancel these locked holders, give their unique keys to the jobs at these positions, and write audit records.
+async fn replace(
+    conn: &mut MySqlConnection,
+    jobs: &[NewJob],
+    actor: &Actor,
+    replace: &BTreeMap<usize, Holder>,
+    held: &BTreeMap<JobId, Owed>,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let mut acts = Vec::with_capacity(replace.len());
+    for (place, holder) in replace {
+        let (job, Some(owed)) = (&jobs[*place], held.get(&holder.id)) else { continue };
+        let detail = serde_json::json!({"replaced_by": job.id.to_string()});
+        acts.push(Act::new(actor, "job.replace", holder.id.to_string()).with(detail));
+        cancel_waiting(conn, holder.id, owed, now, Some(&format!("replaced by job {}", job.id))).await?;
+        sqlx::query("UPDATE unique_keys SET job_id = ? WHERE kind = ? AND unique_key = ?")
+            .bind(job.id.uuid())
+            .bind(job.kind.as_str())
+            .bind(job.unique_key.as_ref().map(String::as_bytes))
+            .execute(&mut *conn)
+            .await?;
+    }
+    record_all(conn, &acts, now).await
+}

@@ -1,0 +1,110 @@
+//! Short lookups of many jobs by primary key: their revisions, to find out if anything has changed, and their kinds and
+//! queues.
+
+use std::collections::HashMap;
+
+use sqlx::Row;
+use uuid::Uuid;
+
+use crate::job::{JobId, Name, State, Timestamp};
+use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::connection::on_pool;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// The revision of a job: everything that can change, without payload, result and errors. The fields of `owed` are
+/// absent when the job has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Glimpse {
+    state: Option<State>,
+    execute_at: Option<Timestamp>,
+    attempt: Option<u32>,
+    priority: Option<u8>,
+    cancel_requested_at: Option<Timestamp>,
+    progress: Option<String>,
+    /// Number of the last row in its ledger.
+    lines: Option<u32>,
+}
+
+impl Store {
+    /// Read the revisions of these jobs. Jobs that do not exist are left out.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Glimpse>, StoreError> {
+        let ids = sorted(ids);
+        on_pool(&self.shared.pools.reads, "read job revisions", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let mut seen = HashMap::with_capacity(ids.len());
+                for ids in ids.chunks(MOST_ROWS) {
+                    let sql = format!(
+                        "SELECT j.id, o.state, o.execute_at, o.attempt, o.priority, o.cancel_requested_at, o.progress, \
+                         (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) \
+                         FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id WHERE j.id IN {}",
+                        places(padded(ids.len()))
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(ids) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        let state: Option<&str> = row.try_get(1)?;
+                        let glimpse = Glimpse {
+                            state: state
+                                .map(|word| State::from_word(word).ok_or_else(|| corrupt("state")))
+                                .transpose()?,
+                            execute_at: row.try_get(2)?,
+                            attempt: row.try_get(3)?,
+                            priority: row.try_get(4)?,
+                            cancel_requested_at: row.try_get(5)?,
+                            progress: row.try_get(6)?,
+                            lines: row.try_get(7)?,
+                        };
+                        seen.insert(JobId::from_uuid(row.try_get(0)?), glimpse);
+                    }
+                }
+                Ok(seen)
+            })
+        })
+        .await
+    }
+
+    /// Read the kind and the queue of these jobs. Jobs that do not exist are left out.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn kinds_and_queues(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, (Name, Name)>, StoreError> {
+        let ids = sorted(ids);
+        on_pool(&self.shared.pools.reads, "look up kinds and queues", move |conn, _| {
+            let ids = ids.clone();
+            Box::pin(async move {
+                let mut names = HashMap::with_capacity(ids.len());
+                for ids in ids.chunks(MOST_ROWS) {
+                    let sql = format!(
+                        "SELECT id, kind, queue FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {}",
+                        places(padded(ids.len()))
+                    );
+                    let mut query = statement(sql);
+                    for id in pad(ids) {
+                        query = query.bind(id);
+                    }
+                    for row in query.fetch_all(&mut *conn).await? {
+                        let kind: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?;
+                        let queue: Name = row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?;
+                        names.insert(JobId::from_uuid(row.try_get(0)?), (kind, queue));
+                    }
+                }
+                Ok(names)
+            })
+        })
+        .await
+    }
+}
+
+fn sorted(ids: Vec<JobId>) -> Vec<Uuid> {
+    let mut ids: Vec<Uuid> = ids.into_iter().map(JobId::uuid).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids
+}

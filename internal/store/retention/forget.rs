@@ -1,0 +1,229 @@
+//! Removal of rows that are no longer used: runners that stopped, tallies that no job changes any more, and records
+//! about batches.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sqlx::{MySqlConnection, Row};
+
+use crate::job::{JobId, RunnerId};
+use crate::store::retention::purge::{Aged, purge_aged};
+use crate::store::sql::batches::statement;
+use crate::store::sql::connection::{on_pool, transact};
+use crate::store::{Store, StoreError};
+
+/// Retention of the row of a stopped runner. A week lets operators look back at the last deploy.
+pub const KEEP_RUNNERS: Duration = Duration::from_secs(7 * 86_400);
+/// Seconds without a change after which a tally is added to lane 0. Living runners change the tallies in their own
+/// lanes more often than that.
+const REST: i64 = 600;
+/// Rows in one page.
+const PAGE: u32 = 200;
+/// Queue name under which the tallies of old queues are summed up. No queue can have this name.
+pub(crate) const OTHER: &str = "_other";
+
+/// Records of batches from which jobs were removed.
+const DEPARTURES: Aged = Aged { table: "departures", made: "at" };
+
+/// The rest of a tally's primary key, behind the lane: queue, kind and state.
+type Key = (String, String, String);
+
+impl Store {
+    /// Return true if this is the runner that has lived longest. It does the work for which one runner of the cluster
+    /// is enough. For a moment two runners may get true, or none; this costs time and nothing else.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn is_eldest(&self, runner: &RunnerId) -> Result<bool, StoreError> {
+        let runner = runner.clone();
+        on_pool(&self.shared.pools.loops, "look for the eldest runner", move |conn, _| {
+            let runner = runner.clone();
+            Box::pin(async move {
+                let sql = "SELECT id FROM runners FORCE INDEX (runners_stopped) WHERE stopped_at IS NULL \
+                           AND parent IS NULL AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND \
+                           ORDER BY started_at, id LIMIT 1";
+                let eldest: Option<String> = sqlx::query_scalar(sql).fetch_optional(conn).await?;
+                Ok(eldest.as_deref() == Some(runner.as_str()))
+            })
+        })
+        .await
+    }
+
+    /// Delete runners that stopped longer ago than `keep`, one page at most. Returns the number of deleted rows, and
+    /// true if there may be more.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_runners(&self, keep: Duration) -> Result<(u64, bool), StoreError> {
+        let keep = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
+        on_pool(&self.shared.pools.loops, "delete stopped runners", move |conn, _| {
+            Box::pin(async move {
+                let old: Vec<String> = sqlx::query_scalar(
+                    "SELECT id FROM runners FORCE INDEX (runners_stopped) \
+                     WHERE stopped_at < UTC_TIMESTAMP(6) - INTERVAL ? SECOND ORDER BY stopped_at LIMIT ?",
+                )
+                .bind(keep)
+                .bind(PAGE)
+                .fetch_all(&mut *conn)
+                .await?;
+                let mut gone = 0;
+                for id in &old {
+                    // A process never uses an id again. The condition is repeated nevertheless, so that the row of a
+                    // living runner cannot be deleted.
+                    let sql = "DELETE FROM runners WHERE id = ? AND stopped_at < UTC_TIMESTAMP(6) - INTERVAL ? SECOND";
+                    gone += sqlx::query(sql).bind(id).bind(keep).execute(&mut *conn).await?.rows_affected();
+                }
+                Ok((gone, old.len() == PAGE as usize && gone > 0))
+            })
+        })
+        .await
+    }
+
+    /// Sum up tallies that no longer change: add those of one queue, kind and state to lane 0. Returns the number of
+    /// deleted rows and the place where the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn fold_lanes(&self, after: Option<TallyPlace>) -> Result<(usize, Option<TallyPlace>), StoreError> {
+        transact(&self.shared.pools.loops, "add up tallies", move |conn, _| {
+            let after = after.clone();
+            Box::pin(async move {
+                let place = after.unwrap_or(TallyPlace { lane: 1, key: Key::default() });
+                let (found, next) = resting(conn, &place, 255, REST).await?;
+                let gone = take(conn, &found, REST).await?;
+                let rows = gone.len();
+                let mut sums: BTreeMap<Key, i64> = BTreeMap::new();
+                for (place, n) in gone {
+                    *sums.entry(place.key).or_default() += n;
+                }
+                add(conn, &sums).await?;
+                Ok((rows, next))
+            })
+        })
+        .await
+    }
+
+    /// Sum up tallies of old queues, which no job has changed for longer than `keep`: add them to the name that stands
+    /// for all old queues. `keep` must be longer than jobs are kept. Returns the number of deleted rows and the place
+    /// where the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn fold_queues(
+        &self,
+        after: Option<TallyPlace>,
+        keep: Duration,
+    ) -> Result<(usize, Option<TallyPlace>), StoreError> {
+        let rest = i64::try_from(keep.as_secs()).unwrap_or(i64::MAX / 2);
+        transact(&self.shared.pools.loops, "add up tallies of old queues", move |conn, _| {
+            let after = after.clone();
+            Box::pin(async move {
+                let place = after.unwrap_or(TallyPlace { lane: 0, key: Key::default() });
+                let (found, next) = resting(conn, &place, 0, rest).await?;
+                let found: Vec<TallyPlace> = found.into_iter().filter(|place| place.key.0 != OTHER).collect();
+                let gone = take(conn, &found, rest).await?;
+                let rows = gone.len();
+                let mut sums: BTreeMap<Key, i64> = BTreeMap::new();
+                for (TallyPlace { key: (_, kind, state), .. }, n) in gone {
+                    *sums.entry((OTHER.to_owned(), kind, state)).or_default() += n;
+                }
+                add(conn, &sums).await?;
+                Ok((rows, next))
+            })
+        })
+        .await
+    }
+
+    /// Delete records about batches older than `keep`, in the page behind `after`. Returns the number of deleted rows
+    /// and the place where the next page begins.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn forget_departures(
+        &self,
+        after: Option<JobId>,
+        keep: Duration,
+    ) -> Result<(usize, Option<JobId>), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "delete records of old batches", move |conn, _| {
+            let shared = shared.clone();
+            Box::pin(async move {
+                let (gone, next) = purge_aged(conn, &shared, &DEPARTURES, after.map(JobId::uuid), keep).await?;
+                Ok((gone, next.map(JobId::from_uuid)))
+            })
+        })
+        .await
+    }
+}
+
+/// The primary key of a tally.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TallyPlace {
+    lane: u8,
+    key: Key,
+}
+
+/// Read the next rows from `after` on, in lanes up to `last`, that have not changed for `rest` seconds. Takes no locks.
+/// A page may end between the states of one kind, so the next page begins with that kind again.
+async fn resting(
+    conn: &mut MySqlConnection,
+    after: &TallyPlace,
+    last: u8,
+    rest: i64,
+) -> Result<(Vec<TallyPlace>, Option<TallyPlace>), sqlx::Error> {
+    let TallyPlace { lane, key: (queue, kind, _) } = after;
+    let found = sqlx::query(
+        "SELECT lane, queue, kind, CAST(state AS CHAR), changed_at < NOW() - INTERVAL ? SECOND \
+         FROM tallies FORCE INDEX (PRIMARY) WHERE (lane > ? OR (lane = ? AND (queue > ? OR (queue = ? AND kind >= ?)))) \
+         AND lane <= ? ORDER BY lane, queue, kind, state LIMIT ?",
+    )
+    .bind(rest)
+    .bind(lane)
+    .bind(lane)
+    .bind(queue)
+    .bind(queue)
+    .bind(kind)
+    .bind(last)
+    .bind(PAGE)
+    .fetch_all(&mut *conn)
+    .await?;
+    let (mut rests, mut next) = (Vec::new(), None);
+    for row in &found {
+        let place = TallyPlace { lane: row.try_get(0)?, key: (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?) };
+        if row.try_get::<bool, _>(4)? {
+            rests.push(place.clone());
+        }
+        next = Some(place);
+    }
+    Ok((rests, next.filter(|_| found.len() == PAGE as usize)))
+}
+
+/// Delete these rows in the order of their primary key and return their counts. Rows that have changed in the meantime
+/// stay.
+async fn take(
+    conn: &mut MySqlConnection,
+    places: &[TallyPlace],
+    rest: i64,
+) -> Result<Vec<(TallyPlace, i64)>, sqlx::Error> {
+    let mut taken = Vec::new();
+    for place in places {
+        let (queue, kind, state) = &place.key;
+        let one = "WHERE lane = ? AND queue = ? AND kind = ? AND state = ?";
+        let lock = format!("SELECT n FROM tallies {one} AND changed_at < NOW() - INTERVAL ? SECOND FOR UPDATE");
+        let n = statement(lock).bind(place.lane).bind(queue).bind(kind).bind(state).bind(rest);
+        let Some(row) = n.fetch_optional(&mut *conn).await? else { continue };
+        let delete = statement(format!("DELETE FROM tallies {one}"));
+        delete.bind(place.lane).bind(queue).bind(kind).bind(state).execute(&mut *conn).await?;
+        taken.push((place.clone(), row.try_get(0)?));
+    }
+    Ok(taken)
+}
+
+async fn add(conn: &mut MySqlConnection, sums: &BTreeMap<Key, i64>) -> Result<(), sqlx::Error> {
+    for ((queue, kind, state), n) in sums {
+        let sql = "INSERT INTO tallies (lane, queue, kind, state, n) VALUES (0, ?, ?, ?, ?) \
+                   ON DUPLICATE KEY UPDATE n = n + VALUES(n)";
+        sqlx::query(sql).bind(queue).bind(kind).bind(state).bind(n).execute(&mut *conn).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! The removal of ended jobs, by retention and by operators.
+//!
+//! The row in `jobs` is the lock, which a retry takes as well. The decision about a job is made only under that lock,
+//! because the job may have been retried, and may have ended again, since it was found. If a job of a batch or of a
+//! tick is removed, the same transaction records it, so that `tickr verify` can distinguish removed jobs from lost
+//! ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{JobOptions, Standing, State, Timestamp};
+use crate::store::dead_letters::in_list;
+use crate::store::retention::purge::Retention;
+use crate::store::sql::batches::{MOST_ROWS, groups, pad, padded, places, rows, statement};
+use crate::store::sql::error::corrupt;
+
+/// Most ledger lines removed in one transaction. A single job may have more.
+const MOST_LINES: u32 = 20_000;
+/// Most rows removed by one statement.
+const ROWS: u32 = 4_000;
+/// The kind whose jobs have reports.
+const REPORT: &str = "report";
+
+/// The rule that decides which jobs may be removed.
+#[derive(Clone, Copy)]
+pub(crate) enum Removal<'a> {
+    /// An operator requested it: every job that has ended.
+    Asked,
+    /// Retention: jobs that are past their retention time. Discarded dead letters have a retention time of their own.
+    Aged { keep: &'a Retention, now: Timestamp },
+    /// Retention of discarded dead letters: those discarded before this moment.
+    Discarded { before: Timestamp },
+}
+
+/// Outcome of a removal.
+#[derive(Debug, Default)]
+pub(crate) struct Removed {
+    /// The removed jobs.
+    pub(crate) gone: Vec<Uuid>,
+    /// Number of ids without a job whose other rows were deleted as well.
+    pub(crate) strays: usize,
+    /// Set if the transaction reached its limit after this job. The ids behind it were not looked at.
+    pub(crate) until: Option<Uuid>,
+}
+
+/// A locked job, with the facts on which its removal depends.
+struct Candidate {
+    id: Uuid,
+    kind: String,
+    owed: bool,
+    /// Number, end state and time of its last ledger line.
+    last: Option<(u32, Option<State>, Timestamp)>,
+    standing: Option<(Standing, Timestamp)>,
+    batch: Option<(Uuid, u16)>,
+    /// The schedule that made the job.
+    schedule: Option<String>,
+}
+
+impl Candidate {
+    fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let (number, end): (Option<u32>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
+        let end = end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?;
+        let finished_at: Option<Timestamp> = row.try_get(5)?;
+        let standing: Option<&str> = row.try_get(6)?;
+        let standing = standing.map(|word| Standing::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
+        let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(8)?, row.try_get(9)?);
+        let options: Option<String> = row.try_get(10)?;
+        // Options that cannot be read name no schedule.
+        let options: Option<JobOptions> = options.and_then(|text| serde_json::from_str(&text).ok());
+        Ok(Self {
+            id: row.try_get(0)?,
+            kind: row.try_get(1)?,
+            owed: row.try_get(2)?,
+            last: number.zip(finished_at).map(|(number, finished_at)| (number, end, finished_at)),
+            standing: standing.zip(row.try_get(7)?),
+            batch: first.zip(size),
+            schedule: options.and_then(|options| options.schedule).map(|by| by.name.to_string()),
+        })
+    }
+
+    fn lines(&self) -> u32 {
+        self.last.map_or(0, |(number, ..)| number)
+    }
+
+    /// Return whether the job has ended and the rule allows its removal.
+    fn may_go(&self, removal: Removal<'_>) -> bool {
+        let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
+        let discarded = self.standing.filter(|(standing, _)| *standing == Standing::Discarded);
+        match removal {
+            Removal::Asked => true,
+            Removal::Aged { keep, now } => {
+                let age = TimeDelta::from_std(keep.of(Some(&self.kind), end)).unwrap_or(TimeDelta::MAX / 4);
+                discarded.is_none() && finished_at < now - age
+            }
+            Removal::Discarded { before } => discarded.is_some_and(|(_, since)| since < before),
+        }
+    }
+}
+
+const CANDIDATE: &str = "SELECT j.id, j.kind, o.id IS NOT NULL, a.number, a.end_state, a.finished_at, d.standing, d.since, \
+     j.batch_id, j.batch_size, IF(j.options LIKE '%\"schedule\"%', j.options, NULL) \
+     FROM jobs j FORCE INDEX (PRIMARY) LEFT JOIN owed o ON o.id = j.id \
+     LEFT JOIN attempts a ON a.job_id = j.id AND a.number = (SELECT MAX(l.number) FROM attempts l WHERE l.job_id = j.id) \
+     LEFT JOIN dead_letters d ON d.job_id = j.id WHERE j.id IN";
+
+/// Remove the jobs that the rule allows, within the caller's transaction. `ids` must be sorted.
+pub(crate) async fn remove(
+    conn: &mut MySqlConnection,
+    ids: &[Uuid],
+    removal: Removal<'_>,
+    now: Timestamp,
+) -> Result<Removed, sqlx::Error> {
+    let mut removed = Removed::default();
+    let mut torn = Torn::default();
+    let mut lines = 0;
+    for ids in ids.chunks(MOST_ROWS) {
+        let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
+        in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
+        let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
+        let mut strays: BTreeSet<Uuid> = ids.iter().copied().collect();
+        let (mut gone, mut reports) = (Vec::new(), Vec::new());
+        for row in &found {
+            let candidate = Candidate::read(row)?;
+            strays.remove(&candidate.id);
+            if !candidate.may_go(removal) {
+                continue;
+            }
+            if lines > 0 && lines + candidate.lines() > MOST_LINES {
+                removed.until = gone.last().or(removed.gone.last()).copied();
+                break;
+            }
+            lines += candidate.lines();
+            gone.push(candidate.id);
+            if candidate.kind == REPORT {
+                reports.push(candidate.id);
+            }
+            torn.lose(candidate);
+        }
+        // Ledger lines and dead letters whose job does not exist. The search for an operator's request finds existing
+        // jobs only.
+        let strays: Vec<Uuid> = match (removal, removed.until) {
+            (Removal::Asked, _) | (_, Some(_)) => Vec::new(),
+            _ => strays.into_iter().collect(),
+        };
+        if matches!(removal, Removal::Asked) {
+            hide_reports(conn, &reports, now).await?;
+        }
+        delete(conn, &gone).await?;
+        delete(conn, &strays).await?;
+        removed.strays += strays.len();
+        removed.gone.extend(gone);
+        if removed.until.is_some() {
+            break;
+        }
+    }
+    torn.write(conn, now).await?;
+    Ok(removed)
+}
+
+/// Hide the reports of jobs that an operator deletes. From now on no runner serves them. Their content is large, so the
+/// janitor removes it later, a few parts at a time.
+async fn hide_reports(conn: &mut MySqlConnection, ids: &[Uuid], now: Timestamp) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let sql = format!("UPDATE report_files SET removed_at = ? WHERE id IN {}", places(padded(ids.len())));
+    let mut query = statement(sql).bind(now);
+    for id in pad(ids) {
+        query = query.bind(id);
+    }
+    query.execute(conn).await.map(drop)
+}
+
+async fn delete(conn: &mut MySqlConnection, ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    if ids.is_empty() {
+        return Ok(());
+    }
+    // Delete the ledger first. A job without lines would look lost; lines without a job are only invisible.
+    for (table, key) in [("attempts", "job_id"), ("job_tags", "job_id"), ("dead_letters", "job_id"), ("jobs", "id")] {
+        // The order by key and the LIMIT keep MySQL from scanning a small table. A job may have any number of lines, so
+        // repeat the statement until it deletes fewer rows than its limit.
+        let sql = format!("DELETE FROM {table} WHERE {key} IN");
+        let tail = format!(" ORDER BY {key} LIMIT {ROWS}");
+        while in_list(&sql, ids, &tail).execute(&mut *conn).await?.rows_affected() >= u64::from(ROWS) {}
+    }
+    Ok(())
+}
+
+/// Batches and ticks that lose jobs by the removal. They are written last in the transaction, in key order.
+#[derive(Default)]
+struct Torn {
+    /// Size of the batch, and number of its jobs that are removed now.
+    batches: BTreeMap<Uuid, (u16, u16)>,
+    ticks: BTreeSet<(String, Uuid)>,
+}
+
+impl Torn {
+    fn lose(&mut self, job: Candidate) {
+        if let Some((first, size)) = job.batch {
+            self.batches.entry(first).or_insert((size, 0)).1 += 1;
+        }
+        if let Some(schedule) = job.schedule {
+            self.ticks.insert((schedule, job.id));
+        }
+    }
+
+    async fn write(mut self, conn: &mut MySqlConnection, now: Timestamp) -> Result<(), sqlx::Error> {
+        // A batch that is removed as a whole needs no record.
+        self.batches.retain(|_, (size, jobs)| jobs < size);
+        let batches: Vec<(Uuid, (u16, u16))> = self.batches.into_iter().collect();
+        for group in groups(&batches) {
+            let sql = format!(
+                "INSERT INTO departures (id, jobs, size, at) VALUES {} \
+                 ON DUPLICATE KEY UPDATE jobs = jobs + VALUES(jobs), at = VALUES(at)",
+                rows(&places(4), group.len())
+            );
+            let mut query = statement(sql);
+            for (first, (size, jobs)) in group {
+                query = query.bind(first).bind(jobs).bind(size).bind(now);
+            }
+            query.execute(&mut *conn).await?;
+        }
+        let firsts: Vec<Uuid> = batches.into_iter().map(|(first, _)| first).collect();
+        for firsts in firsts.chunks(MOST_ROWS) {
+            let whole =
+                in_list("DELETE FROM departures WHERE id IN", firsts, " AND jobs >= size ORDER BY id LIMIT 256");
+            whole.execute(&mut *conn).await?;
+        }
+        for (schedule, job) in self.ticks {
+            sqlx::query("UPDATE ticks SET job_removed = TRUE WHERE schedule = ? AND job_id = ?")
+                .bind(schedule)
+                .bind(job)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,670 @@
+//! Ticks of schedules: each is fired exactly once or skipped with a reason, and recorded in a ledger.
+//!
+//! Any number of runners may plan the same ticks. The first runner that locks the row of the schedule, and finds it as
+//! the plan expects, carries the plan out: it writes the lines in the ledger, the jobs and the next tick in one
+//! transaction. The other runners find that the schedule has moved on, and do nothing. So a crash at any moment leaves
+//! either the whole change or none of it.
+//!
+//! Rows are locked in this order: schedules in the order of their names, the `owed` rows of previous jobs in id order,
+//! then new rows, and the tallies last. A transaction that holds an `owed` row never locks a schedule.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use serde_json::json;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{
+    Actor, Event, Fate, JobId, Name, NewJob, Overlap, Planned, Situation, SkipCause, State, Timestamp, floor_ms,
+    limits, next, plan,
+};
+use crate::store::attempts::settle::{Owed, count, lock_held};
+use crate::store::audit::{Act, record};
+use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::jobs::actions::cancel_waiting;
+use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, write_jobs};
+use crate::store::schedules::{Scheduled, lock_schedule};
+use crate::store::sql::batches::{pad, padded, places, statement};
+use crate::store::sql::connection::{Earlier, on_pool, transact};
+use crate::store::sql::error::corrupt;
+use crate::store::sql::script::{Script, Value};
+use crate::store::{Shared, Store, StoreError};
+
+/// Most lines that one page of a listing may look at before it returns with a position to continue from.
+const MOST_LOOKED_AT: i64 = 20_000;
+/// Most lines deleted in one page.
+const PAGE: u32 = 1_000;
+
+/// A plan for due ticks of one schedule.
+#[derive(Clone, Debug)]
+pub struct TickPlan {
+    /// The schedule as it was read. The plan is valid only while the schedule is unchanged.
+    pub row: Scheduled,
+    /// The planned lines in order of time. A line that fires has a job.
+    pub lines: Vec<PlannedLine>,
+    /// The first tick after the plan.
+    pub next: Option<Timestamp>,
+}
+
+/// The plan for one tick, or for several ticks that share a line.
+#[derive(Clone, Debug)]
+pub struct PlannedLine {
+    /// The due time, and whether the tick fires.
+    pub planned: Planned,
+    /// The job, if the tick fires.
+    pub job: Option<NewJob>,
+    /// The reason in words, if it does not fire.
+    pub reason: Option<String>,
+}
+
+/// Outcome of plans that were carried out.
+#[derive(Clone, Debug, Default)]
+pub struct Ticked {
+    /// Lines that were written. Each has its due time and the time of the record.
+    pub lines: Vec<TickLine>,
+    /// The receipts of the new jobs.
+    pub accepted: Vec<Accepted>,
+    /// Previous jobs that were waiting and were cancelled.
+    pub cancelled: Vec<JobId>,
+    /// Previous jobs that were executing and were asked to stop.
+    pub asked: Vec<JobId>,
+    /// Number of plans that another runner had carried out already, or that were outdated by a change.
+    pub overtaken: usize,
+}
+
+/// A line in the ledger of ticks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TickLine {
+    /// The schedule.
+    pub schedule: Name,
+    /// Due time of the tick, or of the first of several ticks.
+    pub due_at: Timestamp,
+    /// 0 for a regular tick. For a manual trigger, its number within this millisecond, from 1.
+    pub number: u16,
+    /// The cause, if it was skipped.
+    pub cause: Option<SkipCause>,
+    /// The same cause in words.
+    pub reason: Option<String>,
+    /// Number of ticks that share the line. The count stops at ten thousand.
+    pub ticks: u32,
+    /// The job, if it fired.
+    pub job: Option<JobId>,
+    /// The time when the line was written.
+    pub recorded_at: Timestamp,
+    /// The runner or other actor that handled the tick.
+    pub recorded_by: Actor,
+}
+
+/// A page of the ledger of ticks, newest lines first.
+#[derive(Debug)]
+pub struct TickPage {
+    /// The lines.
+    pub lines: Vec<TickLine>,
+    /// The position to continue before; absent at the end.
+    pub next: Option<(Timestamp, u16)>,
+}
+
+/// Outcome of a manual trigger.
+#[derive(Clone, Debug)]
+pub enum Triggered {
+    /// It fired.
+    Fired(Box<Ticked>),
+    /// The schedule's previous job has not ended, and the overlap policy does not allow another one. Nothing was
+    /// written.
+    Busy(JobId, State),
+    /// The schedule has changed since it was read. Nothing was written.
+    Changed,
+    /// There is no such schedule.
+    Missing,
+}
+
+impl Store {
+    /// Carry out the plans whose schedules are unchanged. `runner` is recorded as the actor.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn tick(&self, mut plans: Vec<TickPlan>, runner: &Actor) -> Result<Ticked, StoreError> {
+        plans.sort_by(|a, b| a.row.name.cmp(&b.row.name));
+        let (plans, shared, runner) = (Arc::new(plans), self.shared.clone(), runner.clone());
+        let memory: Arc<Mutex<Option<Ticked>>> = Arc::default();
+        transact(&self.shared.pools.loops, "fire ticks", move |conn, earlier| {
+            let (plans, shared, runner) = (Arc::clone(&plans), shared.clone(), runner.clone());
+            let memory = Arc::clone(&memory);
+            Box::pin(async move {
+                if earlier == Earlier::MayHaveCommitted {
+                    let done = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                    if let Some(done) = done
+                        && is_written(conn, &plans).await?
+                    {
+                        return Ok(done);
+                    }
+                }
+                let ticked = carry_out(conn, &shared, &plans, &runner).await?;
+                *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(ticked.clone());
+                Ok(ticked)
+            })
+        })
+        .await
+    }
+
+    /// Fire a schedule now, on request. `job` was made from the schedule in `row`. `overlap` replaces the schedule's
+    /// own policy for this job only.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn trigger_schedule(
+        &self,
+        row: &Scheduled,
+        job: NewJob,
+        overlap: Option<Overlap>,
+        by: &Actor,
+    ) -> Result<Triggered, StoreError> {
+        let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
+        act = act.with(json!({"job": job.id}));
+        let row = Arc::new(row.clone());
+        self.change("trigger a schedule", act, move |conn, shared, act| {
+            let (row, job) = (Arc::clone(&row), job.clone());
+            Box::pin(async move { trigger(conn, &shared, &row, job, overlap, &act).await })
+        })
+        .await
+    }
+
+    /// Fire a schedule now, as [`trigger_schedule`](Self::trigger_schedule) does, at most once for the idempotency key
+    /// of `once`. `word` builds the response from the receipt.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn trigger_schedule_once(
+        &self,
+        row: &Scheduled,
+        job: NewJob,
+        overlap: Option<Overlap>,
+        by: &Actor,
+        once: Once,
+        word: Wording<Accepted>,
+    ) -> Result<Outcome<Triggered>, StoreError> {
+        let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
+        act = act.with(json!({"job": job.id}));
+        let (row, shared) = (Arc::new(row.clone()), self.shared.clone());
+        transact(&self.shared.pools.steering, "trigger a schedule with an idempotency key", move |conn, _| {
+            let (row, job, shared, act) = (Arc::clone(&row), job.clone(), shared.clone(), act.clone());
+            let (once, word) = (once.clone(), Arc::clone(&word));
+            Box::pin(async move {
+                // Two equal requests take turns at the row of the schedule. A repeated run finds its own stored row.
+                lock_schedule(conn, &row.name).await?;
+                if let Some(kept) = find(conn, &once).await? {
+                    return Ok(kept.meet(&once, None));
+                }
+                let triggered = trigger(conn, &shared, &row, job, overlap, &act).await?;
+                let Triggered::Fired(ticked) = &triggered else { return Ok(Outcome::Refused(triggered)) };
+                let accepted = ticked.accepted.first().ok_or_else(|| corrupt("a trigger without a job"))?;
+                let answer = word(accepted);
+                if let Err(error) = keep(conn, &mut [(&once, &answer)], accepted.created_at).await {
+                    return lost(conn, &once, error).await;
+                }
+                Ok(Outcome::First { done: Some(triggered), answer })
+            })
+        })
+        .await
+    }
+
+    /// Read the ledger of a schedule, newest lines first, before this line. `fired` selects the lines that fired, or
+    /// those that did not.
+    ///
+    /// A page looks at a bounded number of lines. It may be short and still have a `next`.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn ticks(
+        &self,
+        name: Name,
+        fired: Option<bool>,
+        before: Option<(Timestamp, u16)>,
+        limit: u32,
+    ) -> Result<TickPage, StoreError> {
+        on_pool(&self.shared.pools.reads, "read the ticks of a schedule", move |conn, _| {
+            let name = name.clone();
+            Box::pin(async move { page(conn, &name, fired, before, limit).await })
+        })
+        .await
+    }
+
+    /// Delete ticks that were recorded longer ago than `keep`: one page of the first schedule after `after` that has
+    /// any ticks. Return the number of deleted ticks and the schedule to continue after; absent at the end.
+    ///
+    /// # Errors
+    /// When MySQL cannot be reached or refuses.
+    pub async fn purge_ticks(&self, after: String, keep: Duration) -> Result<(u64, Option<String>), StoreError> {
+        let shared = self.shared.clone();
+        transact(&self.shared.pools.loops, "purge ticks", move |conn, _| {
+            let (after, shared) = (after.clone(), shared.clone());
+            Box::pin(async move {
+                let found: Option<String> =
+                    sqlx::query_scalar("SELECT schedule FROM ticks WHERE schedule > ? ORDER BY schedule LIMIT 1")
+                        .bind(&after)
+                        .fetch_optional(&mut *conn)
+                        .await?;
+                let Some(name) = found else { return Ok((0, None)) };
+                let now = read_clock(conn, &shared.clock).await?;
+                let before = now - TimeDelta::from_std(keep).unwrap_or(TimeDelta::MAX / 4);
+                let done = sqlx::query(
+                    "DELETE FROM ticks WHERE schedule = ? AND due_at < ? AND recorded_at < ? \
+                     ORDER BY schedule, due_at, number LIMIT ?",
+                )
+                .bind(&name)
+                .bind(before)
+                .bind(before)
+                .bind(PAGE)
+                .execute(&mut *conn)
+                .await?;
+                let gone = done.rows_affected();
+                // After a full page there may be more, so continue with the same schedule.
+                Ok((gone, Some(if gone == u64::from(PAGE) { after } else { name })))
+            })
+        })
+        .await
+    }
+}
+
+/// Return whether an earlier run has committed. It wrote everything or nothing, and the ids were made before it.
+async fn is_written(conn: &mut MySqlConnection, plans: &[TickPlan]) -> Result<bool, sqlx::Error> {
+    let mut jobs: Vec<&NewJob> =
+        plans.iter().flat_map(|plan| &plan.lines).filter_map(|line| line.job.as_ref()).collect();
+    jobs.sort_unstable_by_key(|job| job.id);
+    Ok(!jobs.is_empty() && !receipts(conn, &jobs).await?.is_empty())
+}
+
+/// The state of a schedule on which plans depend.
+struct Standing {
+    version: u32,
+    next_at: Option<Timestamp>,
+    paused_at: Option<Timestamp>,
+    last_job: Option<JobId>,
+}
+
+impl Standing {
+    fn is_as(&self, row: &Scheduled) -> bool {
+        (self.version, self.next_at, self.paused_at)
+            == (row.version, row.next_at, row.paused.as_ref().map(|pause| pause.at))
+    }
+}
+
+async fn carry_out(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    plans: &[TickPlan],
+    runner: &Actor,
+) -> Result<Ticked, sqlx::Error> {
+    let mut ticked = Ticked::default();
+    let standing = lock_standing(conn, plans).await?;
+    let now = read_clock(conn, &shared.clock).await?;
+    let is_due = |plan: &TickPlan| plan.lines.iter().all(|line| line.planned.due_at <= now);
+    let plans: Vec<(&TickPlan, &Standing)> = plans
+        .iter()
+        .filter_map(|plan| Some((plan, standing.get(plan.row.name.as_str())?)))
+        .filter(|(plan, standing)| standing.is_as(&plan.row) && is_due(plan))
+        .collect();
+    ticked.overtaken = standing.len() - plans.len();
+    let previous = plans.iter().filter(|(plan, _)| plan.row.schedule.overlap != Overlap::Allow);
+    let previous: Vec<JobId> = previous.filter_map(|(_, standing)| standing.last_job).collect();
+    let held = if previous.is_empty() { BTreeMap::new() } else { lock_held(conn, previous.into_iter()).await? };
+
+    let mut work = Work { now, held: &held, runner, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
+    let mut moved = Vec::with_capacity(plans.len());
+    for (plan, standing) in plans {
+        let last_job = work.see_to(conn, plan, standing).await?;
+        moved.push((plan, last_job));
+    }
+    let Work { jobs, ended, .. } = work;
+    write(conn, jobs, &mut ticked).await?;
+    let mut script = Script::about(moved.len(), 0);
+    for (plan, last_job) in &moved {
+        let last = plan.lines.last().map(|line| line.planned.due_at);
+        script.say(
+            "UPDATE schedules SET next_at = ?, last_at = ?, last_job = ? WHERE name = ?",
+            vec![
+                plan.next.into(),
+                last.or(plan.row.last_at).into(),
+                last_job.map(JobId::uuid).into(),
+                plan.row.name.as_str().into(),
+            ],
+        );
+    }
+    script.run(conn).await?;
+    count(conn, shared.lanes.any(), &ended).await?;
+    Ok(ticked)
+}
+
+async fn lock_standing(
+    conn: &mut MySqlConnection,
+    plans: &[TickPlan],
+) -> Result<BTreeMap<String, Standing>, sqlx::Error> {
+    let names: Vec<&str> = plans.iter().map(|plan| plan.row.name.as_str()).collect();
+    let sql = format!(
+        "SELECT name, version, next_at, paused_at, last_job FROM schedules FORCE INDEX (PRIMARY) WHERE name IN {} \
+         ORDER BY name FOR UPDATE",
+        places(padded(names.len()))
+    );
+    let mut query = statement(sql);
+    for name in pad(&names) {
+        query = query.bind(name);
+    }
+    let standing = |row: &MySqlRow| {
+        let last_job: Option<Uuid> = row.try_get(4)?;
+        let standing = Standing {
+            version: row.try_get(1)?,
+            next_at: row.try_get(2)?,
+            paused_at: row.try_get(3)?,
+            last_job: last_job.map(JobId::from_uuid),
+        };
+        Ok((row.try_get(0)?, standing))
+    };
+    query.fetch_all(conn).await?.iter().map(standing).collect()
+}
+
+/// The work of one transaction, while it is being collected.
+struct Work<'a, 't> {
+    now: Timestamp,
+    /// Previous jobs that are unfinished, locked.
+    held: &'a BTreeMap<JobId, Owed>,
+    runner: &'a Actor,
+    jobs: Vec<&'a NewJob>,
+    /// Cancelled jobs, for the tallies.
+    ended: BTreeMap<(Name, Name, State), i64>,
+    ticked: &'t mut Ticked,
+}
+
+impl<'a> Work<'a, '_> {
+    /// Decide the lines of a plan by the overlap policy. Return the schedule's last job after them.
+    async fn see_to(
+        &mut self,
+        conn: &mut MySqlConnection,
+        plan: &'a TickPlan,
+        standing: &Standing,
+    ) -> Result<Option<JobId>, sqlx::Error> {
+        let overlap = plan.row.schedule.overlap;
+        let mut last_job = standing.last_job;
+        let mut in_the_way = last_job.filter(|id| self.held.contains_key(id));
+        let last_fire = plan.lines.iter().rposition(|line| line.job.is_some());
+        for (place, line) in plan.lines.iter().enumerate() {
+            let Some(job) = &line.job else {
+                let Fate::Skip(cause) = line.planned.fate else { continue };
+                self.line(plan, line, Err((cause, line.reason.clone())));
+                continue;
+            };
+            match (overlap, in_the_way) {
+                (Overlap::Skip, Some(previous)) => {
+                    let why = format!("the previous job {previous} had not ended");
+                    self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
+                    continue;
+                }
+                // Of several ticks at once only the last one fires. The jobs of the others would be cancelled at once.
+                (Overlap::Replace, _) if Some(place) != last_fire => {
+                    let why = "a later tick was due in the same moment".to_owned();
+                    self.line(plan, line, Err((SkipCause::Overlap, Some(why))));
+                    continue;
+                }
+                (Overlap::Replace, Some(previous)) => self.replace(conn, previous, job.id).await?,
+                (Overlap::Allow | Overlap::Skip | Overlap::Replace, _) => {}
+            }
+            self.line(plan, line, Ok(job.id));
+            self.jobs.push(job);
+            last_job = Some(job.id);
+            in_the_way = last_job;
+        }
+        Ok(last_job)
+    }
+
+    fn line(&mut self, plan: &TickPlan, line: &PlannedLine, outcome: Result<JobId, (SkipCause, Option<String>)>) {
+        let (job, cause, reason) = match outcome {
+            Ok(job) => (Some(job), None, None),
+            Err((cause, reason)) => (None, Some(cause), reason),
+        };
+        self.ticked.lines.push(TickLine {
+            schedule: plan.row.name.clone(),
+            due_at: line.planned.due_at,
+            number: 0,
+            cause,
+            reason: reason.map(limits::cut),
+            ticks: line.planned.count,
+            job,
+            recorded_at: self.now,
+            recorded_by: self.runner.clone(),
+        });
+    }
+
+    /// Cancel the previous job if it waits. Ask its handler to stop if it executes.
+    async fn replace(&mut self, conn: &mut MySqlConnection, id: JobId, by: JobId) -> Result<(), sqlx::Error> {
+        let Some(owed) = self.held.get(&id) else { return Ok(()) };
+        if next(owed.state, Event::Cancel) == Ok(State::Cancelled) {
+            cancel_waiting(conn, id, owed, self.now, Some(&format!("replaced by job {by}"))).await?;
+            *self.ended.entry((owed.queue.clone(), owed.kind.clone(), State::Cancelled)).or_default() += 1;
+            self.ticked.cancelled.push(id);
+        } else {
+            sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
+                .bind(self.now)
+                .bind(id.uuid())
+                .execute(&mut *conn)
+                .await?;
+            self.ticked.asked.push(id);
+        }
+        Ok(())
+    }
+}
+
+/// Insert the jobs and the lines.
+async fn write(conn: &mut MySqlConnection, mut jobs: Vec<&NewJob>, ticked: &mut Ticked) -> Result<(), sqlx::Error> {
+    if let Some(line) = ticked.lines.first() {
+        jobs.sort_unstable_by_key(|job| job.id);
+        ticked.accepted = jobs.iter().map(|job| accepted_at(job, line.recorded_at)).collect();
+        let pairs: Vec<(&NewJob, &Accepted)> = jobs.into_iter().zip(&ticked.accepted).collect();
+        write_jobs(conn, &pairs).await?;
+        write_lines(conn, &ticked.lines).await?;
+    }
+    Ok(())
+}
+
+async fn write_lines(conn: &mut MySqlConnection, lines: &[TickLine]) -> Result<(), sqlx::Error> {
+    let lines: Vec<&TickLine> = lines.iter().collect();
+    let bytes = |line: &&TickLine| 200 + line.reason.as_ref().map_or(0, String::len);
+    let mut script = Script::about(lines.len(), lines.iter().map(bytes).sum());
+    let sql = [
+        "INSERT INTO ticks (schedule, due_at, number, outcome, cause, reason, ticks, job_id, recorded_at, recorded_by) VALUES",
+        "(?,?,?,?,?,?,?,?,?,?)",
+        "",
+    ];
+    script.insert(sql, &lines, bytes, |&line, values| {
+        values.extend([
+            Value::from(line.schedule.as_str()),
+            line.due_at.into(),
+            line.number.into(),
+            line.outcome().into(),
+            line.cause.map(SkipCause::as_str).into(),
+            line.reason.as_deref().into(),
+            line.ticks.into(),
+            line.job.map(JobId::uuid).into(),
+            line.recorded_at.into(),
+            line.recorded_by.as_str().into(),
+        ]);
+    });
+    script.run(conn).await.map(drop)
+}
+
+impl TickLine {
+    /// Return the word for its outcome: `fired` or `skipped`.
+    #[must_use]
+    pub const fn outcome(&self) -> &'static str {
+        if self.job.is_some() { "fired" } else { "skipped" }
+    }
+}
+
+/// Record the due ticks of a locked schedule as skipped, and move `row` behind them. The caller writes the row.
+pub(crate) async fn pass_over(
+    conn: &mut MySqlConnection,
+    row: &mut Scheduled,
+    cause: SkipCause,
+    reason: &str,
+    by: &Actor,
+    now: Timestamp,
+) -> Result<(), sqlx::Error> {
+    let Some(from) = row.next_at.filter(|from| *from <= now) else { return Ok(()) };
+    let schedule = &row.schedule;
+    let situation = Situation { from, now, withheld: Some(cause) };
+    let passed = plan(&schedule.cadence, schedule.misfire, schedule.grace, situation);
+    let line = |planned: &Planned| TickLine {
+        schedule: row.name.clone(),
+        due_at: planned.due_at,
+        number: 0,
+        cause: Some(cause),
+        reason: Some(limits::cut(reason.to_owned())),
+        ticks: planned.count,
+        job: None,
+        recorded_at: now,
+        recorded_by: by.clone(),
+    };
+    let lines: Vec<TickLine> = passed.lines.iter().map(line).collect();
+    write_lines(conn, &lines).await?;
+    row.last_at = lines.last().map(|line| line.due_at).or(row.last_at);
+    row.next_at = passed.next;
+    Ok(())
+}
+
+/// Read the time of the last tick in the ledger. It may belong to an earlier schedule with this name.
+pub(crate) async fn last_tick_of(conn: &mut MySqlConnection, name: &Name) -> Result<Option<Timestamp>, sqlx::Error> {
+    sqlx::query_scalar(
+        "SELECT due_at FROM ticks WHERE schedule = ? ORDER BY schedule DESC, due_at DESC, number DESC LIMIT 1",
+    )
+    .bind(name.as_str())
+    .fetch_optional(conn)
+    .await
+}
+
+async fn trigger(
+    conn: &mut MySqlConnection,
+    shared: &Shared,
+    read: &Scheduled,
+    mut job: NewJob,
+    overlap: Option<Overlap>,
+    act: &Act,
+) -> Result<Triggered, sqlx::Error> {
+    let Some(row) = lock_schedule(conn, &read.name).await? else { return Ok(Triggered::Missing) };
+    if row.tag() != read.tag() {
+        return Ok(Triggered::Changed);
+    }
+    let overlap = overlap.unwrap_or(row.schedule.overlap);
+    let previous = row.last_job.filter(|_| overlap != Overlap::Allow);
+    let held = match previous {
+        Some(id) => lock_held(conn, std::iter::once(id)).await?,
+        None => BTreeMap::new(),
+    };
+    let in_the_way = previous.and_then(|id| Some((id, held.get(&id)?.state)));
+    if let (Overlap::Skip, Some((id, state))) = (overlap, in_the_way) {
+        return Ok(Triggered::Busy(id, state));
+    }
+    let now = read_clock(conn, &shared.clock).await?;
+    let due_at = floor_ms(now);
+    if let Some(by) = &mut job.options.schedule {
+        by.tick_at = due_at;
+    }
+    let number: Option<u16> = sqlx::query_scalar("SELECT MAX(number) FROM ticks WHERE schedule = ? AND due_at = ?")
+        .bind(row.name.as_str())
+        .bind(due_at)
+        .fetch_one(&mut *conn)
+        .await?;
+    let mut ticked = Ticked::default();
+    let mut work =
+        Work { now, held: &held, runner: &act.actor, jobs: Vec::new(), ended: BTreeMap::new(), ticked: &mut ticked };
+    if let Some((id, _)) = in_the_way {
+        work.replace(conn, id, job.id).await?;
+    }
+    let ended = work.ended;
+    ticked.lines.push(TickLine {
+        schedule: row.name.clone(),
+        due_at,
+        number: number.unwrap_or(0) + 1,
+        cause: None,
+        reason: None,
+        ticks: 1,
+        job: Some(job.id),
+        recorded_at: now,
+        recorded_by: act.actor.clone(),
+    });
+    write(conn, vec![&job], &mut ticked).await?;
+    sqlx::query("UPDATE schedules SET last_job = ? WHERE name = ?")
+        .bind(job.id.uuid())
+        .bind(row.name.as_str())
+        .execute(&mut *conn)
+        .await?;
+    record(conn, act, now).await?;
+    count(conn, shared.lanes.any(), &ended).await?;
+    Ok(Triggered::Fired(Box::new(ticked)))
+}
+
+async fn page(
+    conn: &mut MySqlConnection,
+    name: &Name,
+    fired: Option<bool>,
+    before: Option<(Timestamp, u16)>,
+    limit: u32,
+) -> Result<TickPage, sqlx::Error> {
+    // The inner query bounds the number of lines, whatever the filter matches.
+    let only = if fired.is_some() { "WHERE outcome = ?" } else { "" };
+    let beyond = if before.is_some() { "AND (due_at < ? OR (due_at = ? AND number < ?))" } else { "" };
+    let sql = format!(
+        "SELECT schedule, due_at, number, cause, reason, ticks, job_id, recorded_at, recorded_by FROM (SELECT * FROM ticks \
+         WHERE schedule = ? {beyond} ORDER BY schedule DESC, due_at DESC, number DESC LIMIT ?) w {only} \
+         ORDER BY due_at DESC, number DESC LIMIT ?"
+    );
+    let look_at = if fired.is_some() { MOST_LOOKED_AT } else { i64::from(limit) + 1 };
+    let bound = |sql: String| {
+        let mut query = statement(sql).bind(name.as_str().to_owned());
+        if let Some((due_at, number)) = before {
+            query = query.bind(due_at).bind(due_at).bind(number);
+        }
+        query.bind(look_at)
+    };
+    let mut query = bound(sql);
+    if let Some(fired) = fired {
+        query = query.bind(if fired { "fired" } else { "skipped" });
+    }
+    let found = query.bind(limit + 1).fetch_all(&mut *conn).await?;
+    let mut lines: Vec<TickLine> = found.iter().map(read).collect::<Result<_, _>>()?;
+    let mut next = None;
+    if lines.len() > limit as usize {
+        lines.truncate(limit as usize);
+        next = lines.last().map(|line| (line.due_at, line.number));
+    } else if fired.is_some() {
+        // With fewer lines than the limit, either the inner query or the ledger has come to its end.
+        let sql = format!(
+            "SELECT due_at, number FROM ticks WHERE schedule = ? {beyond} \
+             ORDER BY schedule DESC, due_at DESC, number DESC LIMIT 1 OFFSET ?"
+        );
+        let mut query = statement(sql).bind(name.as_str());
+        if let Some((due_at, number)) = before {
+            query = query.bind(due_at).bind(due_at).bind(number);
+        }
+        let last = query.bind(look_at - 1).fetch_optional(&mut *conn).await?;
+        next = last.map(|row| Ok::<_, sqlx::Error>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
+    }
+    Ok(TickPage { lines, next })
+}
+
+fn read(row: &MySqlRow) -> Result<TickLine, sqlx::Error> {
+    let cause: Option<String> = row.try_get(3)?;
+    let job: Option<Uuid> = row.try_get(6)?;
+    Ok(TickLine {
+        schedule: row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("schedule"))?,
+        due_at: row.try_get(1)?,
+        number: row.try_get(2)?,
+        cause: cause.map(|word| SkipCause::from_word(&word).ok_or_else(|| corrupt("cause"))).transpose()?,
+        reason: row.try_get(4)?,
+        ticks: row.try_get(5)?,
+        job: job.map(JobId::from_uuid),
+        recorded_at: row.try_get(7)?,
+        recorded_by: Actor::from_stored(row.try_get(8)?),
+    })
+}

@@ -1,0 +1,462 @@
+//! Connections to MySQL, and the one loop that runs statements on them.
+//!
+//! Every caller gets these rules from here. Each of them prevents a known kind of outage:
+//! - Work runs in a task of its own. When a client hangs up or a timeout fires, only a *waiter* is dropped, never a
+//!   future that is in the middle of a transaction. The driver would put such a connection back into the pool with its
+//!   transaction still open.
+//! - Every session is READ COMMITTED, UTC and utf8mb4, with short lock waits. It takes nothing from the server's
+//!   defaults.
+//! - After an error the transaction is rolled back. This includes a lock-wait timeout, after which MySQL leaves the
+//!   transaction open.
+//! - After a deadlock or a lost connection the *whole* closure runs again, a bounded number of times and with jitter.
+//!   The closure is told when an earlier run may have committed, so that it can recognise its own rows.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::Rng;
+use sqlx::mysql::{MySqlConnectOptions, MySqlPool, MySqlPoolOptions};
+use sqlx::{ConnectOptions, Connection, MySqlConnection, Row};
+
+use crate::store::sql::error::{
+    Fault, StoreError, certainly_rolled_back, fault, is_out_of_statements, number, tell_outage, waited_for_lock,
+};
+
+/// The future of one run of a closure.
+pub(crate) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
+
+/// Most runs of one closure.
+const MOST_RUNS: u32 = 8;
+/// Longest run of one closure. After that the connection is given up: a MySQL that does not answer counts as down.
+const RUN_LIMIT: Duration = Duration::from_secs(15);
+/// Idle time after which a connection is pinged before work runs on it. A firewall or load balancer may have dropped
+/// the connection silently. Without the ping, the work would wait for its whole limit on a dead connection.
+const RESTED: Duration = Duration::from_secs(1);
+/// Time limit for opening a connection and for the first statements on it.
+pub(crate) const FIRST_WORDS: Duration = Duration::from_secs(5);
+/// Time limit for the ping of an idle connection.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+
+/// Effect that earlier runs of the same closure may have had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Earlier {
+    /// This is the first run, or no earlier run reached its commit.
+    Nothing,
+    /// An earlier run lost its connection and may have committed.
+    MayHaveCommitted,
+}
+
+/// The settings of every session, whatever the server's own defaults are, in one text and one round trip. The driver
+/// has set the time zone and the character set before. Without these settings, a session that did not commit by itself,
+/// limited its results or read quotes differently would break guarantees without an error. [`Server`] needs the row
+/// that comes back.
+const SESSION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+     SET SESSION autocommit = 1, completion_type = 0, sql_safe_updates = 0, sql_select_limit = 18446744073709551615, \
+     sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
+     innodb_lock_wait_timeout = 5, lock_wait_timeout = 10; \
+     SELECT CAST(@@max_allowed_packet AS SIGNED)";
+/// Lock waits of a hurried connection (1 s), and of every other connection (5 s and 10 s).
+const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1";
+const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
+
+/// Most bytes of values in one statement, even if the server accepts more.
+const MOST_BYTES: usize = 4 << 20;
+/// Smallest limit for the bytes of values in one statement. If the server accepts less, tickr refuses to start.
+const LEAST_BYTES: usize = 64 << 10;
+/// Most prepared statements kept per connection: more than there are different statements, if the server has room for
+/// them.
+const MOST_TEXTS: usize = 1_024;
+/// If the server has room for fewer prepared statements per connection than this, none is kept: each would be evicted
+/// before it is used again.
+const LEAST_TEXTS: usize = 32;
+
+/// Limits of a MySQL server. They are read with every new connection, because a failover may lead to another server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    packet: AtomicUsize,
+    texts: AtomicUsize,
+}
+
+tokio::task_local! {
+    /// Most bytes of values in one statement of the step that runs in this task.
+    static STATEMENT_BYTES: usize;
+}
+
+/// Return the most bytes of values in one statement, for the server that the running step uses.
+pub(crate) fn statement_bytes() -> usize {
+    STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MOST_BYTES)
+}
+
+impl Server {
+    fn unknown() -> Self {
+        Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MOST_TEXTS) }
+    }
+
+    /// Return the largest packet that the server accepts, in bytes.
+    pub(crate) fn packet(&self) -> usize {
+        self.packet.load(Ordering::Relaxed)
+    }
+
+    /// Return a quarter of the packet size. A value may be written as hexadecimal digits, twice its length, and the
+    /// text of the statement needs space too.
+    pub(crate) fn statement_bytes(&self) -> usize {
+        (self.packet() / 4).clamp(LEAST_BYTES, MOST_BYTES)
+    }
+
+    /// Set the number of prepared statements per connection. The server has room for `most` of them, and this process
+    /// has `connections` connections. Three quarters of the room are left to other runners and other programs.
+    pub(crate) fn share_statements(&self, most: usize, connections: usize) {
+        self.texts.store(Self::worth_keeping(most / 4 / connections.max(1)), Ordering::Relaxed);
+    }
+
+    /// Keep half as many prepared statements on each connection, because the server had no room for another one.
+    fn keep_fewer(&self) {
+        let halve = |texts: usize| Some(Self::worth_keeping(texts / 2));
+        let _ = self.texts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, halve);
+    }
+
+    fn worth_keeping(texts: usize) -> usize {
+        if texts < LEAST_TEXTS { 0 } else { texts.min(MOST_TEXTS) }
+    }
+}
+
+/// The address and options of the server, and its known limits.
+#[derive(Clone)]
+pub(crate) struct Target {
+    options: MySqlConnectOptions,
+    pub(crate) server: Arc<Server>,
+}
+
+impl Target {
+    /// Build a target. The server's limits are unknown until the first connection.
+    pub(crate) fn new(options: MySqlConnectOptions) -> Self {
+        // [`SESSION`] sets the SQL mode, so the driver must not.
+        let options = options.pipes_as_concat(false).no_engine_substitution(false);
+        Self { options, server: Arc::new(Server::unknown()) }
+    }
+
+    fn options(&self) -> MySqlConnectOptions {
+        self.options.clone().statement_cache_capacity(self.server.texts.load(Ordering::Relaxed))
+    }
+}
+
+/// Open one connection outside the pools.
+pub(crate) async fn open(target: &Target) -> Result<MySqlConnection, sqlx::Error> {
+    within(FIRST_WORDS, async {
+        let mut conn = target.options().connect().await?;
+        prepare_session(&mut conn, &target.server).await?;
+        Ok(conn)
+    })
+    .await
+}
+
+/// Run `work` with a time limit. If the server is silent for longer, its connection counts as lost: the caller must
+/// drop the connection and the work on it.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
+    match tokio::time::timeout(limit, work).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            let silence = format!("no answer within {} s", limit.as_secs());
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, silence)))
+        }
+    }
+}
+
+async fn prepare_session(conn: &mut MySqlConnection, server: &Server) -> Result<(), sqlx::Error> {
+    let row = sqlx::raw_sql(SESSION).fetch_one(conn).await?;
+    let packet: i64 = row.try_get(0)?;
+    server.packet.store(usize::try_from(packet).unwrap_or(usize::MAX), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Configure a pool to roll back every connection that is returned to it. When a future is dropped at the wrong moment,
+/// the driver returns a connection in the middle of a transaction. The next write on it would be acknowledged and then
+/// lost. This function is public for the test that checks this guard against the driver.
+#[doc(hidden)]
+#[must_use]
+pub fn rolled_back_on_release(options: MySqlPoolOptions) -> MySqlPoolOptions {
+    options.after_release(|conn, _| {
+        Box::pin(async move {
+            let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
+            match tokio::time::timeout(Duration::from_secs(1), rollback).await {
+                Ok(done) => done.map(|_| true),
+                Err(_) => Ok(false),
+            }
+        })
+    })
+}
+
+/// Pooled connections for one group of callers. Group commits do not use them.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    connections: MySqlPool,
+    target: Target,
+}
+
+impl Pool {
+    /// Build a pool. No connection is opened before it is needed.
+    pub(crate) fn new(target: &Target, size: u32) -> Self {
+        let server = Arc::clone(&target.server);
+        let connections = rolled_back_on_release(MySqlPoolOptions::new())
+            .max_connections(size)
+            .acquire_timeout(Duration::from_secs(3))
+            .idle_timeout(Duration::from_secs(600))
+            // After a restart of MySQL every idle connection is dead. The ping finds this out before the connection is
+            // used. Its extra round trip does not matter here, because the hot path has connections of its own.
+            .test_before_acquire(true)
+            .after_connect(move |conn, _| {
+                let server = Arc::clone(&server);
+                Box::pin(async move { prepare_session(conn, &server).await })
+            })
+            .connect_lazy_with(target.options());
+        Self { connections, target: target.clone() }
+    }
+
+    /// Return the driver's own pool.
+    pub(crate) fn connections(&self) -> &MySqlPool {
+        &self.connections
+    }
+
+    /// Make new connections keep fewer prepared statements, because the server has no room for another one.
+    fn keep_fewer(&self) {
+        self.target.server.keep_fewer();
+        self.connections.set_connect_options(self.target.options());
+    }
+}
+
+/// Run `step` in one transaction on a connection of the pool, in a task of its own.
+pub(crate) async fn transact<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
+where
+    T: Send + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
+{
+    let step = Arc::new(step);
+    on_pool(pool, attempted, move |conn, earlier| Box::pin(in_transaction(conn, earlier, Arc::clone(&step)))).await
+}
+
+async fn in_transaction<T, F>(conn: &mut MySqlConnection, earlier: Earlier, step: Arc<F>) -> Result<T, sqlx::Error>
+where
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+{
+    let mut tx = conn.begin().await?;
+    let value = step(&mut tx, earlier).await?;
+    tx.commit().await?;
+    Ok(value)
+}
+
+/// Run `step` on a connection of the pool without a transaction around it, for reads and for single statements.
+pub(crate) async fn on_pool<T, F>(pool: &Pool, attempted: &'static str, step: F) -> Result<T, StoreError>
+where
+    T: Send + 'static,
+    F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T> + Send + Sync + 'static,
+{
+    let pool = pool.clone();
+    let task = tokio::spawn(async move {
+        let mut pace = Pace::new(attempted);
+        loop {
+            let outcome = match pool.connections.acquire().await {
+                Err(e) => Err(e),
+                Ok(mut conn) => {
+                    let bytes = pool.target.server.statement_bytes();
+                    let work = STATEMENT_BYTES.scope(bytes, step(&mut conn, pace.earlier));
+                    let outcome = within(RUN_LIMIT, work).await;
+                    if outcome.as_ref().is_err_and(is_out_of_statements) {
+                        pool.keep_fewer();
+                    }
+                    if outcome.as_ref().is_err_and(ends_connection) {
+                        // The next answer on such a connection is unpredictable, so close it instead of releasing it.
+                        conn.close_on_drop();
+                    }
+                    outcome
+                }
+            };
+            match outcome {
+                Ok(value) => return Ok(value),
+                Err(e) => pace.after(&e).await?,
+            }
+        }
+    });
+    match task.await {
+        Ok(outcome) => outcome,
+        Err(e) => Err(StoreError::Refused { attempted, cause: e.to_string() }),
+    }
+}
+
+/// Return whether the connection is unusable after this error. MySQL also closes it after a packet that is too large
+/// (1153).
+fn ends_connection(error: &sqlx::Error) -> bool {
+    fault(error) == Fault::Reconnect || number(error) == Some(1153)
+}
+
+/// A dedicated connection that is reopened when it breaks. The group commits and the heartbeat use one each: they are
+/// tasks that are never cancelled and that must not wait for a pool.
+pub(crate) struct Link {
+    target: Target,
+    conn: Option<MySqlConnection>,
+    /// Time of the last answer on the connection.
+    heard: Instant,
+    /// `hurried`: wait for locks for one second only. `told_hurried`: the setting of the open session.
+    hurried: bool,
+    told_hurried: bool,
+}
+
+impl Link {
+    pub(crate) fn new(target: Target) -> Self {
+        Self { target, conn: None, heard: Instant::now(), hurried: false, told_hurried: false }
+    }
+
+    /// Set the lock wait for the next runs: one second if `hurried`, otherwise as long as on other connections.
+    pub(crate) fn hurry(&mut self, hurried: bool) {
+        self.hurried = hurried;
+    }
+
+    /// Run `step`. Reopen the connection and repeat the step as the rules of this module allow.
+    pub(crate) async fn run<T, F>(&mut self, attempted: &'static str, step: F) -> Result<T, StoreError>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        let mut pace = Pace::new(attempted);
+        loop {
+            match self.once(&step, pace.earlier).await {
+                Ok(value) => return Ok(value),
+                Err(e) => pace.after(&e).await?,
+            }
+        }
+    }
+
+    /// Run `step` as [`run`](Self::run) does, but return nothing as soon as a lock wait of `step` has timed out. The
+    /// step has been rolled back by then.
+    pub(crate) async fn run_unless_locked<T, F>(
+        &mut self,
+        attempted: &'static str,
+        step: F,
+    ) -> Result<Option<T>, StoreError>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        let mut pace = Pace::new(attempted);
+        loop {
+            match self.once(&step, pace.earlier).await {
+                Ok(value) => return Ok(Some(value)),
+                Err(e) if waited_for_lock(&e) => return Ok(None),
+                Err(e) => pace.after(&e).await?,
+            }
+        }
+    }
+
+    /// Close the connection, even during a statement. The next call opens another.
+    pub(crate) fn disconnect(&mut self) {
+        self.conn = None;
+    }
+
+    /// Roll back the transaction that a failed step may have left open. The driver would do so only with the next
+    /// statement; on a quiet system the locks would be held until then, perhaps for hours.
+    async fn rolled_back(&mut self) -> bool {
+        let Some(conn) = &mut self.conn else { return true };
+        let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);
+        matches!(tokio::time::timeout(Duration::from_secs(1), rollback).await, Ok(Ok(_)))
+    }
+
+    /// Run `step` once. After an error, roll the connection back or close it.
+    async fn once<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        let outcome = self.talk(step, earlier).await;
+        if let Err(e) = &outcome {
+            if is_out_of_statements(e) {
+                self.target.server.keep_fewer();
+            }
+            if ends_connection(e) || !self.rolled_back().await {
+                self.conn = None;
+            }
+        }
+        outcome
+    }
+
+    async fn talk<T, F>(&mut self, step: &F, earlier: Earlier) -> Result<T, sqlx::Error>
+    where
+        F: for<'c> Fn(&'c mut MySqlConnection, Earlier) -> Step<'c, T>,
+    {
+        if self.heard.elapsed() > RESTED && !self.is_alive().await {
+            self.conn = None;
+        }
+        let conn = match &mut self.conn {
+            Some(conn) => conn,
+            empty => {
+                let conn = open(&self.target).await?;
+                self.told_hurried = false;
+                empty.insert(conn)
+            }
+        };
+        if self.told_hurried != self.hurried {
+            let text = if self.hurried { HURRIED } else { UNHURRIED };
+            within(FIRST_WORDS, sqlx::raw_sql(text).execute(&mut *conn)).await?;
+            self.told_hurried = self.hurried;
+        }
+        let bytes = self.target.server.statement_bytes();
+        let outcome = within(RUN_LIMIT, STATEMENT_BYTES.scope(bytes, step(conn, earlier))).await;
+        self.heard = Instant::now();
+        outcome
+    }
+
+    async fn is_alive(&mut self) -> bool {
+        let Some(conn) = &mut self.conn else { return true };
+        matches!(tokio::time::timeout(SIGN_OF_LIFE, conn.ping()).await, Ok(Ok(())))
+    }
+}
+
+/// The repetition of a failed step: the decision whether it runs again, and the wait before that.
+struct Pace {
+    attempted: &'static str,
+    runs: u32,
+    earlier: Earlier,
+}
+
+impl Pace {
+    fn new(attempted: &'static str) -> Self {
+        Self { attempted, runs: 0, earlier: Earlier::Nothing }
+    }
+
+    async fn after(&mut self, error: &sqlx::Error) -> Result<(), StoreError> {
+        self.runs += 1;
+        match fault(error) {
+            // The duplicate is our own row: an earlier run has committed without an answer. The next run recognises it.
+            Fault::Duplicate if self.earlier == Earlier::MayHaveCommitted => {}
+            Fault::Unfit | Fault::Refused | Fault::Duplicate => {
+                return Err(StoreError::from_driver(self.attempted, error));
+            }
+            Fault::Again => {
+                if !certainly_rolled_back(error) {
+                    self.earlier = Earlier::MayHaveCommitted;
+                }
+                metrics::counter!("tickr_store_repeats_total", "cause" => "conflict").increment(1);
+            }
+            Fault::Reconnect => {
+                tell_outage(self.attempted, error);
+                // Three tries distinguish a killed connection from a server that is down. The caller can wait longer if
+                // it wants to. After a timeout of the pool there is no other try, because the pool itself has tried for
+                // seconds.
+                if self.runs >= 3 || matches!(error, sqlx::Error::PoolTimedOut) {
+                    return Err(StoreError::from_driver(self.attempted, error));
+                }
+                self.earlier = Earlier::MayHaveCommitted;
+                metrics::counter!("tickr_store_repeats_total", "cause" => "line").increment(1);
+            }
+        }
+        if self.runs >= MOST_RUNS {
+            return Err(StoreError::from_driver(self.attempted, error));
+        }
+        tracing::debug!(attempted = self.attempted, run = self.runs, %error, "store call is repeated");
+        let most = 10_u64 << self.runs.min(6);
+        let wait = rand::rng().random_range(1..=most);
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Checks of the server's settings: whether a commit is durable (G1), and whether tickr can work with them.
+
+use sqlx::{AssertSqlSafe, MySqlConnection, Row};
+
+use crate::store::sql::connection::{FIRST_WORDS, on_pool, within};
+use crate::store::{Store, StoreError};
+
+/// The durability of an acknowledged commit, according to the server's settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Durability {
+    /// True if a commit survives a crash of the machine.
+    pub durable: bool,
+    /// The settings that make commits less durable. Empty when `durable` is true.
+    pub weaknesses: Vec<String>,
+    /// The server's version, for the log.
+    pub server: String,
+}
+
+impl Store {
+    /// Read the settings that decide if a commit survives a power failure.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn durability(&self) -> Result<Durability, StoreError> {
+        on_pool(&self.shared.pools.loops, "read the server's settings", |conn, _| Box::pin(settings(conn))).await
+    }
+
+    /// Read the settings as [`durability`](Self::durability) does, and try a write. A server that was demoted to a
+    /// replica or has lost its quorum still answers every read. Both use one connection, one after the other.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or accepts no writes.
+    pub async fn writable(&self) -> Result<Durability, StoreError> {
+        on_pool(&self.shared.pools.loops, "try a write", |conn, _| {
+            Box::pin(async move {
+                let durability = settings(&mut *conn).await?;
+                // The server refuses this write in the same way, although it changes no row.
+                sqlx::query("UPDATE runners SET busy = 0 WHERE id = ''").execute(conn).await?;
+                Ok(durability)
+            })
+        })
+        .await
+    }
+}
+
+async fn settings(conn: &mut MySqlConnection) -> Result<Durability, sqlx::Error> {
+    within(FIRST_WORDS, async move {
+        let row = sqlx::query(
+            "SELECT VERSION(), CAST(@@GLOBAL.innodb_flush_log_at_trx_commit AS SIGNED), \
+             CAST(@@GLOBAL.sync_binlog AS SIGNED), CAST(@@GLOBAL.log_bin AS SIGNED)",
+        )
+        .fetch_one(&mut *conn)
+        .await?;
+        let (server, flush, sync_binlog, log_bin): (String, i64, i64, i64) =
+            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+        let mut weaknesses = Vec::new();
+        if flush != 1 {
+            weaknesses.push(format!("innodb_flush_log_at_trx_commit is {flush}, not 1"));
+        }
+        // Without a binary log, its sync setting has no effect.
+        if log_bin != 0 && sync_binlog != 1 {
+            weaknesses.push(format!("log_bin is on and sync_binlog is {sync_binlog}, not 1"));
+        }
+        Ok(Durability { durable: weaknesses.is_empty(), weaknesses, server })
+    })
+    .await
+}
+
+/// Settings of the server that tickr has to know before it starts.
+pub(crate) struct Variables {
+    log_bin: bool,
+    statement_format: bool,
+    prepared_statements: Option<usize>,
+}
+
+/// Read these settings. SHOW VARIABLES simply leaves out a variable that the server does not have; a SELECT of it would
+/// fail.
+pub(crate) async fn variables(conn: &mut MySqlConnection) -> Result<Variables, sqlx::Error> {
+    let names = "'log_bin', 'binlog_format', 'max_prepared_stmt_count'";
+    let found = sqlx::raw_sql(AssertSqlSafe(format!("SHOW VARIABLES WHERE Variable_name IN ({names})")));
+    let mut variables = Variables { log_bin: false, statement_format: false, prepared_statements: None };
+    for row in &found.fetch_all(conn).await? {
+        let (name, value): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        match name.as_str() {
+            "log_bin" => variables.log_bin = value.eq_ignore_ascii_case("ON"),
+            "binlog_format" => variables.statement_format = value.eq_ignore_ascii_case("STATEMENT"),
+            // A server without a limit may report -1.
+            _ => variables.prepared_statements = value.parse().ok(),
+        }
+    }
+    Ok(variables)
+}
+
+impl Variables {
+    /// Return the reason why the server would refuse every write of a READ COMMITTED session (its error 1665), or
+    /// nothing if it accepts them.
+    pub(crate) fn refuses_writes(&self) -> Option<String> {
+        (self.log_bin && self.statement_format).then(|| {
+            "the server's binlog_format is STATEMENT, so it refuses every write of tickr's READ COMMITTED sessions; \
+             set binlog_format=ROW"
+                .to_owned()
+        })
+    }
+
+    /// The greatest number of prepared statements on the server, if it has a limit.
+    pub(crate) const fn prepared_statements(&self) -> Option<usize> {
+        self.prepared_statements
+    }
+}

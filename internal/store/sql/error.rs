@@ -1,0 +1,263 @@
+//! Errors between tickr and MySQL, sorted by what a caller can do about them.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::mysql::MySqlDatabaseError;
+
+/// A failed call to the store. The texts name what was attempted and the short reason of the server. They may be
+/// logged, but they are never part of an HTTP response.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// MySQL cannot be reached or cannot write now. A write may or may not have been committed. The caller can try
+    /// again later.
+    #[error("{attempted}: mysql is unavailable: {cause}")]
+    Unavailable {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The last error that was seen.
+        cause: String,
+    },
+    /// Too many calls are in flight. The caller can try again later.
+    #[error("{attempted}: too many calls in flight")]
+    Overloaded {
+        /// The action that was attempted.
+        attempted: &'static str,
+    },
+    /// MySQL refused the statement, and will refuse it until an operator corrects the cause: a defect in tickr, the
+    /// schema, the privileges of the account or the set-up of the server.
+    #[error("{attempted}: {cause}")]
+    Refused {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The reason of the server.
+        cause: String,
+    },
+    /// MySQL will never accept this row: a value does not fit, or another row has its unique value.
+    #[error("{attempted}: {cause}")]
+    Unfit {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The reason of the server.
+        cause: String,
+    },
+    /// A row contains a value that no version of tickr writes.
+    #[error("{attempted}: unreadable row: {cause}")]
+    Corrupt {
+        /// The action that was attempted.
+        attempted: &'static str,
+        /// The unreadable value.
+        cause: String,
+    },
+}
+
+/// The server's errors for a statement that was written for tables of another version.
+const NO_SUCH_TABLE: u16 = 1146;
+const NO_SUCH_COLUMN: u16 = 1054;
+
+/// The reaction to a failed statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A deadlock, a lock wait or a snapshot conflict: roll back and run the whole closure again.
+    Again,
+    /// The connection or the server is gone or cannot write: open a new connection, then run the closure again.
+    Reconnect,
+    /// A unique value is taken (1062). Some callers expect this; for the others it is a defect.
+    Duplicate,
+    /// The statement is wrong for this schema, or the account may not run it. Another run only helps after an operator
+    /// has corrected the cause.
+    Refused,
+    /// The row itself is wrong: another run cannot help.
+    Unfit,
+}
+
+/// Classify a driver error. An unknown error counts as an outage, because servers, proxies and clusters have many ways
+/// to say that they cannot write now. An error that is wrongly taken for an outage costs only time, and one that is
+/// wrongly taken for permanent loses a result.
+pub(crate) fn fault(error: &sqlx::Error) -> Fault {
+    match error {
+        sqlx::Error::Database(_) => match number(error) {
+            Some(number) => fault_of(number),
+            None => Fault::Reconnect,
+        },
+        sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::Decode(_)
+        | sqlx::Error::Encode(_)
+        | sqlx::Error::RowNotFound
+        | sqlx::Error::TypeNotFound { .. }
+        | sqlx::Error::ColumnIndexOutOfBounds { .. }
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::InvalidArgument(_) => Fault::Unfit,
+        sqlx::Error::Configuration(_) => Fault::Refused,
+        sqlx::Error::AnyDriverError(cause) if cause.is::<MovedOn>() => Fault::Again,
+        _ => Fault::Reconnect,
+    }
+}
+
+/// Return the number of the server's error.
+pub(crate) fn number(error: &sqlx::Error) -> Option<u16> {
+    error.as_database_error().and_then(|db| db.try_downcast_ref::<MySqlDatabaseError>()).map(MySqlDatabaseError::number)
+}
+
+fn fault_of(number: u16) -> Fault {
+    match number {
+        // Deadlock, lock-wait timeout, "record has changed since last read" (MariaDB ≥ 11.6), lock table full,
+        // statement must be prepared again, statement timeouts, rollback by the cluster.
+        1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 1969 | 3024 | 3101 => Fault::Again,
+        1062 => Fault::Duplicate,
+        // A value that is too long, out of range, of a wrong type, not UTF-8 or null; a CHECK; a foreign key; a row or
+        // a packet that is too large for the server.
+        1406
+        | 1264
+        | 1265
+        | 1292
+        | 1300
+        | 1366
+        | 1367
+        | 1411
+        | 1690
+        | 1048
+        | 1364
+        | 1118
+        | 1153
+        | 1162
+        | 3819
+        | 4025
+        | 1216
+        | 1217
+        | 1451
+        | 1452
+        | 3140..=3146 => Fault::Unfit,
+        // Wrong syntax, missing tables and columns, missing privileges, variables and functions that the server does
+        // not know, and a binary log format that forbids every write.
+        1064 | 1065 | 1146 | 1051 | 1052 | 1054 | 1055 | 1072 | 1109 | 1136 | 1142 | 1143 | 1227 | 1370 | 1193
+        | 1231 | 1210 | 1222 | 1235 | 1295 | 1305 | 1390 | 1419 | 1665 | 1046 | 1175 | 1176 | 1267 | 1288 | 1060
+        | 1061 | 1050 | 1091 => Fault::Refused,
+        _ => Fault::Reconnect,
+    }
+}
+
+/// Outages that servers are known for: too many connections, shutdown, killed connection, Galera without quorum,
+/// read-only server, interrupted query, server gone away, lost connection, disconnected by the server, broken packets,
+/// and a full or failing disk of the server.
+fn is_known_outage(number: u16) -> bool {
+    matches!(
+        number,
+        1040 | 1203
+            | 1226
+            | 1053
+            | 1077
+            | 1079
+            | 1927
+            | 1047
+            | 1290
+            | 1836
+            | 1792
+            | 1317
+            | 2002
+            | 2003
+            | 2006
+            | 2013
+            | 4031
+            | 1158..=1161 | 1461 | 3032 | 3169 | 1021 | 1030 | 1041 | 1114 | 1180
+    )
+}
+
+/// Return true if the server has certainly rolled the transaction back, even when the error is the answer to a COMMIT.
+/// A deadlock, a failed certification and a lock that was not granted write nothing. After any other error, a later run
+/// has to check what was written.
+pub(crate) fn certainly_rolled_back(error: &sqlx::Error) -> bool {
+    match number(error) {
+        Some(number) => matches!(number, 1213 | 1205 | 1020 | 1206 | 1615 | 1637 | 3024 | 3101),
+        None => matches!(error, sqlx::Error::AnyDriverError(cause) if cause.is::<MovedOn>()),
+    }
+}
+
+/// Return true if the server answered with an error that is neither an ordinary outage nor a reason to retry.
+pub(crate) fn is_unusual(error: &sqlx::Error) -> bool {
+    number(error).is_some_and(|number| !is_known_outage(number) && fault_of(number) != Fault::Again)
+}
+
+/// Return true if the server has no room for another prepared statement.
+pub(crate) fn is_out_of_statements(error: &sqlx::Error) -> bool {
+    number(error) == Some(1461)
+}
+
+/// Return true if the first connection of a process would fail in the same way again, because of its URL. A running
+/// process waits for the end of such an error (a password that is being changed); a process that starts reports it at
+/// once.
+pub(crate) fn is_wrong_address(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1044 | 1045 | 1049 | 1130 | 1698 | 1251))
+}
+
+/// Log an outage of an unusual kind as an error, each kind at most once a minute.
+pub(crate) fn tell_outage(attempted: &'static str, error: &sqlx::Error) {
+    /// Kinds that are logged in one minute at most.
+    const MOST_KINDS: usize = 64;
+    static TOLD: Mutex<BTreeMap<u16, Instant>> = Mutex::new(BTreeMap::new());
+    let Some(number) = number(error).filter(|number| !is_known_outage(*number)) else { return };
+    {
+        let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|_, at| at.elapsed() < Duration::from_secs(60));
+        if told.contains_key(&number) || told.len() >= MOST_KINDS {
+            return;
+        }
+        told.insert(number, Instant::now());
+    }
+    tracing::error!(attempted, number, %error, "mysql cannot be used; tickr keeps trying");
+}
+
+/// Return true if a statement waited for a row lock until its timeout.
+pub(crate) fn waited_for_lock(error: &sqlx::Error) -> bool {
+    number(error) == Some(1205)
+}
+
+/// The error of a closure whose first reads are out of date: roll back and run the whole closure again.
+pub(crate) fn again(what: &'static str) -> sqlx::Error {
+    sqlx::Error::AnyDriverError(Box::new(MovedOn(what)))
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct MovedOn(&'static str);
+
+impl StoreError {
+    /// Make the caller's error from a driver error that will not be retried any more.
+    pub(crate) fn from_driver(attempted: &'static str, error: &sqlx::Error) -> Self {
+        let mut cause = error.to_string();
+        if let Some(NO_SUCH_TABLE | NO_SUCH_COLUMN) = number(error) {
+            cause.push_str("; the tables do not match this version of tickr: run `tickr migrate`, or start `tickr serve`, which migrates as well");
+        }
+        match (fault(error), error) {
+            (Fault::Again | Fault::Reconnect, _) => Self::Unavailable { attempted, cause },
+            (Fault::Unfit, sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_)) => {
+                Self::Corrupt { attempted, cause }
+            }
+            (Fault::Duplicate | Fault::Unfit, _) => Self::Unfit { attempted, cause },
+            (Fault::Refused, _) => Self::Refused { attempted, cause },
+        }
+    }
+
+    /// Return true if the same call may succeed later without any change by an operator.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } | Self::Overloaded { .. } => true,
+            Self::Refused { .. } | Self::Unfit { .. } | Self::Corrupt { .. } => false,
+        }
+    }
+
+    /// Return true if the error is about this row alone: the same write fails every time, and writes of other rows do
+    /// not.
+    #[must_use]
+    pub const fn is_about_the_row(&self) -> bool {
+        matches!(self, Self::Unfit { .. } | Self::Corrupt { .. })
+    }
+}
+
+/// Report a value that no version of tickr writes as a driver error, so that it takes the same way as the other errors
+/// of a statement.
+pub(crate) fn corrupt(what: impl Into<String>) -> sqlx::Error {
+    sqlx::Error::Decode(what.into().into())
+}

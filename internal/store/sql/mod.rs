@@ -1,0 +1,23 @@
+//! Connections, statements for many rows and group commit: the foundation of every statement.
+//!
+//! - `batches.rs`: statements for many rows, in few variants.
+//! - `clock.rs`: an estimate of the database's clock.
+//! - `clock_steps.rs`: steps of the database's clock that runners noticed.
+//! - `connection.rs`: connections, and the rules under which every statement runs.
+//! - `durability.rs`: checks of the server's settings.
+//! - `error.rs`: classifies the errors of MySQL.
+//! - `group_commit.rs`: writes the items of many callers in one transaction.
+//! - `locked_rows.rs`: writes that wait for a row that another session locks.
+//! - `pools.rs`: divides the connections among their uses.
+//! - `script.rs`: runs several statements in few round trips.
+
+pub(super) mod batches;
+pub(super) mod clock;
+pub(super) mod clock_steps;
+pub(super) mod connection;
+pub(super) mod durability;
+pub(super) mod error;
+pub(super) mod group_commit;
+pub(super) mod locked_rows;
+pub(super) mod pools;
+pub(super) mod script;

@@ -1,0 +1,119 @@
+//! Connections for everything that is not a group commit, in five pools, so that one group of callers cannot starve
+//! another. A flood of searches must not stop the reaper, and a flood of enqueues with unique keys must not stop an
+//! operator.
+//!
+//! Every method of the [`Store`](super::Store) names the pool that it uses. The sizes of the first four pools add up to
+//! `mysql_connections`. The connections for the content of reports are extra.
+
+use crate::store::sql::connection::{Pool, Target};
+
+/// The pools, one for each group of callers.
+#[derive(Clone)]
+pub(crate) struct Pools {
+    /// For operators' settings (API keys, queues, drain), which every process also reads once a second. Short
+    /// statements only.
+    pub(crate) controls: Pool,
+    /// For the background loops of every runner: reaper, reconciler, ticker, bulk operations, janitor, permits, alerts,
+    /// recorder, readiness. Each is one task and uses one connection at a time.
+    pub(crate) loops: Pool,
+    /// For changes by clients other than plain enqueues: jobs with keys, cancels, retries, bulk operations, schedules.
+    pub(crate) steering: Pool,
+    /// For reads by clients.
+    pub(crate) reads: Pool,
+    /// For the content of reports. It is large, so it has connections of its own and does not delay other statements.
+    pub(crate) reports: Pool,
+}
+
+/// Number of connections for the content of reports, in addition to those that are split. A runner that neither makes
+/// nor serves reports opens none of them.
+pub(crate) const FOR_REPORTS: u32 = 2;
+
+/// Number of connections in each pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// For operators' settings.
+    pub controls: u32,
+    /// For the background loops of every runner.
+    pub loops: u32,
+    /// For changes by clients other than plain enqueues.
+    pub steering: u32,
+    /// For reads by clients.
+    pub reads: u32,
+}
+
+impl Split {
+    /// The smallest number of connections that can be split.
+    pub const LEAST: u32 = 5;
+    /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
+    const MOST_LOOPS: u32 = 12;
+
+    /// Return the number of searches and counts of clients that may run at the same time. One connection stays free for
+    /// quick reads, if there is more than one.
+    #[must_use]
+    pub fn searches(self) -> u32 {
+        (self.reads - 1).clamp(1, 4)
+    }
+
+    /// Split `total` connections. Totals below [`LEAST`](Self::LEAST) are raised to it.
+    #[must_use]
+    pub fn of(total: u32) -> Self {
+        let total = total.max(Self::LEAST);
+        // With two connections, an operator's change that waits for a locked row does not delay the other processes'
+        // reads of the settings.
+        let controls = if total < 8 { 1 } else { 2 };
+        let shared = total - controls;
+        let steering = (shared * 2 / 7).max(1);
+        let reads = (shared * 5 / 14).max(1);
+        let loops = (shared - steering - reads).min(Self::MOST_LOOPS);
+        Self { controls, loops, steering, reads: shared - steering - loops }
+    }
+}
+
+impl Pools {
+    /// Build the pools with `total` connections. No connection is opened before it is needed.
+    pub(crate) fn new(target: &Target, total: u32) -> Self {
+        let Split { controls, loops, steering, reads } = Split::of(total);
+        let pool = |size| Pool::new(target, size);
+        Self {
+            controls: pool(controls),
+            loops: pool(loops),
+            steering: pool(steering),
+            reads: pool(reads),
+            reports: pool(FOR_REPORTS),
+        }
+    }
+
+    /// Return each pool with its name.
+    pub(crate) fn each(&self) -> [(&'static str, &Pool); 5] {
+        [
+            ("controls", &self.controls),
+            ("loops", &self.loops),
+            ("steering", &self.steering),
+            ("reads", &self.reads),
+            ("reports", &self.reports),
+        ]
+    }
+
+    /// Close all connections in an orderly way.
+    pub(crate) async fn close(&self) {
+        futures_util::future::join_all(self.each().map(|(_, pool)| pool.connections().close())).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pool_has_a_connection_and_their_sum_is_what_was_asked_for() {
+        for total in Split::LEAST..=1_024 {
+            let split = Split::of(total);
+            let Split { controls, loops, steering, reads } = split;
+            assert_eq!(controls + loops + steering + reads, total, "{split:?}");
+            assert!(controls >= 1 && loops >= 2 && steering >= 1 && reads >= 1, "{split:?}");
+        }
+        assert_eq!(Split::of(16), Split { controls: 2, loops: 5, steering: 4, reads: 5 });
+        assert_eq!(Split::of(1), Split::of(Split::LEAST));
+        assert_eq!([5, 16, 1_024].map(|total| Split::of(total).searches()), [1, 4, 4]);
+    }
+}

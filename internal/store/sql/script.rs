@@ -1,0 +1,335 @@
+//! Sequences of statements, run in as few round trips as is useful.
+//!
+//! The same statements can be sent in two forms. In the *prepared* form each statement is one round trip with values in
+//! binary. This is cheapest for the server when there are many rows. In the *text* form (`Spoken`) all statements are
+//! one text and one round trip, with values as literals. This is cheapest for both sides when there are few rows,
+//! because then the round trips cost more than the work, over a network much more. A batch of twenty rows would also
+//! need a prepared statement of its own, or several of the sizes that are kept; a text needs no fixed sizes.
+//!
+//! Literals cannot be broken out of. A text is put between quotes only if all of it is printable ASCII without quotes
+//! and backslashes, whatever the server's SQL mode. Any other text is written in hexadecimal digits.
+
+use std::fmt::Write as _;
+
+use futures_util::TryStreamExt;
+use sqlx::mysql::{MySqlQueryResult, MySqlRow};
+use sqlx::{AssertSqlSafe, Either, Executor, MySqlConnection};
+use uuid::Uuid;
+
+use crate::job::Timestamp;
+use crate::store::sql::batches::{groups_by_bytes, pad, padded, places, rows, statement};
+use crate::store::sql::error::corrupt;
+
+/// Most rows, and most bytes in them, for the text form.
+const SPOKEN_ROWS: usize = 64;
+const SPOKEN_BYTES: usize = 128 << 10;
+
+/// A value of a statement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value<'a> {
+    Null,
+    Number(i64),
+    Id(Uuid),
+    Text(&'a str),
+    Bytes(&'a [u8]),
+    Moment(Timestamp),
+}
+
+macro_rules! value_from {
+    ($($from:ty => $value:expr),* $(,)?) => {
+        $(impl<'a> From<$from> for Value<'a> {
+            fn from(from: $from) -> Self {
+                let value: fn($from) -> Value<'a> = $value;
+                value(from)
+            }
+        })*
+    };
+}
+
+value_from! {
+    bool => |flag| Value::Number(flag.into()),
+    u8 => |number| Value::Number(number.into()),
+    u16 => |number| Value::Number(number.into()),
+    u32 => |number| Value::Number(number.into()),
+    i64 => Value::Number,
+    Uuid => Value::Id,
+    &'a str => Value::Text,
+    &'a [u8] => Value::Bytes,
+    Timestamp => Value::Moment,
+}
+
+impl<'a, T: Into<Value<'a>>> From<Option<T>> for Value<'a> {
+    fn from(from: Option<T>) -> Self {
+        from.map_or(Self::Null, Into::into)
+    }
+}
+
+/// Result of one step of a script.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// Number of rows that it changed; for an update, number of rows that it matched.
+    pub(crate) affected: u64,
+    /// Rows that it returned.
+    pub(crate) rows: Vec<MySqlRow>,
+}
+
+/// The form in which a script is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Prepared,
+    Spoken,
+}
+
+/// Statements to be run in this order.
+pub(crate) struct Script<'a> {
+    form: Form,
+    statements: Vec<Statement<'a>>,
+    steps: usize,
+}
+
+struct Statement<'a> {
+    step: usize,
+    sql: String,
+    values: Vec<Value<'a>>,
+}
+
+impl<'a> Script<'a> {
+    /// Start a script for this number of rows with this number of bytes in them.
+    pub(crate) fn about(rows: usize, bytes: usize) -> Self {
+        let form = if rows <= SPOKEN_ROWS && bytes <= SPOKEN_BYTES { Form::Spoken } else { Form::Prepared };
+        Self { form, statements: Vec::new(), steps: 0 }
+    }
+
+    /// Add a step: one statement with a placeholder for each value.
+    pub(crate) fn say(&mut self, sql: impl Into<String>, values: Vec<Value<'a>>) {
+        // Every question mark counts as a placeholder, so `sql` must not have one in a constant.
+        self.statements.push(Statement { step: self.steps, sql: sql.into(), values });
+        self.steps += 1;
+    }
+
+    /// Add a step that inserts `items`: `head`, then `tuple` for each item, then `tail`. `bytes` returns the size of an
+    /// item, and `values` appends the values for the placeholders of its tuple.
+    pub(crate) fn insert<T>(
+        &mut self,
+        [head, tuple, tail]: [&str; 3],
+        items: &[T],
+        bytes: impl Fn(&T) -> usize,
+        values: impl Fn(&T, &mut Vec<Value<'a>>),
+    ) {
+        let spoken = (self.form == Form::Spoken && !items.is_empty()).then_some(items);
+        let prepared = if spoken.is_some() { &[] } else { items };
+        let step = self.steps;
+        for group in spoken.into_iter().chain(groups_by_bytes(prepared, bytes)) {
+            let mut list = Vec::with_capacity(group.len() * tuple.len() / 2);
+            for item in group {
+                values(item, &mut list);
+            }
+            let sql = format!("{head} {} {tail}", rows(tuple, group.len()));
+            self.statements.push(Statement { step, sql, values: list });
+        }
+        self.steps += 1;
+    }
+
+    /// Return the placeholders of an IN list for these values, and the values to bind to them.
+    pub(crate) fn list<T: Copy + Into<Value<'a>>>(&self, list: &[T]) -> (String, Vec<Value<'a>>) {
+        match self.form {
+            Form::Spoken => (places(list.len().max(1)), Self::or_null(list.iter().copied().map(Into::into).collect())),
+            Form::Prepared => (places(padded(list.len())), Self::or_null(pad(list).map(Into::into).collect())),
+        }
+    }
+
+    /// Replace an empty list by a list of NULL, which equals nothing.
+    fn or_null(values: Vec<Value<'a>>) -> Vec<Value<'a>> {
+        if values.is_empty() { vec![Value::Null] } else { values }
+    }
+
+    /// Run the script. Return the result of each step.
+    pub(crate) async fn run(self, conn: &mut MySqlConnection) -> Result<Vec<Done>, sqlx::Error> {
+        let mut done: Vec<Done> = (0..self.steps).map(|_| Done::default()).collect();
+        match self.form {
+            Form::Spoken => {
+                let told: Vec<usize> = self.statements.iter().map(|statement| statement.step).collect();
+                let text = self.spoken()?;
+                if told.is_empty() {
+                    return Ok(done);
+                }
+                let mut answers = sqlx::raw_sql(AssertSqlSafe(text)).fetch_many(conn);
+                // Each statement ends with its row count, in the order of the statements. A failed statement is the
+                // last one.
+                let mut step = told.into_iter();
+                let mut at = step.next();
+                while let Some(answer) = answers.try_next().await? {
+                    let Some(done) = at.and_then(|at| done.get_mut(at)) else { break };
+                    if done.take(answer) {
+                        at = step.next();
+                    }
+                }
+            }
+            Form::Prepared => {
+                for told in self.statements {
+                    let Some(done) = done.get_mut(told.step) else { continue };
+                    if told.values.is_empty() {
+                        // Some servers cannot prepare BEGIN.
+                        done.affected +=
+                            sqlx::raw_sql(AssertSqlSafe(told.sql)).execute(&mut *conn).await?.rows_affected();
+                        continue;
+                    }
+                    let mut query = statement(told.sql);
+                    for value in told.values {
+                        query = match value {
+                            Value::Null => query.bind(None::<&str>),
+                            Value::Number(number) => query.bind(number),
+                            Value::Id(id) => query.bind(id),
+                            Value::Text(text) => query.bind(text),
+                            Value::Bytes(bytes) => query.bind(bytes),
+                            Value::Moment(moment) => query.bind(moment),
+                        };
+                    }
+                    let mut answers = conn.fetch_many(query);
+                    while let Some(answer) = answers.try_next().await? {
+                        done.take(answer);
+                    }
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// Return all statements as one text.
+    fn spoken(&self) -> Result<String, sqlx::Error> {
+        let mut text =
+            String::with_capacity(self.statements.iter().map(|told| told.sql.len() + 24 * told.values.len()).sum());
+        for told in &self.statements {
+            if !text.is_empty() {
+                text.push(';');
+            }
+            let mut pieces = told.sql.split('?');
+            text.push_str(pieces.next().unwrap_or_default());
+            let mut values = told.values.iter();
+            for piece in pieces {
+                let value = values.next().ok_or_else(|| corrupt("a placeholder without a value"))?;
+                value.speak(&mut text);
+                text.push_str(piece);
+            }
+            if values.next().is_some() {
+                return Err(corrupt("a value without a placeholder"));
+            }
+        }
+        Ok(text)
+    }
+}
+
+impl Done {
+    /// Add one answer to the result. Return whether it was the last one of its statement.
+    fn take(&mut self, answer: Either<MySqlQueryResult, MySqlRow>) -> bool {
+        match answer {
+            Either::Left(end) => {
+                self.affected += end.rows_affected();
+                true
+            }
+            Either::Right(row) => {
+                self.rows.push(row);
+                false
+            }
+        }
+    }
+}
+
+impl Value<'_> {
+    /// Append the value as a literal.
+    fn speak(&self, text: &mut String) {
+        // Writing to a string does not fail.
+        let _ = match self {
+            Self::Null => text.write_str("NULL"),
+            Self::Number(number) => write!(text, "{number}"),
+            Self::Id(id) => hex(text, id.as_bytes()),
+            Self::Bytes(bytes) => hex(text, bytes),
+            Self::Text(plain) if plain.bytes().all(|b| matches!(b, b' '..=b'~') && b != b'\'' && b != b'\\') => {
+                write!(text, "'{plain}'")
+            }
+            Self::Text(other) => text.write_str("_utf8mb4 ").and_then(|()| hex(text, other.as_bytes())),
+            Self::Moment(moment) => write!(text, "'{}'", moment.format("%Y-%m-%d %H:%M:%S%.6f")),
+        };
+    }
+}
+
+fn hex(text: &mut String, bytes: &[u8]) -> std::fmt::Result {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    text.push_str("x'");
+    for byte in bytes {
+        text.push(DIGITS[usize::from(byte >> 4)].into());
+        text.push(DIGITS[usize::from(byte & 15)].into());
+    }
+    text.write_char('\'')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn said(values: Vec<Value<'_>>) -> String {
+        let mut script = Script::about(1, 0);
+        script.say(format!("SELECT {}", places(values.len())), values);
+        script.spoken().unwrap()
+    }
+
+    #[test]
+    fn values_are_literals() {
+        let moment = chrono::DateTime::from_timestamp_micros(1_700_000_000_000_007).unwrap();
+        let values = vec![
+            Value::Null,
+            Value::from(-3_i64),
+            Value::from(true),
+            Value::from(Uuid::from_u128(0xab)),
+            Value::from(moment),
+            Value::from("{\"a\": 1}"),
+        ];
+        let text = "SELECT (NULL,-3,1,x'000000000000000000000000000000ab','2023-11-14 22:13:20.000007','{\"a\": 1}')";
+        assert_eq!(said(values), text);
+    }
+
+    #[test]
+    fn every_place_has_its_value() {
+        for values in [vec![], vec![Value::Null; 2]] {
+            let mut script = Script::about(1, 0);
+            script.say("SELECT ?", values);
+            assert!(script.spoken().is_err());
+        }
+    }
+
+    #[test]
+    fn few_rows_are_spoken_in_one_statement_and_many_prepared_in_sizes_that_are_kept() {
+        let sizes = |count: usize| {
+            let items: Vec<i64> = (0..).take(count).collect();
+            let mut script = Script::about(count, 0);
+            script.insert(["INSERT INTO t VALUES", "(?)", ""], &items, |_| 8, |item, list| list.push((*item).into()));
+            script.statements.iter().map(|told| told.values.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(0), [] as [usize; 0]);
+        assert_eq!(sizes(63), [63]);
+        assert_eq!(sizes(65), [64, 1]);
+        let mut large = Script::about(2, SPOKEN_BYTES + 1);
+        let (places, values) = large.list(&[1_i64, 2, 3]);
+        assert_eq!((places.as_str(), values.len()), ("(?,?,?,?)", 4));
+        large.say("DO ?", vec![Value::Null]);
+        assert_eq!(large.form, Form::Prepared);
+        assert_eq!(Script::about(2, 0).list::<i64>(&[]).0, "(?)");
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_ends_its_literal(text in any::<String>()) {
+            let spoken = said(vec![Value::Text(&text)]);
+            let inner = spoken.strip_prefix("SELECT (").and_then(|s| s.strip_suffix(')')).unwrap();
+            if let Some(digits) = inner.strip_prefix("_utf8mb4 x'").and_then(|s| s.strip_suffix('\'')) {
+                prop_assert!(digits.bytes().all(|b| b.is_ascii_hexdigit()));
+                prop_assert_eq!(digits.len(), 2 * text.len());
+            } else {
+                prop_assert_eq!(inner, format!("'{text}'"));
+                prop_assert!(!text.contains(['\'', '\\']) && text.is_ascii());
+            }
+        }
+    }
+}

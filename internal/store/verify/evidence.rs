@@ -1,0 +1,597 @@
+//! The contents of the tables, for `tickr verify`: every job with its row in `owed` and its rows in the ledger, page by
+//! page.
+//!
+//! Each page is a snapshot of its own, and no snapshot lasts longer than the reading of one page, however large the
+//! tables are. So the server keeps no old row versions for the checker, and an `ALTER TABLE` does not wait longer than
+//! that. Checks that need more than one page use single statements, each of which sees one moment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use sqlx::mysql::MySqlRow;
+use sqlx::{MySqlConnection, Row};
+use uuid::Uuid;
+
+use crate::job::{BatchPlace, JobId, Name, State, Timestamp, Verdict, first_id_of};
+use crate::store::retention::forget::OTHER;
+use crate::store::sql::connection;
+use crate::store::sql::error::corrupt;
+use crate::store::{Store, StoreError};
+
+/// Jobs in one page.
+const PAGE: u32 = 2_000;
+/// Time limit of one page. The check gives up on a server that needs longer, so as not to burden it.
+const PAGE_LIMIT: Duration = Duration::from_secs(60);
+/// Unreadable rows that are listed with their errors.
+const MOST_UNREADABLE: usize = 20;
+/// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
+const SKEW: TimeDelta = TimeDelta::minutes(5);
+/// An upper bound for the duration of a transaction that retries jobs, including its waits for locks.
+const LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2);
+
+/// A reader of the tables, page by page, on a connection of its own.
+pub struct Evidence {
+    conn: MySqlConnection,
+    at: Timestamp,
+    after: Uuid,
+    done: bool,
+    unreadable: u64,
+    examples: Vec<String>,
+}
+
+/// The next jobs, all read at one moment.
+#[derive(Clone, Debug)]
+pub struct EvidencePage {
+    /// The time of the database at the snapshot.
+    pub at: Timestamp,
+    /// The longest lease of the runners that were alive then, in milliseconds. Absent when none was.
+    pub longest_lease_ms: Option<u32>,
+    /// The jobs, in the order of their ids.
+    pub jobs: Vec<JobEvidence>,
+    /// The last id that this page covers.
+    pub until: JobId,
+}
+
+impl std::fmt::Debug for Evidence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Evidence").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// All data of one job in the tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobEvidence {
+    /// The job.
+    pub id: JobId,
+    /// Its row in `jobs`. Absent when other tables have rows for a job that does not exist.
+    pub asked: Option<Asked>,
+    /// Its row in `owed`. Absent when the job has ended.
+    pub owed: Option<OwedNow>,
+    /// Its rows in the ledger, in the order of their numbers.
+    pub lines: Vec<LedgerLine>,
+    /// True if it has a row in `dead_letters`.
+    pub letter: bool,
+}
+
+/// A row of `jobs`: the columns that other tables could contradict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Its kind.
+    pub kind: Name,
+    /// Its queue.
+    pub queue: Name,
+    /// Number of attempts that may be used.
+    pub max_attempts: u32,
+    /// True if it has a unique key.
+    pub keyed: bool,
+    /// The batch of jobs with which it was accepted, if there is one.
+    pub batch: Option<BatchPlace>,
+    /// The time when it was accepted.
+    pub created_at: Timestamp,
+}
+
+/// A row of `owed`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwedNow {
+    /// Copy of the job's kind.
+    pub kind: Name,
+    /// Copy of the job's limit of attempts.
+    pub max_attempts: u32,
+    /// True if the row says that the job holds a row in `unique_keys`.
+    pub keyed: bool,
+    /// True if the job holds that row, or does not say that it does.
+    pub key_held: bool,
+    /// State of the job.
+    pub state: State,
+    /// The time when it is due.
+    pub execute_at: Timestamp,
+    /// Number of executions that were started.
+    pub attempt: u32,
+    /// True if the row has a runner, a token, a start and a lease; false if it has none of them. Absent if it has only
+    /// some.
+    pub leased: Option<bool>,
+    /// Start of the open attempt.
+    pub started_at: Timestamp,
+    /// End of its lease.
+    pub lease_until: Timestamp,
+}
+
+/// A row of the ledger (table `attempts`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LedgerLine {
+    /// Number of the execution.
+    pub number: u32,
+    /// Number of attempts used up to this row.
+    pub burned: u32,
+    /// True if a runner executed it. False for a row that only ends the job.
+    pub executed: bool,
+    /// The time when the attempt was due.
+    pub execute_at: Timestamp,
+    /// The time of its claim.
+    pub started_at: Timestamp,
+    /// The time of its settlement.
+    pub finished_at: Timestamp,
+    /// Verdict of the attempt.
+    pub verdict: Verdict,
+    /// The end state of the job, if this row ended it.
+    pub end: Option<State>,
+    /// The time of the cancel request that the settlement found, if there was one.
+    pub cancel_requested_at: Option<Timestamp>,
+}
+
+/// Number of all jobs that ever ended, as they were counted at their end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tallies {
+    by_queue: BTreeMap<TallyKey, i64>,
+    /// Counts of queues that did not change for longer than jobs are kept, by kind and state.
+    elsewhere: BTreeMap<(Name, State), i64>,
+}
+
+impl Tallies {
+    /// Return the count for this queue, kind and state. The counts of old queues are added, because they may include
+    /// this queue.
+    #[must_use]
+    pub fn of(&self, key: &TallyKey) -> i64 {
+        let elsewhere = self.elsewhere.get(&(key.kind.clone(), key.state)).copied().unwrap_or(0);
+        self.by_queue.get(key).copied().unwrap_or(0) + elsewhere.max(0)
+    }
+}
+
+/// A queue, kind and end state. A tally is the sum over all values of the column `lane`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TallyKey {
+    /// The queue.
+    pub queue: Name,
+    /// The kind.
+    pub kind: Name,
+    /// The end state.
+    pub state: State,
+}
+
+impl Store {
+    /// Begin to read the tables, with the jobs that were made at `since` or later.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn evidence(&self, since: Option<Timestamp>) -> Result<Evidence, StoreError> {
+        let opened = async {
+            let mut conn = connection::open(&self.shared.options).await?;
+            let at = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(&mut conn).await?;
+            Ok::<_, sqlx::Error>((conn, at))
+        };
+        let (conn, at) = opened.await.map_err(|e| StoreError::from_driver("read the tables", &e))?;
+        // The id before the first one that is wanted.
+        let after = since.map_or(Uuid::nil(), |since| Uuid::from_u128(first_id_of(since).as_u128().saturating_sub(1)));
+        Ok(Evidence { conn, at, after, done: false, unreadable: 0, examples: Vec::new() })
+    }
+}
+
+/// The progress of a walk through a table in the order of its primary key, page by page.
+#[derive(Clone, Debug)]
+pub enum Walk<Place> {
+    /// The walk continues behind this row.
+    From(Place),
+    /// All rows were read.
+    Over,
+}
+
+/// A position in the ledger of ticks: schedule, due time and number.
+pub type TickPlace = (String, Timestamp, u32);
+
+impl Evidence {
+    /// The time of the database when the reading began.
+    #[must_use]
+    pub const fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// The last id before the range that is read: jobs up to it were made before `since`.
+    #[must_use]
+    pub const fn begins_behind(&self) -> JobId {
+        JobId::from_uuid(self.after)
+    }
+
+    /// Number of rows that could not be read, and the errors of the first of them.
+    #[must_use]
+    pub fn unreadable(&self) -> (u64, &[String]) {
+        (self.unreadable, &self.examples)
+    }
+
+    fn cannot_read(&mut self, table: &str, id: &str, error: &sqlx::Error) {
+        self.unreadable += 1;
+        if self.examples.len() < MOST_UNREADABLE {
+            self.examples.push(format!("{table} {id}: {error}"));
+        }
+    }
+
+    /// Read the next jobs in the order of their ids; nothing when all have been read. A job with an unreadable row is
+    /// left out, and the row is counted.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn next_page(&mut self) -> Result<Option<EvidencePage>, StoreError> {
+        if self.done {
+            return Ok(None);
+        }
+        let page = connection::within(PAGE_LIMIT, self.read_snapshot()).await;
+        page.map(Some).map_err(|e| StoreError::from_driver("read evidence", &e))
+    }
+
+    async fn read_snapshot(&mut self) -> Result<EvidencePage, sqlx::Error> {
+        sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;
+        sqlx::raw_sql("START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").execute(&mut self.conn).await?;
+        let page = self.read_page().await?;
+        sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;
+        Ok(page)
+    }
+
+    async fn read_page(&mut self) -> Result<EvidencePage, sqlx::Error> {
+        let (at, longest_lease_ms) = sqlx::query_as(
+            "SELECT UTC_TIMESTAMP(6), (SELECT MAX(lease_ms) FROM runners WHERE stopped_at IS NULL \
+             AND heartbeat_at >= UTC_TIMESTAMP(6) - INTERVAL lease_ms * 1000 MICROSECOND)",
+        )
+        .fetch_one(&mut self.conn)
+        .await?;
+        let asked = sqlx::query(
+            "SELECT id, kind, queue, max_attempts, unique_key IS NOT NULL, batch_id, batch_size, created_at FROM jobs \
+             WHERE id > ? ORDER BY id LIMIT ?",
+        )
+        .bind(self.after)
+        .bind(PAGE)
+        .fetch_all(&mut self.conn)
+        .await?;
+        // Rows of other tables behind the last job belong to no job. They are part of the last page.
+        let until: Uuid = match asked.last() {
+            Some(last) if asked.len() == PAGE as usize => last.try_get(0)?,
+            _ => {
+                self.done = true;
+                Uuid::max()
+            }
+        };
+        let mut jobs = Jobs::default();
+        for row in &asked {
+            let asked = asked_of(row);
+            self.note(&mut jobs, "jobs", row, asked, |job, asked| job.asked = Some(asked))?;
+        }
+        let owed = sqlx::query(
+            "SELECT o.id, o.kind, o.max_attempts, o.keyed, o.state, o.execute_at, o.attempt, o.started_at, o.lease_until, \
+             o.runner <> '', o.token <> 0x00000000000000000000000000000000, o.started_at > '1970-01-01 00:00:00', \
+             o.lease_until > '1970-01-01 00:00:00', IF(o.keyed, EXISTS (SELECT 1 FROM jobs j JOIN unique_keys k \
+             ON k.kind = j.kind AND k.unique_key = j.unique_key AND k.job_id = j.id WHERE j.id = o.id), TRUE) \
+             FROM owed o FORCE INDEX (PRIMARY) WHERE o.id > ? AND o.id <= ?",
+        )
+        .bind(self.after)
+        .bind(until)
+        .fetch_all(&mut self.conn)
+        .await?;
+        for row in &owed {
+            let owed = owed_of(row);
+            self.note(&mut jobs, "owed", row, owed, |job, owed| job.owed = Some(owed))?;
+        }
+        let lines = sqlx::query(
+            "SELECT job_id, number, burned, runner <> '', execute_at, started_at, finished_at, verdict, end_state, \
+             cancel_requested_at FROM attempts FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? \
+             ORDER BY job_id, number",
+        )
+        .bind(self.after)
+        .bind(until)
+        .fetch_all(&mut self.conn)
+        .await?;
+        for row in &lines {
+            let line = line_of(row);
+            self.note(&mut jobs, "attempts", row, line, |job, line| job.lines.push(line))?;
+        }
+        let letters: Vec<Uuid> = sqlx::query_scalar(
+            "SELECT job_id FROM dead_letters FORCE INDEX (PRIMARY) WHERE job_id > ? AND job_id <= ? ORDER BY job_id",
+        )
+        .bind(self.after)
+        .bind(until)
+        .fetch_all(&mut self.conn)
+        .await?;
+        for id in letters {
+            jobs.of(id).letter = true;
+        }
+        self.after = until;
+        Ok(EvidencePage { at, longest_lease_ms, jobs: jobs.readable(), until: JobId::from_uuid(until) })
+    }
+
+    /// Store the data of a row with its job. If the row is unreadable, count it and leave its job out.
+    fn note<T>(
+        &mut self,
+        jobs: &mut Jobs,
+        table: &str,
+        row: &MySqlRow,
+        read: Result<T, sqlx::Error>,
+        say: impl FnOnce(&mut JobEvidence, T),
+    ) -> Result<(), sqlx::Error> {
+        let id: Uuid = row.try_get(0)?;
+        match read {
+            Ok(read) => say(jobs.of(id), read),
+            Err(error) => {
+                self.cannot_read(table, &id.to_string(), &error);
+                jobs.unreadable.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Check one page of unique keys behind `after`. Returns the jobs that hold a unique key although they have ended,
+    /// or although their own unique key is another one.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn stray_keys(
+        &mut self,
+        after: (String, Vec<u8>),
+    ) -> Result<(Vec<JobId>, Walk<(String, Vec<u8>)>), StoreError> {
+        let (kind, key) = after;
+        let read = async {
+            let found = sqlx::query(
+                "SELECT k.kind, k.unique_key, k.job_id, o.id IS NULL OR j.id IS NULL FROM (SELECT kind, unique_key, job_id \
+                 FROM unique_keys FORCE INDEX (PRIMARY) WHERE kind > ? OR (kind = ? AND unique_key > ?) \
+                 ORDER BY kind, unique_key LIMIT ?) k LEFT JOIN owed o ON o.id = k.job_id AND o.keyed \
+                 LEFT JOIN jobs j ON j.id = k.job_id AND j.kind = k.kind AND j.unique_key = k.unique_key \
+                 ORDER BY k.kind, k.unique_key",
+            )
+            .bind(&kind)
+            .bind(&kind)
+            .bind(key)
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut stray = Vec::new();
+            for row in &found {
+                if row.try_get::<bool, _>(3)? {
+                    stray.push(JobId::from_uuid(row.try_get(2)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => Walk::From((last.try_get(0)?, last.try_get(1)?)),
+                _ => Walk::Over,
+            };
+            Ok((stray, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare unique keys", &e))
+    }
+
+    /// Check one page of the ledger of ticks behind `after`. Returns the ticks that were recorded at `since` or later,
+    /// name a job that does not exist, and do not say that it was removed.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn ticks_without_jobs(
+        &mut self,
+        since: Timestamp,
+        after: TickPlace,
+    ) -> Result<(Vec<(JobId, String, Timestamp)>, Walk<TickPlace>), StoreError> {
+        let (schedule, due_at, number) = after;
+        let read = async {
+            let found = sqlx::query(
+                "SELECT t.schedule, t.due_at, t.number, t.job_id, t.outcome = 'fired' AND NOT t.job_removed \
+                 AND t.recorded_at >= ? AND j.id IS NULL FROM (SELECT schedule, due_at, number, job_id, outcome, job_removed, \
+                 recorded_at FROM ticks FORCE INDEX (PRIMARY) WHERE schedule > ? OR (schedule = ? AND (due_at > ? \
+                 OR (due_at = ? AND number > ?))) ORDER BY schedule, due_at, number LIMIT ?) t \
+                 LEFT JOIN jobs j ON j.id = t.job_id ORDER BY t.schedule, t.due_at, t.number",
+            )
+            .bind(since)
+            .bind(&schedule)
+            .bind(&schedule)
+            .bind(due_at)
+            .bind(due_at)
+            .bind(number)
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut lost = Vec::new();
+            for row in &found {
+                if row.try_get::<Option<bool>, _>(4)?.unwrap_or(false) {
+                    lost.push((JobId::from_uuid(row.try_get(3)?), row.try_get(0)?, row.try_get(1)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => {
+                    Walk::From((last.try_get(0)?, last.try_get(1)?, last.try_get(2)?))
+                }
+                _ => Walk::Over,
+            };
+            Ok((lost, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare ticks with jobs", &e))
+    }
+
+    /// Check one page of replayed jobs behind `after`. Returns those whose new job does not name them as its original.
+    /// A new job that was purged is not an error.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn stray_replays(&mut self, after: JobId) -> Result<(Vec<JobId>, Walk<JobId>), StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT d.job_id, n.id IS NOT NULL AND NOT (COALESCE(REPLACE(JSON_UNQUOTE(JSON_EXTRACT(n.options, \
+                 '$.replay_of')), '-', ''), '') = LOWER(HEX(d.job_id))) FROM (SELECT job_id, replayed_as FROM dead_letters \
+                 FORCE INDEX (dead_letters_standing) WHERE standing = 'replayed' AND job_id > ? ORDER BY job_id LIMIT ?) d \
+                 LEFT JOIN jobs n ON n.id = d.replayed_as ORDER BY d.job_id",
+            )
+            .bind(after.uuid())
+            .bind(PAGE)
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut stray = Vec::new();
+            for row in &found {
+                if row.try_get::<bool, _>(1)? {
+                    stray.push(JobId::from_uuid(row.try_get(0)?));
+                }
+            }
+            let next = match found.last() {
+                Some(last) if found.len() == PAGE as usize => Walk::From(JobId::from_uuid(last.try_get(0)?)),
+                _ => Walk::Over,
+            };
+            Ok((stray, next))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("compare replays", &e))
+    }
+
+    /// Count the jobs of a batch, from its first to the last that was seen, and those that were removed after their
+    /// end. A single statement, because the batch may be accepted or lose a job while pages are read.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn batch_now(&mut self, first: JobId, last: JobId) -> Result<(u64, u64), StoreError> {
+        let read = async {
+            let row = sqlx::query(
+                "SELECT (SELECT COUNT(*) FROM jobs FORCE INDEX (PRIMARY) WHERE id >= ? AND id <= ? AND batch_id = ?), \
+                 CAST(COALESCE((SELECT jobs FROM departures WHERE id = ?), 0) AS SIGNED)",
+            )
+            .bind(first.uuid())
+            .bind(last.uuid())
+            .bind(first.uuid())
+            .bind(first.uuid())
+            .fetch_one(&mut self.conn)
+            .await?;
+            Ok((row.try_get::<i64, _>(0)?.unsigned_abs(), row.try_get::<i64, _>(1)?.unsigned_abs()))
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count a batch", &e))
+    }
+
+    /// Count the ended jobs that may have been retried since the reading began. Each of them was subtracted from the
+    /// tallies. A retry has the time when its transaction began and becomes visible when the transaction ends, so some
+    /// retries from before are counted as well.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn retries_meanwhile(&mut self) -> Result<i64, StoreError> {
+        let read = sqlx::query_scalar(
+            "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
+        )
+        .bind(first_id_of(self.at - LONGEST_CHANGE - SKEW))
+        .bind(self.at - LONGEST_CHANGE)
+        .fetch_one(&mut self.conn);
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count retries", &e))
+    }
+
+    /// Read the number of all jobs that ever ended, as they were counted at their end.
+    ///
+    /// # Errors
+    /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
+    pub async fn tallies(&mut self) -> Result<Tallies, StoreError> {
+        let read = async {
+            let found = sqlx::query(
+                "SELECT queue, kind, state, CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY queue, kind, state",
+            )
+            .fetch_all(&mut self.conn)
+            .await?;
+            let mut tallies = Tallies::default();
+            for row in &found {
+                let (queue, counted): (String, i64) = (row.try_get(0)?, row.try_get(3)?);
+                let names = || {
+                    let state = State::from_word(row.try_get(2)?).ok_or_else(|| corrupt("state"))?;
+                    Ok::<_, sqlx::Error>((name(row.try_get(1)?)?, state))
+                };
+                match names() {
+                    Ok(key) if queue == OTHER => *tallies.elsewhere.entry(key).or_default() += counted,
+                    Ok((kind, state)) => match name(&queue) {
+                        Ok(queue) => {
+                            tallies.by_queue.insert(TallyKey { queue, kind, state }, counted);
+                        }
+                        Err(error) => self.cannot_read("tallies", &queue, &error),
+                    },
+                    Err(error) => self.cannot_read("tallies", &queue, &error),
+                }
+            }
+            Ok(tallies)
+        };
+        connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("read the tallies", &e))
+    }
+}
+
+/// The jobs of one page.
+#[derive(Default)]
+struct Jobs {
+    jobs: BTreeMap<Uuid, JobEvidence>,
+    unreadable: BTreeSet<Uuid>,
+}
+
+impl Jobs {
+    fn of(&mut self, id: Uuid) -> &mut JobEvidence {
+        self.jobs.entry(id).or_insert_with(|| JobEvidence {
+            id: JobId::from_uuid(id),
+            asked: None,
+            owed: None,
+            lines: Vec::new(),
+            letter: false,
+        })
+    }
+
+    fn readable(self) -> Vec<JobEvidence> {
+        let Self { jobs, unreadable } = self;
+        jobs.into_iter().filter(|(id, _)| !unreadable.contains(id)).map(|(_, job)| job).collect()
+    }
+}
+
+fn asked_of(row: &MySqlRow) -> Result<Asked, sqlx::Error> {
+    let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(5)?, row.try_get(6)?);
+    Ok(Asked {
+        kind: name(row.try_get(1)?)?,
+        queue: name(row.try_get(2)?)?,
+        max_attempts: row.try_get(3)?,
+        keyed: row.try_get(4)?,
+        batch: first.zip(size).map(|(first, size)| BatchPlace { first: JobId::from_uuid(first), size }),
+        created_at: row.try_get(7)?,
+    })
+}
+
+fn owed_of(row: &MySqlRow) -> Result<OwedNow, sqlx::Error> {
+    let signs: [bool; 4] = [row.try_get(9)?, row.try_get(10)?, row.try_get(11)?, row.try_get(12)?];
+    Ok(OwedNow {
+        kind: name(row.try_get(1)?)?,
+        max_attempts: row.try_get(2)?,
+        keyed: row.try_get(3)?,
+        key_held: row.try_get(13)?,
+        state: State::from_word(row.try_get(4)?).ok_or_else(|| corrupt("state"))?,
+        execute_at: row.try_get(5)?,
+        attempt: row.try_get(6)?,
+        leased: signs.iter().all(|sign| *sign == signs[0]).then_some(signs[0]),
+        started_at: row.try_get(7)?,
+        lease_until: row.try_get(8)?,
+    })
+}
+
+fn line_of(row: &MySqlRow) -> Result<LedgerLine, sqlx::Error> {
+    let end: Option<&str> = row.try_get(8)?;
+    Ok(LedgerLine {
+        number: row.try_get(1)?,
+        burned: row.try_get(2)?,
+        executed: row.try_get(3)?,
+        execute_at: row.try_get(4)?,
+        started_at: row.try_get(5)?,
+        finished_at: row.try_get(6)?,
+        verdict: Verdict::from_word(row.try_get(7)?).ok_or_else(|| corrupt("verdict"))?,
+        end: end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?,
+        cancel_requested_at: row.try_get(9)?,
+    })
+}
+
+fn name(text: &str) -> Result<Name, sqlx::Error> {
+    text.parse().map_err(|_| corrupt(format!("name {text:?}")))
+}
