@@ -16,7 +16,7 @@ use crate::api::http::auth::Who;
 use crate::api::http::body::{Asked, Body, Object};
 use crate::api::http::cursor::Listing;
 use crate::api::http::filter::{filter_struct, refused};
-use crate::api::http::idempotency::{Key, conclude};
+use crate::api::http::idempotency::{Key, Shows, conclude};
 use crate::api::http::problem::{Code, Problem};
 use crate::api::jobs::view::{Moment, StateWord};
 use crate::api::jobs::worded;
@@ -336,7 +336,9 @@ pub(super) async fn start(
     }
     let word = move |operation: &Operation| worded(StatusCode::ACCEPTED, &OperationView::of(operation, now));
     let outcome = store.start_operation(new, &who, once, Arc::new(word)).await?;
-    conclude(outcome, |()| Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason")))
+    conclude(outcome, Shows::Other, |()| {
+        Err(Problem::new(Code::Internal, "MySQL refused a bulk operation for an unknown reason"))
+    })
 }
 
 fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handlers::Problem>> {
@@ -509,7 +511,7 @@ pub(super) async fn cancel(
     let now = api.broker.store().clock().now();
     let word = move |operation: &Operation| worded(StatusCode::OK, &OperationView::of(operation, now));
     let outcome = api.broker.store().cancel_operation(id, &who, once, Arc::new(word)).await?;
-    conclude(outcome, |refused| {
+    conclude(outcome, Shows::Other, |refused| {
         Err(match refused {
             OperationCancelled::Over(state) => Problem::new(
                 Code::WrongState,

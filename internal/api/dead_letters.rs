@@ -14,7 +14,7 @@ use crate::api::http::auth::Who;
 use crate::api::http::body::{Asked, Body, IdPath};
 use crate::api::http::cursor::Listing;
 use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, conclude, recall};
+use crate::api::http::idempotency::{Key, Shows, conclude, recall};
 use crate::api::http::problem::{Code, Problem};
 use crate::api::http::searches::seated;
 use crate::api::jobs::view::{JobView, Moment, StandingWord};
@@ -306,16 +306,16 @@ pub(super) async fn replay(
     let once = key.once(&format!("POST /v1/jobs/{id}/replay"), Some(&text))?;
     let original = match api.broker.store().job(id).await? {
         Some((job, _)) => original(job),
-        None => return recall(&api, once, missing(id)).await,
+        None => return recall(&api, once, Shows::Job, missing(id)).await,
     };
     let job = match api.broker.remake(&original, body.payload) {
         Ok(job) => job,
-        Err(invalid) => return recall(&api, once, Problem::invalid("", invalid)).await,
+        Err(invalid) => return recall(&api, once, Shows::Job, Problem::invalid("", invalid)).await,
     };
     let made = job.clone();
     let word = move |accepted: &Accepted| worded(StatusCode::CREATED, &JobView::accepted(&made, accepted, Vec::new()));
     let outcome = api.broker.replay(id, job, &who, once, Arc::new(word)).await?;
-    conclude(outcome, |refused| Err(refusal(id, refused.err())))
+    conclude(outcome, Shows::Job, |refused| Err(refusal(id, refused.err())))
 }
 
 fn original(job: Job) -> Original {
@@ -413,5 +413,5 @@ pub(super) async fn discard(
     let word =
         |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
     let outcome = api.broker.store().discard(id, reason, &who, once, Arc::new(word)).await?;
-    conclude(outcome, |refused| Err(refusal(id, refused.err())))
+    conclude(outcome, Shows::Job, |refused| Err(refusal(id, refused.err())))
 }

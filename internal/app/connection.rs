@@ -1,7 +1,7 @@
 //! One HTTP connection and its time limits.
 //!
 //! A client may be slow in four ways: sending its request head, sending its body, reading its response, and sending the
-//! next request. Each has a limit. The code that reads a body enforces the body's limit (`api/body.rs`). The others are
+//! next request. Each has a limit. The code that reads a body enforces the body's limit (`api/http/body.rs`). The others are
 //! enforced here, by a timer of the connection that looks at it from time to time. So a request costs a few atomic
 //! stores, and needs no timer of its own.
 

@@ -57,7 +57,7 @@ pub(super) async fn declare(config: &Config, broker: &Broker) -> Result<Arc<BTre
             Invalid::Job { problems } => {
                 for problem in problems {
                     let key = problem.pointer.trim_start_matches('/');
-                    says(key, problem.detail, "see [schedules] in the README");
+                    says(key, problem.detail, "see docs/SCHEDULES.md");
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The permits of this runner: how many jobs of each queue may run here.
 //!
 //! A queue without a concurrency limit needs no permits. For a queue with a limit, this runner takes permits from MySQL
-//! before it takes jobs (`store/permits.rs`), so that starting a job needs no further request. It requests more when
+//! before it takes jobs (`store/attempts/permits.rs`), so that starting a job needs no further request. It requests more when
 //! jobs had to wait for permits. It keeps one free permit, so that it can start the first new job at once, and returns
 //! the others within a second or two.
 //!

@@ -3,7 +3,7 @@
 //! (see `suspects`).
 //!
 //! There may be any number of unfinished jobs, so the reaper does not search all their rows. It reads the short list of
-//! runners to see which are silent, and the batches of claims (`store/claim_batches.rs`) to see which jobs those
+//! runners to see which are silent, and the batches of claims (`store/attempts/claim_batches.rs`) to see which jobs those
 //! runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds the
 //! token changed.
 //!

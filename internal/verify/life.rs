@@ -196,7 +196,7 @@ impl Life {
         }
         let count = |losses: u32| match line.verdict {
             Verdict::Lost => losses + 1,
-            // Not a verdict of the job itself: see `decide` in store/settle.rs.
+            // Not a verdict of the job itself: see `decide` in store/attempts/settle.rs.
             Verdict::Interrupted => losses,
             _ => 0,
         };

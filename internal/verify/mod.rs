@@ -16,7 +16,7 @@
 //! The verdict is then never [`Outcome::Kept`].
 //!
 //! The checker trusts the database's clock, except around the moments when the clock was set. Runners record these
-//! (`store/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a fault;
+//! (`store/sql/clock_steps.rs`), and times around them prove no order. A step that no runner recorded looks like a fault;
 //! the finding mentions this.
 
 mod check;

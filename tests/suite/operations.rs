@@ -1,5 +1,5 @@
-//! Operations on many jobs: each action does what it says to exactly the jobs of its filter, keeps its rate, stops when it
-//! is told to, and survives whoever carries it out.
+//! Bulk operations: each action changes exactly the jobs of its filter, keeps its rate, stops when it is cancelled, and
+//! survives the death of the runner that carries it out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::{Proxy, Runner, TestApp, database, drop_database, eventually
 
 const LATER_MS: u64 = 86_400_000;
 
-/// Failed jobs of a queue that nobody serves, straight into the tables.
+/// Return SQL that inserts failed jobs of a queue that no runner serves.
 fn dead_letters(count: u32) -> String {
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -34,6 +34,7 @@ fn dead_letters(count: u32) -> String {
 async fn start(tickr: &TestApp, body: Value) -> Uuid {
     let answer = tickr.post("/v1/operations", body).await;
     assert_eq!(answer.status, 202, "{:#}", answer.body);
+    assert_eq!(answer.header("etag"), "", "an operation changes all the time, and no request takes its tag");
     answer.body["id"].as_str().unwrap().parse().unwrap()
 }
 
@@ -51,7 +52,7 @@ async fn until_over(tickr: &TestApp, id: Uuid) -> Value {
     .await
 }
 
-/// Carried out to its end: done, skipped, failed.
+/// Carry an operation out to its end. Return the numbers of jobs done, skipped and failed.
 async fn carried_out(tickr: &TestApp, body: Value) -> (u64, u64, u64) {
     let id = start(tickr, body).await;
     let operation = until_over(tickr, id).await;
@@ -76,14 +77,14 @@ async fn a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
     let moved = tickr.count(REPLAYS).await;
     assert!(moved < 9_000, "{moved}");
     assert_eq!(stopped.body["done"], moved);
-    // By the database's own times: everything after the first batch, over the time since it.
+    // The rate counts all replays after the first batch, over the time since that batch, by the database's times.
     let later = "SELECT COUNT(*) FROM jobs WHERE options LIKE '%replay_of%' AND created_at > \
                  (SELECT MIN(created_at) FROM jobs WHERE options LIKE '%replay_of%')";
     let span = "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(created_at), MAX(created_at)) FROM jobs WHERE options LIKE '%replay_of%'";
     let rate = tickr.count(later).await as f64 * 1_000_000.0 / tickr.count(span).await as f64;
     assert!((425.0..=575.0).contains(&rate), "{rate} in a second");
 
-    // Whoever carries out operations has been through all there are when it has done another one.
+    // When the runner has carried out another operation, it has finished with all earlier ones.
     let left = "SELECT LOWER(HEX(job_id)) FROM dead_letters WHERE standing = 'open' ORDER BY job_id DESC LIMIT 1";
     let one: String = sqlx::query_scalar(left).fetch_one(&mut tickr.mysql().await).await.unwrap();
     let one: Uuid = one.parse().unwrap();
@@ -131,7 +132,7 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     );
     assert_eq!(tickr.get("/v1/jobs/count?due_after=2026-12-24&due_before=2026-12-25").await.body["count"], 5);
     assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"tag": "five"}})).await, (5, 0, 0));
-    // Those that have ended are not looked at.
+    // Ended jobs are not in the selection.
     assert_eq!(carried_out(&tickr, json!({"action": "cancel", "filter": {"tag": "five"}})).await, (0, 0, 0));
     assert_eq!(
         carried_out(&tickr, json!({"action": "run_now", "filter": {"state": "waiting", "tag": "other"}})).await,
@@ -142,7 +143,7 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     tickr.until_idle().await;
     assert_eq!(tickr.get("/v1/jobs/count?state=completed").await.body["count"], 25);
 
-    // What fails again is not chased, and what was retried is not taken twice.
+    // Jobs that fail again are not retried again, and a retried job is not selected twice.
     tickr.enqueue_many((0..6).map(|_| json!({"kind": "fail", "payload": {"permanent": true}}))).await;
     tickr.until_idle().await;
     assert_eq!(carried_out(&tickr, json!({"action": "retry", "filter": {"q": "dead:open"}})).await, (6, 0, 0));
@@ -177,7 +178,7 @@ async fn each_action_does_what_it_says_to_the_jobs_of_its_filter() {
     tickr.stop().await;
 }
 
-/// The count of a dry run is what would change, and not what matches.
+/// A dry run counts the jobs that would change, not the jobs that match.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {
     let tickr = TestApp::start().await;
@@ -193,17 +194,18 @@ async fn a_dry_run_tells_what_would_change_from_what_would_be_left_and_why() {
 
     let body = json!({"action": "retry", "filter": {"tag": "night"}, "rate": 7, "dry_run": true});
     let dry = tickr.post("/v1/operations", body).await.body;
-    // Four failed and one of them was replayed, as a job with the same tag that failed as well; one was cancelled.
+    // Four jobs failed. One of them was replayed as a job with the same tag, which failed as well. One job was
+    // cancelled.
     assert_eq!((&dry["count"], &dry["would_change"], &dry["rate"]), (&json!(9), &json!(5), &json!(7)), "{dry:#}");
     let skipped = json!([{"jobs": 3, "reason": "completed"}, {"jobs": 1, "reason": "replayed already"}]);
     assert_eq!(dry["would_skip"], skipped, "{dry:#}");
     let done = carried_out(&tickr, json!({"action": "retry", "filter": {"tag": "night"}})).await;
-    assert_eq!(done, (5, 4, 0), "and that is what happens");
+    assert_eq!(done, (5, 4, 0), "the operation changes exactly these");
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE execute_at <= UTC_TIMESTAMP(3)", 0).await;
     tickr.stop().await;
 }
 
-/// The priority of an operation is the job's, also after its end.
+/// The priority that an operation sets belongs to the job, even after its end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_priority_that_an_operation_set_outlives_the_end_of_the_job() {
     let tickr = TestApp::start().await;
@@ -217,7 +219,7 @@ async fn a_priority_that_an_operation_set_outlives_the_end_of_the_job() {
     assert_eq!(carried_out(&tickr, json!({"action": "run_now", "filter": filter})).await, (1, 0, 0));
     tickr.until(id, State::Failed).await;
     assert_eq!(tickr.job(id).await["priority"], 0);
-    // And a new life begins with it.
+    // A retry starts with this priority.
     tickr.post("/v1/queues/default/pause", json!({})).await;
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
     assert_eq!(tickr.count("SELECT CAST(priority AS SIGNED) FROM jobs").await, 0);
@@ -225,12 +227,12 @@ async fn a_priority_that_an_operation_set_outlives_the_end_of_the_job() {
     tickr.stop().await;
 }
 
-/// Jobs of any number of ledger lines go as a whole, and only those of the filter.
+/// A delete removes jobs as a whole, however many attempts they have, and only the jobs of the filter.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delete_takes_every_line_of_its_jobs_and_no_other() {
     let tickr = TestApp::start().await;
     tickr.sql(dead_letters(150)).await;
-    // 250 lines each: 37,500 together, more than one transaction removes.
+    // Each job has 250 attempts: 37,500 together, which is more than one transaction removes.
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     tickr
@@ -244,7 +246,8 @@ async fn a_delete_takes_every_line_of_its_jobs_and_no_other() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 37_500);
     let keep = tickr.enqueue(json!({"kind": "noop", "tags": ["other"]})).await;
     tickr.until(keep, State::Completed).await;
-    // The last jobs cannot go yet. So many lines as fit into one transaction have gone before, and are seen to be gone.
+    // A lock keeps the last jobs for now. As many attempts as fit into one transaction are removed before them, and the
+    // deletion is visible.
     let mut other = tickr.mysql().await;
     let mut held = other.begin().await.unwrap();
     let last = "SELECT number FROM attempts WHERE job_id = (SELECT MAX(job_id) FROM dead_letters) FOR UPDATE";
@@ -306,7 +309,7 @@ async fn an_operation_that_cannot_be_meant_is_refused_and_a_key_starts_it_once()
     tickr.stop().await;
 }
 
-/// The runner that carries it out is killed: another takes over, and no job is moved twice or passed over.
+/// The runner that carries the operation out is killed. Another one continues, and no job is moved twice or left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_survives_the_death_of_its_runner() {
     let tickr = TestApp::start().await;
@@ -316,14 +319,14 @@ async fn an_operation_survives_the_death_of_its_runner() {
     let pid = format!("/{}-", runner.pid());
     let operation = loop {
         let id = start(&tickr, json!({"action": "replay", "filter": {"queue": "parked"}, "rate": 200})).await;
-        let holder = eventually("somebody has taken it", || async {
+        let holder = eventually("a runner has taken it", || async {
             show(&tickr, id).await["runner"].as_str().map(str::to_owned)
         })
         .await;
         if holder.contains(&pid) {
             break id;
         }
-        // The test's own process was quicker: another try.
+        // The runner of the test's own process finished first, so try again.
         tickr.post(&format!("/v1/operations/{id}/cancel"), json!({})).await;
     };
     eventually("it is under way", || async {
@@ -341,7 +344,7 @@ async fn an_operation_survives_the_death_of_its_runner() {
     tickr.stop().await;
 }
 
-/// The answer to the COMMIT of a batch is lost: the jobs of the batch are not moved again, and none is passed over.
+/// The answer to the COMMIT of a batch is lost. The jobs of the batch are not moved again, and none is left out.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     let (name, url) = database().await;
@@ -364,8 +367,8 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     let lease = Duration::from_secs(60);
     let runner = RunnerId::of_process("test");
     let taken = store.lease_operations(runner.clone(), lease).await.unwrap();
-    assert_eq!(taken.len(), 1, "started once, though the answer was lost");
-    assert!(store.lease_operations(runner, lease).await.unwrap().is_empty(), "and taken once");
+    assert_eq!(taken.len(), 1, "the operation was started once, though the answer was lost");
+    assert!(store.lease_operations(runner, lease).await.unwrap().is_empty(), "the operation was leased once");
     let remake = |original: &Original| {
         Ok(NewJob {
             id: JobId::new(),

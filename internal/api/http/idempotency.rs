@@ -10,6 +10,7 @@ use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use utoipa::openapi::path::{Parameter, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -21,7 +22,7 @@ use crate::api::http::etag;
 use crate::api::http::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
-use crate::job::limits;
+use crate::job::{JobId, limits};
 use crate::store::{Answer, Keyed, Once, Outcome};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -70,21 +71,35 @@ impl Key {
     }
 }
 
+/// What the body of a stored response shows. A request is bound to its route, so the route knows it, also when the response
+/// is returned again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shows {
+    /// A job. The response has its ETag and, if the job is new, its Location.
+    Job,
+    /// Anything else.
+    Other,
+}
+
+/// The id of the job in a response.
+#[derive(Deserialize)]
+struct IdOfJob {
+    id: JobId,
+}
+
 /// Build the response to a request that was carried out now or, if `replayed`, earlier.
-pub(crate) fn respond(answer: Answer, replayed: bool) -> Response {
+pub(crate) fn respond(answer: Answer, replayed: bool, shows: Shows) -> Response {
     let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::OK);
-    // Bodies that start with an id are those of jobs and of bulk operations, so both get an ETag. Only responses with a
-    // job have status 201, so only they get a Location.
-    let id = answer.body.strip_prefix("{\"id\":\"").and_then(|rest| rest.split('"').next()).map(str::to_owned);
-    let tag = id.is_some().then(|| etag::of(&answer.body));
+    let job = (shows == Shows::Job).then(|| serde_json::from_str::<IdOfJob>(&answer.body).ok()).flatten();
+    let tag = job.is_some().then(|| etag::of(&answer.body));
     let mut response = (status, answer.body).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(tag) = tag {
         etag::put(headers, &tag);
     }
-    if let Some(id) = id.filter(|_| status == StatusCode::CREATED)
-        && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{id}"))
+    if let Some(job) = job.filter(|_| status == StatusCode::CREATED)
+        && let Ok(location) = HeaderValue::try_from(format!("/v1/jobs/{}", job.id))
     {
         headers.insert(header::LOCATION, location);
     }
@@ -97,11 +112,12 @@ pub(crate) fn respond(answer: Answer, replayed: bool) -> Response {
 /// Build the response from the outcome of an idempotent request. `refused` builds it for a request that was refused.
 pub(crate) fn conclude<T>(
     outcome: Outcome<T>,
+    shows: Shows,
     refused: impl FnOnce(T) -> Result<Response, Problem>,
 ) -> Result<Response, Problem> {
     match outcome {
-        Outcome::First { answer, .. } => Ok(respond(answer, false)),
-        Outcome::Replayed(answer) => Ok(respond(answer, true)),
+        Outcome::First { answer, .. } => Ok(respond(answer, false, shows)),
+        Outcome::Replayed(answer) => Ok(respond(answer, true, shows)),
         Outcome::Refused(refusal) => refused(refusal),
         Outcome::Conflict => Err(Problem::new(
             Code::IdempotencyConflict,
@@ -116,10 +132,10 @@ pub(crate) fn conclude<T>(
 
 /// Return the stored response of an earlier request with this idempotency key, or else `problem`. A request that is
 /// invalid on this runner may have been carried out before, for example on a runner that had the kind.
-pub(crate) async fn recall(api: &Api, once: Option<Once>, problem: Problem) -> Result<Response, Problem> {
+pub(crate) async fn recall(api: &Api, once: Option<Once>, shows: Shows, problem: Problem) -> Result<Response, Problem> {
     let Some(once) = once else { return Err(problem) };
     match api.broker.store().recall::<Keyed>(once).await? {
-        Some(Outcome::Replayed(answer)) => Ok(respond(answer, true)),
+        Some(Outcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
         _ => Err(problem),
     }
 }

@@ -13,7 +13,7 @@ use crate::api::Api;
 use crate::api::http::auth::Who;
 use crate::api::http::body::{Body, IdPath};
 use crate::api::http::etag::{self, IfMatch};
-use crate::api::http::idempotency::{Key, conclude};
+use crate::api::http::idempotency::{Key, Shows, conclude};
 use crate::api::http::problem::{Code, Problem};
 use crate::api::jobs::view::JobView;
 use crate::api::jobs::{due, missing, worded};
@@ -96,7 +96,7 @@ pub(crate) async fn change(
     let word =
         |steered: &Steered| worded(StatusCode::OK, &JobView::read(steered.job.clone(), Some(steered.attempts.clone())));
     let outcome = api.broker.change(id, change, &who, condition, once, Arc::new(word)).await?;
-    conclude(outcome, |refused| {
+    conclude(outcome, Shows::Job, |refused| {
         Err(match refused {
             Changed::Refused(state) => {
                 let detail = format!("only a waiting or retrying job can be changed; this one is {state}");

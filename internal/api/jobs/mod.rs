@@ -32,7 +32,7 @@ use crate::api::http::caller::Asker;
 use crate::api::http::cursor::Listing;
 use crate::api::http::etag::{IfNoneMatch, tagged};
 use crate::api::http::filter::{filter_query, refused};
-use crate::api::http::idempotency::{Key, conclude, recall, respond};
+use crate::api::http::idempotency::{Key, Shows, conclude, recall, respond};
 use crate::api::http::problem::{Code, Problem};
 use crate::api::http::searches::seated;
 use crate::api::http::trace::Traced;
@@ -165,18 +165,19 @@ async fn accept(
     producer: &Producer,
     jobs: Vec<NewJob>,
     once: Option<Once>,
+    shows: Shows,
     word: Wording<Receipts>,
     taken: impl FnOnce(&[(usize, Holder)]) -> Problem,
 ) -> Result<Response, Problem> {
     let answer = |keyed: Keyed, word: &Wording<Receipts>| match keyed {
-        Keyed::Accepted(receipts) => Ok(respond(word(&receipts), false)),
+        Keyed::Accepted(receipts) => Ok(respond(word(&receipts), false, shows)),
         Keyed::Taken(holders) => Err(taken(&holders)),
     };
     match once {
         None => answer(api.broker.enqueue_keyed_for(producer, jobs).await?, &word),
         Some(once) => {
             let outcome = api.broker.enqueue_once_for(producer, jobs, once, Arc::clone(&word)).await?;
-            conclude(outcome, |refused| answer(refused, &word))
+            conclude(outcome, shows, |refused| answer(refused, &word))
         }
     }
 }
@@ -228,7 +229,7 @@ async fn enqueue_one(
     let once = key.once("POST /v1/jobs", Some(text))?;
     let job = match prepare(api, body, "", traced.0.carried()) {
         Ok(job) => job,
-        Err(problem) => return recall(api, once, problem).await,
+        Err(problem) => return recall(api, once, Shows::Job, problem).await,
     };
     let asked = job.clone();
     let warnings = api.warnings.about(api.broker.store(), &api.controls, std::slice::from_ref(&job)).await;
@@ -241,7 +242,7 @@ async fn enqueue_one(
         // The store returns either a receipt or a holder, so this does not happen.
         (None, None) => worded(StatusCode::OK, &()),
     };
-    accept(api, asker.producer(), vec![job], once, Arc::new(word), |taken| {
+    accept(api, asker.producer(), vec![job], once, Shows::Job, Arc::new(word), |taken| {
         let detail = "an unfinished job has this unique key; nothing was written";
         let detail = taken.first().map_or(detail.to_owned(), |(_, holder)| held_detail(holder, detail));
         let problem =
@@ -340,7 +341,7 @@ async fn enqueue_all(
     let once = key.once("POST /v1/jobs/batch", Some(text))?;
     let jobs = match prepare_all(api, body, traced.0.carried()) {
         Ok(jobs) => jobs,
-        Err(problem) => return recall(api, once, problem).await,
+        Err(problem) => return recall(api, once, Shows::Other, problem).await,
     };
     let warnings = api.warnings.about(api.broker.store(), &api.controls, &jobs).await;
     let word = move |receipts: &Receipts| {
@@ -356,7 +357,7 @@ async fn enqueue_all(
         let jobs = receipts.placed.iter().map(receipt).collect();
         worded(status, &BatchAnswer { jobs, warnings: warnings.clone() })
     };
-    accept(api, asker.producer(), jobs, once, Arc::new(word), |taken| {
+    accept(api, asker.producer(), jobs, once, Shows::Other, Arc::new(word), |taken| {
         let here = |held: &(usize, Holder)| key_taken(&format!("/jobs/{}", held.0), held);
         let problem = Problem::new(Code::KeyTaken, "unfinished jobs have some of the unique keys; nothing was written");
         problem.at("", taken.iter().map(here).collect())
@@ -635,7 +636,7 @@ async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Res
             worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
         };
         let outcome = api.broker.steer_once(id, steer, who, once, Arc::new(word)).await?;
-        return conclude(outcome, |moved| Err(refused(moved)));
+        return conclude(outcome, Shows::Job, |moved| Err(refused(moved)));
     }
     let moved = match steer {
         Steer::Cancel => api.broker.cancel(id, who).await?,

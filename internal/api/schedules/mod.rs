@@ -15,7 +15,7 @@ use crate::api::http::auth::Who;
 use crate::api::http::body::{Asked, Body, NamePath, Object};
 use crate::api::http::cursor::Listing;
 use crate::api::http::etag::{self, Expected};
-use crate::api::http::idempotency::{Key, conclude, recall};
+use crate::api::http::idempotency::{Key, Shows, conclude, recall};
 use crate::api::http::problem::{Code, Problem};
 use crate::api::http::trace::Traced;
 use crate::api::jobs::view::{JobView, Moment, RetryView};
@@ -685,7 +685,7 @@ async fn fire(
         })
     };
     match api.broker.trigger_schedule(name, overlap, who, traced.0.carried(), once.clone(), word).await {
-        Ok(outcome) => conclude(outcome, |refused| {
+        Ok(outcome) => conclude(outcome, Shows::Job, |refused| {
             Err(match refused {
                 Triggered::Busy(id, state) => Problem::new(
                     Code::PreviousUnfinished,
@@ -699,7 +699,7 @@ async fn fire(
                 }
             })
         }),
-        Err(TriggerError::Invalid(invalid)) => recall(api, once, Problem::invalid("", invalid)).await,
+        Err(TriggerError::Invalid(invalid)) => recall(api, once, Shows::Job, Problem::invalid("", invalid)).await,
         Err(TriggerError::Store(error)) => Err(error.into()),
     }
 }
