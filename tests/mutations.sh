@@ -1,24 +1,25 @@
 #!/bin/sh
-# Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the tests that are named
-# after the promise: they must turn red. A test that stays green proves nothing.
+# Takes out the safeguards of tickr one at a time, in a copy of the committed sources, and runs the tests of the promise
+# behind each: they must turn red. A test that stays green proves nothing.
 #
 #   make mutants                                   all of them, about an hour on two cores
-#   make mutants ARGS=claim                        those whose name has this
-#   make mutants ARGS="'token in settle'"          the one with this name
-#   make mutants ARGS="--from 'token in settle'"   this one and all behind it, after a run that was interrupted
+#   make mutants ARGS=claim                        the safeguards whose name has this word
+#   make mutants ARGS="'token in settle'"          the safeguard with this name
+#   make mutants ARGS="--from 'token in settle'"   this one and all after it, to continue an interrupted run
 #
-# Prints the table of ARCHITECTURE.md as it goes, and at the end what stayed green. target/mutants/logs has what each test
-# said: read there whether it turned red for the right reason.
+# Prints the table of tests/MUTATIONS.md row by row, and at the end the safeguards whose tests stayed green.
+# target/mutants/logs has the output of each test: read there whether it turned red for the right reason.
 #
-# There are two target directories, because the next safeguard is built while the test of the last one runs: 5 GB in all.
+# There are two target directories, 5 GB in all, because the next safeguard is built while the test of the last one
+# runs.
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 copy=$root/target/mutants
-# The longest that a test may take, in seconds.
+# Longest time that a test may take, in seconds.
 patience=600
 from='' only='' exact=''
-# The entry whose test runs.
+# The safeguard whose test runs.
 running='' name='' files='' tests='' count=0
 ran=0 failures=''
 
@@ -38,13 +39,14 @@ main() {
     [ -z "$failures" ] || { printf 'to be looked at:\n%s' "$failures" >&2; exit 1; }
 }
 
-# The sources as they are committed, built in both target directories.
+# Build the committed sources in both target directories.
 prepare() {
     rm -rf "$copy/src" "$copy/whole" "$copy/logs"
     mkdir -p "$copy/src" "$copy/whole" "$copy/logs"
-    # Not with the times of the commit: what a broken-off run has built of a mutant must be older than its source.
+    # tar -m sets the current time instead of the time of the commit. So the sources are newer than anything that an
+    # interrupted run has built of a mutant, and cargo builds them again.
     (cd "$root" && git archive HEAD) | tar -xm -C "$copy/src" -f -
-    # What the working copy has built of other crates need not be built again.
+    # The other crates need not be built again: copy them from the working copy.
     if [ ! -d "$copy/a" ] && [ -d "$root/target/debug/deps" ]; then
         mkdir -p "$copy/a/debug"
         for part in deps build .fingerprint; do
@@ -77,24 +79,24 @@ mutants() {
     mutant 'lock of a migration' internal/store/migrate/lock.rs \
         'Ok(Some(1_i64)) => return Ok(()),' 'Ok(Some(0 | 1_i64)) => return Ok(()),' \
         migrations::serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_is_done
-    mutant 'token in settle' internal/store/settle.rs \
+    mutant 'token in settle' internal/store/attempts/settle.rs \
         '.filter(|owed| owed.token == item.token)' \
         '.filter(|owed| owed.state == State::Executing || owed.token == item.token)' \
         store::only_the_holder_of_the_token_can_end_an_attempt
-    mutant 'token in the end of a success' internal/store/complete.rs \
+    mutant 'token in the end of a success' internal/store/attempts/complete.rs \
         'AND CONCAT(id, token) IN {pairs_list} AND' 'AND CONCAT(id, token) IN {pairs_list} IS NOT NULL AND' \
         store::a_success_ends_only_the_attempt_that_it_names
-    mutant 'cancel in the end of a success' internal/store/complete.rs \
+    mutant 'cancel in the end of a success' internal/store/attempts/complete.rs \
         ' AND cancel_requested_at IS NULL' '' \
         store::a_success_that_was_asked_to_stop_says_so
-    mutant 'patience of a small batch' internal/store/group_commit.rs \
+    mutant 'patience of a small batch' internal/store/sql/group_commit.rs \
         'PATIENCE: Duration = Duration::from_millis(2)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         store::a_write_that_waits_for_a_row_does_not_hold_up_the_others
-    mutant 'pools of their own' internal/store/pools.rs \
+    mutant 'pools of their own' internal/store/sql/pools.rs \
         'let pool = |size| Pool::new(target, size);' \
         'let one = Pool::new(target, total.max(controls)); let pool = |_: u32| one.clone();' \
         store::reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_connections
-    mutant 'unknown errors as outages' internal/store/error.rs \
+    mutant 'unknown errors as outages' internal/store/sql/error.rs \
         '_ => Fault::Reconnect,
     }
 }
@@ -106,59 +108,59 @@ mutants() {
 /// Outages' \
         mysql_faults::errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_double_nothing \
         mysql_faults::results_outlive_a_password_that_is_changed_while_they_come
-    mutant 'locked rows apart from their batch' internal/store/group_commit.rs \
+    mutant 'locked rows apart from their batch' internal/store/sql/group_commit.rs \
         'if taken.iter().all(|one| B::row(&one.item).is_none()) {' 'if !taken.is_empty() {' \
         store::a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait \
         store::a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one_wait_and_loses_none
-    mutant 'settings of a session' internal/store/link.rs \
+    mutant 'settings of a session' internal/store/sql/connection.rs \
         'SET SESSION autocommit = 1,' 'SET SESSION' \
         mysql_faults::the_servers_own_defaults_change_nothing_and_its_limits_are_kept
-    mutant 'seats of searches' internal/store/pools.rs \
+    mutant 'seats of searches' internal/store/sql/pools.rs \
         '(self.reads - 1).clamp(1, 4)' '(self.reads + 1_000).clamp(1, 1_000)' \
         starvation::a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once
     mutant 'end of keys that cannot be read' internal/broker/controls.rs \
         'KEYS_HOLD: Duration = Duration::from_secs(10)' 'KEYS_HOLD: Duration = Duration::from_secs(1_000)' \
         starvation::keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revoked
-    mutant 'token check in reap' internal/store/lease.rs \
+    mutant 'token check in reap' internal/store/attempts/lease.rs \
         'owed.token == lapsed.token && owed.lease_until' 'owed.lease_until' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
-    mutant 'lease check in reap' internal/store/lease.rs \
+    mutant 'lease check in reap' internal/store/attempts/lease.rs \
         'owed.token == lapsed.token && owed.lease_until == lapsed.until' 'owed.token == lapsed.token' \
         store::the_reaper_takes_only_what_has_expired_under_the_token_it_saw
     mutant 'sweep for lost index entries' internal/engine/reconciler.rs \
         'let hinted = shared.index.hint(&missing).await?;' 'let hinted = shared.index.hint(&missing[..0]).await?;' \
         recovery::a_lost_ready_list_comes_back_within_its_bound
-    mutant 'reads by line' internal/store/line.rs \
+    mutant 'reads by line' internal/store/jobs/lanes.rs \
         'FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \' \
         'FROM owed FORCE INDEX (PRIMARY) WHERE queue = ? AND priority = ? \' \
         backlog::a_lost_list_comes_back_within_the_bound_behind_any_backlog \
         backlog::without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_queue
-    mutant 'lists of served lines alone' internal/store/line.rs \
+    mutant 'lists of served lines alone' internal/store/jobs/lanes.rs \
         'Box::pin(async move { lines_of(conn, &queues).await })' \
         'Box::pin(async move { drop(queues); let (all, _) = queues_to_show(conn, 30_000).await?; lines_of(conn, &all).await })' \
         backlog::a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_names
     mutant 'queues of other living runners in a rebuild' internal/engine/reconciler.rs \
         'queues.extend(shared.store.fed_queues().await?.difference(&own).cloned());' '' \
         backlog::a_runner_that_starts_later_feeds_the_queues_that_no_other_served
-    mutant 'rows that cannot be read' internal/store/line.rs \
+    mutant 'rows that cannot be read' internal/store/jobs/lanes.rs \
         'Err(error) => unreadable(&format!("{error}, job {id}")),' 'Err(error) => return Err(error),' \
         backlog::a_row_that_cannot_be_read_costs_no_other_its_start
-    mutant 'order of the index' internal/store/line.rs \
+    mutant 'order of the index' internal/store/jobs/lanes.rs \
         'ORDER BY execute_at, id LIMIT ?)' 'ORDER BY id, execute_at LIMIT ?)' \
         backlog::a_look_at_due_work_reads_its_lines_and_nothing_else
-    mutant 'attempt counted before the start' internal/store/claim.rs \
+    mutant 'attempt counted before the start' internal/store/attempts/claim.rs \
         "SET state = 'executing', attempt = attempt + 1," "SET state = 'executing', attempt = attempt + (attempt = 0)," \
         recovery::a_job_that_kills_its_runners_ends_as_failed
-    mutant 'losses in the claim' internal/store/claim.rs \
+    mutant 'losses in the claim' internal/store/attempts/claim.rs \
         'format!(" AND losses < {SUSPECT_FROM}")' 'String::new()' \
         poison::a_job_that_aborts_its_runners_fails_and_its_neighbours_lose_two_attempts_at_most
-    mutant 'no wait after the first loss' internal/store/lease.rs \
+    mutant 'no wait after the first loss' internal/store/attempts/lease.rs \
         'if owed.losses == 0 { Again::Now }' 'if owed.losses > 9 { Again::Now }' \
         store::the_first_loss_costs_a_job_neither_its_place_nor_time
     mutant 'front of the line after a loss' internal/index/first.lua \
         "redis.call('RPUSH'" "redis.call('LPUSH'" \
         poison::after_one_loss_a_job_runs_again_at_once_before_all_that_waits
-    mutant 'losses of what was interrupted' internal/store/settle.rs \
+    mutant 'losses of what was interrupted' internal/store/attempts/settle.rs \
         'Verdict::Interrupted => owed.losses,' 'Verdict::Interrupted => 0,' \
         store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them
     mutant 'room for suspects' internal/engine/suspects.rs \
@@ -174,35 +176,35 @@ mutants() {
     mutant 'word to suspects at a stop' internal/engine/child.rs \
         'running.open = None;' '' \
         poison::a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish
-    mutant 'rollback when a connection goes back' internal/store/link.rs \
+    mutant 'rollback when a connection goes back' internal/store/sql/connection.rs \
         'let rollback = sqlx::raw_sql("ROLLBACK").execute(conn);' 'let rollback = sqlx::raw_sql("DO 0").execute(conn);' \
         driver::a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_release_rolls_back
     mutant 'epoch check in move and hint' 'internal/index/move.lua internal/index/hint.lua' \
         "if redis.call('EXISTS', KEYS[1]) == 0 then return -1 end" '' \
         recovery::a_lost_epoch_leads_to_a_rebuild
-    mutant 'due time in the claim' internal/store/claim.rs \
+    mutant 'due time in the claim' internal/store/attempts/claim.rs \
         'AND execute_at <= UTC_TIMESTAMP(6) AND kind IN' 'AND kind IN' \
         store::a_claim_is_refused_before_the_due_time_and_for_other_kinds
-    mutant 'state in the claim' internal/store/claim.rs \
+    mutant 'state in the claim' internal/store/attempts/claim.rs \
         "AND state IN ('waiting', 'retrying') AND execute_at <= UTC_TIMESTAMP(6) AND kind" \
         'AND execute_at <= UTC_TIMESTAMP(6) AND kind' \
         store::an_attempt_is_claimed_by_one_of_many
-    mutant 'clock after the locks of a cancel' internal/store/operate.rs \
+    mutant 'clock after the locks of a cancel' internal/store/jobs/actions.rs \
         'let held = lock_held(conn, std::iter::once(id)).await?;
     // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
     let now = read_clock(conn, &shared.clock).await?;' \
         'let now = read_clock(conn, &shared.clock).await?;
     let held = lock_held(conn, std::iter::once(id)).await?;' \
         store::a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait
-    mutant 'limit of the first words on a connection' internal/store/link.rs \
+    mutant 'limit of the first words on a connection' internal/store/sql/connection.rs \
         'FIRST_WORDS: Duration = Duration::from_secs(5)' 'FIRST_WORDS: Duration = Duration::from_secs(60)' \
         store::a_start_survives_a_line_that_falls_silent_at_any_of_its_steps
-    mutant 'clock of the store for due times' internal/store/insert.rs \
+    mutant 'clock of the store for due times' internal/store/jobs/insert.rs \
         'clock.sample(sent, Instant::now(), now);
     Ok(now)' 'clock.sample(sent, Instant::now(), now);
     Ok(chrono::Utc::now())' \
         clocks::a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying
-    mutant 'own lost commit recognised' internal/store/settle.rs \
+    mutant 'own lost commit recognised' internal/store/attempts/settle.rs \
         'recognise_own_work(conn, items, answers).await?;' '' \
         store::a_commit_whose_answer_is_lost_is_recognised_and_not_repeated
     mutant 'rebuild of an index that went back in time' internal/index/mod.rs \
@@ -222,32 +224,32 @@ mutants() {
     mutant 'owner of the refill' internal/index/refilled.lua \
         "if redis.call('GET', KEYS[2]) == ARGV[3] then redis.call('DEL', KEYS[2]) end" "redis.call('DEL', KEYS[2])" \
         redis_faults::a_refill_that_took_too_long_leaves_its_successors_lock_alone
-    mutant 'unique index as the lock of an idempotency key' internal/store/once.rs \
+    mutant 'unique index as the lock of an idempotency key' internal/store/idempotency.rs \
         'INSERT INTO idempotency_keys' 'INSERT IGNORE INTO idempotency_keys' \
         enqueue_once::fifty_callers_with_one_key_and_body_on_two_runners_make_one_job
-    mutant 'body compared before a replay' internal/store/once.rs \
+    mutant 'body compared before a replay' internal/store/idempotency.rs \
         '} else if self.request == once.request {' '} else if true {' \
         enqueue_once::fifty_callers_with_one_key_and_different_bodies_make_one_job
-    mutant 'idempotency key in the transaction of its jobs' internal/store/once.rs \
+    mutant 'idempotency key in the transaction of its jobs' internal/store/idempotency.rs \
         'keep(conn, &mut keys, now).await?;' \
         'keep(conn, &mut keys, now).await?; sqlx::raw_sql("COMMIT").execute(&mut *conn).await?;' \
         enqueue_once::a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again
-    mutant 'own row after a lost commit' internal/store/once.rs \
+    mutant 'own row after a lost commit' internal/store/idempotency.rs \
         'if self.id == once.id {' 'if false {' \
         enqueue_once::a_commit_whose_answer_is_lost_is_not_done_again_and_its_answer_is_the_first
     mutant 'caller in the idempotency key' internal/broker/idempotency.rs \
         'digest.update(caller);' '' \
         enqueue_once::a_key_belongs_to_its_token_and_to_one_call
-    mutant 'state of a holder that is replaced' internal/store/keyed.rs \
+    mutant 'state of a holder that is replaced' internal/store/jobs/unique_keys.rs \
         'if next(owed.state, Event::Cancel) != Ok(State::Cancelled) {' 'if false {' \
         enqueue_once::unique_keys_stay_exact_while_their_holders_run_and_end
-    mutant 'condition of a change' internal/store/change.rs \
+    mutant 'condition of a change' internal/store/jobs/change.rs \
         'if wish.condition.as_ref().is_some_and(|holds| !holds(&job, &attempts)) {' 'if false {' \
         change::of_many_changes_with_one_tag_one_is_made_and_every_answer_about_a_job_has_its_tag
-    mutant 'own change after a lost commit' internal/store/change.rs \
+    mutant 'own change after a lost commit' internal/store/jobs/change.rs \
         'earlier == Earlier::MayHaveCommitted && was_recorded' 'earlier == Earlier::Nothing && was_recorded' \
         change::a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated
-    mutant 'key of a part of an import' internal/api/import.rs \
+    mutant 'key of a part of an import' internal/api/jobs/import.rs \
         'key.part(self.part)' 'key.part(self.part + u64::from(rand::random::<u32>()))' \
         import::an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     mutant 'clients that do not read' internal/app/connection.rs \
@@ -262,15 +264,15 @@ mutants() {
     mutant 'batches of claims' internal/engine/reaper.rs \
         'let (mut after, mut open) = (None, 0);' 'let (mut after, mut open) = (Some(uuid::Uuid::max()), 0);' \
         claims::attempts_of_a_killed_runner_are_found_behind_any_number_of_jobs
-    mutant 'transaction of a claim' internal/store/claim.rs \
+    mutant 'transaction of a claim' internal/store/attempts/claim.rs \
         'script.say("BEGIN", Vec::new());' 'script.say("DO 0", Vec::new());' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
-    mutant 'memory of claims without an answer' internal/store/claim.rs \
+    mutant 'memory of claims without an answer' internal/store/attempts/claim.rs \
         'self.open.gave_up(token, items);' 'self.open.gave_up(token, &items[..0]);' \
         store::a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothing
-    mutant 'memory of attempts that were handed out, and twins left out' internal/store/claim_batches.rs \
+    mutant 'memory of attempts that were handed out, and twins left out' internal/store/attempts/claim_batches.rs \
         'if *held == token => {}' 'if *held == token && ids.is_empty() => {}' \
-        internal/store/group_commit.rs \
+        internal/store/sql/group_commit.rs \
         '.is_some_and(|row| !seen.insert(row));' '.is_some_and(|row| !seen.insert(row)) && false;' \
         store::an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it
     mutant 'heartbeat behind a permit, and behind the fetcher' internal/engine/permits.rs \
@@ -291,7 +293,7 @@ mutants() {
         queues::permits_that_are_gone_are_asked_for_anew
     mutant 'rhythm behind what silent runners hold, and their open attempts' internal/engine/permits.rs \
         'rhythm.is_steady(lease, theirs)' 'theirs >= Duration::ZERO' \
-        internal/store/permits.rs \
+        internal/store/attempts/permits.rs \
         'permits = permits.min(open_attempts(conn, queue, &holder).await?);' 'permits = 0;' \
         queues::a_limit_holds_after_mysql_stood_still
     mutant 'heartbeat behind the fetcher' internal/engine/fetcher.rs \
@@ -300,7 +302,7 @@ mutants() {
     mutant "beats ahead of the database's clock" internal/engine/reaper.rs \
         'if beat.heartbeat_at <= at + SLACK {' 'if beat.heartbeat_at <= at + TimeDelta::days(1) {' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
-    mutant 'renewals that count page by page' internal/store/lease.rs \
+    mutant 'renewals that count page by page' internal/store/attempts/lease.rs \
         '            renewed(&page);
             beat.lost.extend(answer.lost);
             beat.cancel_requested.extend(answer.cancel_requested);
@@ -310,7 +312,7 @@ mutants() {
         }
         renewed(&oldest_first);' \
         store::a_beat_that_renews_some_pages_counts_for_those
-    mutant 'lost attempts one by one' internal/store/lease.rs \
+    mutant 'lost attempts one by one' internal/store/attempts/lease.rs \
         'Err(error) => tracing::warn!(%error, attempts = lapsed.len(), "cannot end lost attempts together"),' \
         'Err(error) => return Err(error),' \
         claims::one_lost_attempt_that_cannot_be_ended_does_not_keep_the_others_lost
@@ -320,13 +322,13 @@ mutants() {
         'Err(error) if !error.is_transient() && rows.is_empty() => {
             tracing::warn!' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
-    mutant 'pages of due schedules' internal/store/schedules.rs \
+    mutant 'pages of due schedules' internal/store/schedules/mod.rs \
         'for page in 0..MOST_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
-    mutant 'bound on interruptions' internal/store/settle.rs \
+    mutant 'bound on interruptions' internal/store/attempts/settle.rs \
         'matches!(self.again, Again::NowWithinBounds)' 'false' \
         store::a_lease_that_could_not_be_renewed_spares_a_job_only_so_often
-    mutant 'permits of open attempts' internal/store/permits.rs \
+    mutant 'permits of open attempts' internal/store/attempts/permits.rs \
         'permits.min(open_attempts(conn, queue, &holder).await?)' 'permits.min(open_attempts(conn, queue, &holder).await?).min(0)' \
         queues::a_permit_is_not_free_while_an_attempt_under_it_is_open
     mutant 'search for ids of ended jobs' internal/engine/permits.rs \
@@ -335,10 +337,10 @@ mutants() {
     mutant 'word to the fetcher of free permits' internal/engine/permits.rs \
         '() = shared.permits.freed.notified() => nudge(shared).await' '() = std::future::pending::<()>() => nudge(shared).await' \
         queues::a_limited_queue_goes_on_while_the_row_of_another_one_is_locked
-    mutant 'retries that commit late' internal/store/evidence.rs \
+    mutant 'retries that commit late' internal/store/verify/evidence.rs \
         'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
-    mutant 'what others hold of a limit' internal/store/permits.rs \
+    mutant 'what others hold of a limit' internal/store/attempts/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
     mutant 'nudge of a fetcher that waits' internal/index/mod.rs \
@@ -347,72 +349,72 @@ mutants() {
     mutant 'share of the least urgent' internal/engine/service.rs \
         'self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE)' 'None' \
         queues::urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve
-    mutant 'letter with the failure' internal/store/settle.rs \
+    mutant 'letter with the failure' internal/store/attempts/settle.rs \
         'bury(conn, &graves).await?;' 'bury(conn, &graves[..0]).await?;' \
         dead_letters::a_flood_of_failures_on_two_runners_is_counted_exactly
-    mutant 'state of an operation in a batch' internal/store/operation.rs \
+    mutant 'state of an operation in a batch' internal/store/bulk.rs \
         'locked.token == held.token && locked.state == OperationState::Running' 'locked.token == held.token' \
         operations::a_replay_of_ten_thousand_dead_letters_keeps_its_rate_and_can_be_stopped
-    mutant 'lock of a replay' internal/store/dead.rs \
+    mutant 'lock of a replay' internal/store/dead_letters.rs \
         'in_list(lock, ids, " ORDER BY id FOR UPDATE")' 'in_list(lock, ids, " ORDER BY id")' \
         dead_letters::a_replay_sent_twice_with_one_key_makes_one_job
-    mutant 'producer of the holder of a unique key' internal/store/keyed.rs \
+    mutant 'producer of the holder of a unique key' internal/store/jobs/unique_keys.rs \
         'foreign: !producer.reaches(&options)' 'foreign: !producer.reaches(&options) && id.is_nil()' \
         security::a_unique_key_shows_and_replaces_only_what_its_own_producer_made
-    mutant 'end of what lasts with its key' internal/api/pass.rs \
+    mutant 'end of what lasts with its key' internal/api/http/revocation.rs \
         'key.id == id && key.revoked.is_none()' 'key.id == id' \
         security::streams_imports_and_waits_end_with_their_key_on_every_runner
-    mutant 'share of a key' internal/api/places.rs \
+    mutant 'share of a key' internal/api/http/shares.rs \
         'if own >= self.share() {' 'if own >= self.most {' \
         security::one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others_and_operators
-    mutant 'foreign readers of an open API' internal/api/origin.rs \
+    mutant 'foreign readers of an open API' internal/api/http/origin.rs \
         'if foreign && !followed {' 'if foreign && !reads && !followed {' \
         security::an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_be_read
-    mutant 'kinds of a key' internal/api/asker.rs \
+    mutant 'kinds of a key' internal/api/http/caller.rs \
         'let (pointer, missing) = if !may(kind) {' 'let (pointer, missing) = if !may(kind) && kind.is_empty() {' \
         security::a_key_for_some_kinds_enqueues_no_others
-    mutant 'most errors of an answer' internal/api/problem.rs \
+    mutant 'most errors of an answer' internal/api/http/problem.rs \
         'const MOST_ERRORS: usize = 50;' 'const MOST_ERRORS: usize = 1 << 30;' \
         security::what_is_wrong_with_a_body_takes_no_more_room_than_a_page
     mutant 'characters that steer a terminal' cmd/tickr/print.rs \
         'if !text.contains(written_out) {' 'if !text.contains(written_out) || !text.is_empty() {' \
         security::what_a_command_prints_steers_no_terminal
-    mutant 'pause after a wrong key' internal/api/guesses.rs \
+    mutant 'pause after a wrong key' internal/api/http/guesses.rs \
         'const STEP: Duration = Duration::from_millis(100);' 'const STEP: Duration = Duration::ZERO;' \
         security::keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not
     mutant 'allowed addresses of mails' internal/handlers/email/mod.rs \
         'problems.extend(check::not_allowed(email, &self.senders, &self.recipients));' \
         'problems.extend(check::not_allowed(email, &self.senders, &self.recipients).into_iter().skip(99));' \
         security::mails_name_only_senders_and_recipients_that_the_configuration_allows
-    mutant 'revoked keys' internal/api/auth.rs \
+    mutant 'revoked keys' internal/api/http/auth.rs \
         '.filter(|key| key.revoked.is_none())' '.filter(|_| true)' \
         keys::keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_revoked
-    mutant 'previous job in the way of a tick' internal/store/ticks.rs \
+    mutant 'previous job in the way of a tick' internal/store/schedules/ticks.rs \
         'last_job.filter(|id| self.held.contains_key(id))' 'last_job.filter(|_| false)' \
         schedules::a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_skip
     mutant 'pause in the plan of ticks' internal/broker/schedules.rs \
         'row.paused.as_ref().map(|_| SkipCause::Paused)' 'None' \
         schedules::while_it_is_paused_its_ticks_pass_and_say_so
-    mutant 'ledger behind a name that is used again' internal/store/schedules.rs \
+    mutant 'ledger behind a name that is used again' internal/store/schedules/mod.rs \
         'last_tick_of(conn, name).await?.map_or(now, |last| last.max(now))' 'last_tick_of(conn, name).await?.map_or(now, |_| now)' \
         schedules::a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line
-    mutant 'last line read again behind the lock of a purge' internal/store/remove.rs \
+    mutant 'last line read again behind the lock of a purge' internal/store/retention/remove.rs \
         'discarded.is_none() && finished_at < now - age' 'discarded.is_none() && finished_at < now + age + TimeDelta::hours(1)' \
         bounds::a_job_that_ended_anew_while_the_purge_waited_for_it_stays
-    mutant 'delete of all lines of a job' internal/store/remove.rs \
+    mutant 'delete of all lines of a job' internal/store/retention/remove.rs \
         '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
-    mutant 'lines of one transaction of a removal' internal/store/remove.rs \
+    mutant 'lines of one transaction of a removal' internal/store/retention/remove.rs \
         'if lines > 0 && lines + candidate.lines() > MOST_LINES {' \
         'if lines > MOST_LINES * 10 {' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
-    mutant 'note of a batch that lost a job' internal/store/remove.rs \
+    mutant 'note of a batch that lost a job' internal/store/retention/remove.rs \
         'self.batches.retain(|_, (size, jobs)| jobs < size);' 'self.batches.clear();' \
         verify::what_operators_and_retention_remove_is_told_from_what_is_lost
-    mutant 'note of a tick that lost its job' internal/store/remove.rs \
+    mutant 'note of a tick that lost its job' internal/store/retention/remove.rs \
         'UPDATE ticks SET job_removed = TRUE' 'UPDATE ticks SET job_removed = FALSE' \
         verify::what_operators_and_retention_remove_is_told_from_what_is_lost
-    mutant 'pauses and limits in verify' internal/store/startable.rs \
+    mutant 'pauses and limits in verify' internal/store/verify/startable.rs \
         '!self.still.contains(queue)' 'true' \
         verify::what_waits_on_purpose_breaks_no_promise
     mutant 'torn batches counted again' internal/verify/mod.rs \
@@ -421,30 +423,30 @@ mutants() {
     mutant 'retries meanwhile' internal/verify/mod.rs \
         'if counted + retried < *jobs {' 'if counted < *jobs + retried - retried {' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
-    mutant 'snapshot of one page' internal/store/evidence.rs \
+    mutant 'snapshot of one page' internal/store/verify/evidence.rs \
         'sqlx::raw_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ").execute(&mut self.conn).await?;' '' \
-        internal/store/evidence.rs \
+        internal/store/verify/evidence.rs \
         'sqlx::raw_sql("ROLLBACK").execute(&mut self.conn).await?;' '' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'verdict without Redis' internal/verify/report.rs \
         'if self.verdict == Outcome::Kept {' 'if self.verdict == Outcome::Broken {' \
         verify::without_redis_the_tables_are_checked_all_the_same
-    mutant 'priority of an operation in the job' internal/store/operation.rs \
+    mutant 'priority of an operation in the job' internal/store/bulk.rs \
         'if params.priority.is_some() {' 'if params.priority.is_some() && params.reason.is_some() {' \
         operations::a_priority_that_an_operation_set_outlives_the_end_of_the_job
     mutant 'index of stopped runners' internal/store/runners.rs \
         'FORCE INDEX (runners_stopped)' 'IGNORE INDEX (runners_stopped)' \
         bounds::ten_thousand_stopped_runners_cost_nobody_anything_and_go_after_a_week
-    mutant 'rest of a tally' internal/store/forget.rs \
+    mutant 'rest of a tally' internal/store/retention/forget.rs \
         'const REST: i64 = 600;' 'const REST: i64 = -10;' \
         bounds::tallies_of_a_thousand_queues_end_and_every_sum_stays
     mutant 'refusal of a strict runner' internal/app/mod.rs \
         'if config.strict_durability {' 'if config.strict_durability && weaknesses.is_empty() {' \
         durability::readyz_says_whether_commits_are_durable_with_a_binary_log_and_a_strict_runner_does_not_start_otherwise
-    mutant 'wait of a scrape' internal/api/metrics.rs \
+    mutant 'wait of a scrape' internal/api/system/metrics.rs \
         'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         metrics::a_scrape_answers_while_mysql_and_redis_do_not_and_says_so
-    mutant 'label of queues that nobody serves' internal/api/metrics.rs \
+    mutant 'label of queues that nobody serves' internal/api/system/metrics.rs \
         'if named.contains(&count.queue) {' 'if !count.queue.as_str().is_empty() {' \
         metrics::the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up
     mutant 'silence of the crates of the wire' internal/telemetry/logs.rs \
@@ -478,22 +480,22 @@ mutants() {
     mutant 'cloud metadata behind the wide switch' internal/handlers/http/guard.rs \
         'if is_metadata(address) {' 'if is_metadata(address) && !self.wide {' \
         callbacks::a_refused_target_names_the_setting_and_what_the_setting_names_is_reached
-    mutant 'first failure over retries' internal/store/dead.rs \
+    mutant 'first failure over retries' internal/store/dead_letters.rs \
         'graves.iter().filter(|grave| grave.lived_before)' 'graves.iter().filter(|grave| grave.lived_before).take(0)' \
         callbacks::a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_vain
     mutant 'limit of follow-up jobs' internal/handlers/outcome.rs \
         'if self.follow_ups.len() >= most {' 'if self.follow_ups.len() >= 10 * most {' \
         callbacks::at_most_a_thousand_jobs_follow_one_and_all_are_checked_before_any_is_written
-    mutant 'token behind the row of a report' internal/store/report_files.rs \
+    mutant 'token behind the row of a report' internal/store/reports/files.rs \
         'fetch_optional(&mut *conn).await?.is_none()' 'fetch_optional(&mut *conn).await?.is_some_and(|_| false)' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
-    mutant 'token behind the removal of the parts of a report' internal/store/report_files.rs \
+    mutant 'token behind the removal of the parts of a report' internal/store/reports/files.rs \
         'Ok(holds.map(|_| left))' 'Ok(Some(left).filter(|_| holds.is_none_or(|_| true)))' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
-    mutant 'parts of a report counted before its row' internal/store/report_files.rs \
+    mutant 'parts of a report counted before its row' internal/store/reports/files.rs \
         'if !is_whole(conn, &record).await? {' 'if false && !is_whole(conn, &record).await? {' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
-    mutant 'size of the parts of a report' internal/store/report_files.rs \
+    mutant 'size of the parts of a report' internal/store/reports/files.rs \
         'self.shared.options.server.statement_bytes().min(MOST_PART_BYTES)' \
         'self.shared.options.server.statement_bytes().max(MOST_PART_BYTES)' \
         shared_reports::parts_fit_a_server_that_takes_small_packets
@@ -516,29 +518,29 @@ mutants() {
     mutant 'names of reports in a sweep' internal/handlers/report/file.rs \
         'None => ReportName::parse(name).map(|_| keep)?,' 'None => keep,' \
         shared_reports::reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay
-    mutant 'mark of a report whose job was deleted' internal/store/remove.rs \
+    mutant 'mark of a report whose job was deleted' internal/store/retention/remove.rs \
         'hide_reports(conn, &reports, now).await?;' '' \
         shared_reports::a_report_goes_with_its_job_when_an_operator_deletes_it
     mutant 'places of downloads' internal/api/reports.rs \
         'let place = api.downloads.take(sharing.0);' 'let place = super::Places::new(99).take(sharing.0);' \
         shared_reports::downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others
-    mutant 'bound of a count' internal/store/backlog.rs \
+    mutant 'bound of a count' internal/store/jobs/backlog.rs \
         'const MOST_COUNTED: usize = 100_000;' \
         'const MOST_COUNTED: usize = 100_000_000;' \
         bounds::counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor
-    mutant 'floors of a count' internal/store/backlog.rs \
+    mutant 'floors of a count' internal/store/jobs/backlog.rs \
         'exact: cut.is_empty() && !others' \
         'exact: cut.len() < 1_000' \
         bounds::counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor
-    mutant 'claims instead of a walk' internal/store/startable.rs \
+    mutant 'claims instead of a walk' internal/store/verify/startable.rs \
         'match self.claimed().await? {' \
         'match self.claimed().await?.filter(|_| false) {' \
         bounds::what_could_be_started_is_known_without_a_walk_through_what_waits
-    mutant 'one look for many probes' internal/api/readiness.rs \
+    mutant 'one look for many probes' internal/api/system/readiness.rs \
         'came.elapsed() < FRESH)' \
         'came.elapsed() < FRESH / 500)' \
         starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
-    mutant 'age of a look' internal/api/readiness.rs \
+    mutant 'age of a look' internal/api/system/readiness.rs \
         'FRESH: Duration = Duration::from_millis(500)' \
         'FRESH: Duration = Duration::from_secs(3)' \
         starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
@@ -554,11 +556,11 @@ mutants() {
         'self.steps.iter().any(' \
         'self.steps.iter().take(0).any(' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
-    mutant 'first failure over replays' internal/store/dead.rs \
+    mutant 'first failure over replays' internal/store/dead_letters.rs \
         'let first = original_of.get(&grave.id)' \
         'let first = original_of.get(&grave.id).filter(|_| false)' \
         dead_letters::a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_were_replayed
-    mutant 'letters that cannot be read, apart from the others' internal/store/dead.rs \
+    mutant 'letters that cannot be read, apart from the others' internal/store/dead_letters.rs \
         'refused.insert(id, Refusal::Unreadable(why));' \
         'return Err(corrupt(why));' \
         dead_letters::a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_other
@@ -575,7 +577,7 @@ mutants() {
     mutant 'defaults of a program in what it hands on' internal/config/load.rs \
         'Sources::of(flags, env, file, defaults)' 'Sources::of(flags, env, file, "")' \
         blackbox::under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails_and_dev_lives_on
-    mutant 'losses of what was given back unread' internal/store/settle.rs \
+    mutant 'losses of what was given back unread' internal/store/attempts/settle.rs \
         'Verdict::Snoozed if matches!(item.again, Again::ForAnother(_)) => owed.losses,' '' \
         store::a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears_them
     mutant 'word of a process that could not read its suspect' internal/engine/child.rs \
@@ -584,7 +586,8 @@ mutants() {
 }
 
 # mutant NAME FILES OLD NEW [FILES OLD NEW ...] TESTS
-# With more than one cut, all of them are taken out together: each makes up for the others. Every test must turn red.
+# With more than one cut, all of them are taken out together, because each of them makes up for the others. Every test
+# must turn red.
 mutant() {
     wanted "$1" || return 0
     ran=$((ran + 1))
@@ -606,7 +609,7 @@ mutant() {
     if [ -n "$problem" ]; then
         tell "$problem"
     else
-        # The alarm ends a test that hangs.
+        # The alarm kills a test that hangs.
         perl -e 'alarm shift; exec @ARGV' "$patience" "$suite" --exact "$@" >"$log" 2>&1 &
         running=$!
     fi
@@ -635,19 +638,19 @@ cut() {
 restore() {
     for file in $cut_files; do
         mv "$copy/whole/$file" "$file"
-        # Newer than what was built from the mutant.
+        # The source must be newer than the build of the mutant, so that cargo builds it again.
         touch "$file"
     done
 }
 
-# The program of the tests and the binary that it runs, and nothing else.
+# Build the program of the tests and the binary that it runs, and nothing else.
 build() {
     CARGO_TARGET_DIR=$copy/$lane CARGO_PROFILE_DEV_DEBUG=0 CARGO_TERM_COLOR=never \
         cargo test --no-run --test suite >"$copy/logs/build" 2>&1 || return 1
     suite=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$copy/logs/build")
 }
 
-# Wait for the test that runs, and tell what it said.
+# Wait for the running test, and print its row of the table.
 judge() {
     [ -n "$running" ] || return 0
     if wait "$running"; then

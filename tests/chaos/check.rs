@@ -1,4 +1,4 @@
-//! The end: tables, journal, sink and outer ledger have to tell the same story.
+//! The final check: the tables, the handlers' journal, the sink and the outer ledger must agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,25 +12,25 @@ use crate::ledger::Book;
 use crate::sink::Call;
 use crate::world::World;
 
-/// What the checks found.
+/// Result of the checks.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) wrong: Vec<String>,
-    /// Accepted jobs that are not there or have not ended.
+    /// Number of accepted jobs that are missing or have not ended.
     pub(crate) lost: usize,
-    /// Executions that happened twice, and enqueues that made two jobs.
+    /// Number of executions that happened twice, plus enqueues that made two jobs.
     pub(crate) doubled: usize,
     pub(crate) jobs: usize,
     pub(crate) attempts: usize,
-    /// Attempts by verdict.
+    /// Number of attempts by verdict.
     pub(crate) verdicts: BTreeMap<String, usize>,
-    /// Jobs by end.
+    /// Number of jobs by end state.
     pub(crate) ends: BTreeMap<String, usize>,
-    /// Callbacks that completed.
+    /// Number of callbacks that completed.
     pub(crate) callbacks: usize,
 }
 
-/// A job of the tables.
+/// One job, as the tables hold it.
 #[derive(Debug, Default)]
 struct Job {
     kind: String,
@@ -40,7 +40,7 @@ struct Job {
     lines: Vec<Line>,
 }
 
-/// One line of tickr's ledger.
+/// One attempt in the ledger of tickr (table `attempts`).
 #[derive(Debug)]
 struct Line {
     runner: String,
@@ -50,7 +50,7 @@ struct Line {
 }
 
 impl Line {
-    /// The token that the handler returned with its success.
+    /// Return the token that the handler returned with its success.
     fn token(&self) -> Option<Uuid> {
         let result: Value = serde_json::from_str(self.result.as_deref()?).ok()?;
         result["token"].as_str()?.parse().ok()
@@ -58,7 +58,7 @@ impl Line {
 }
 
 impl Job {
-    /// The end, if the last line is one.
+    /// Return the end state, if the newest attempt has one and the job is not owed.
     fn end(&self) -> Option<&str> {
         self.lines.last()?.end.as_deref().filter(|_| !self.owed)
     }
@@ -72,7 +72,7 @@ impl Job {
     }
 }
 
-/// Compare everything. Runners may still run, but nothing is owed any more.
+/// Compare all records. Runners may still run, but no job is owed any more.
 pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     let mut root = world.servers.root().await?;
     let jobs = read(&mut root).await?;
@@ -99,7 +99,8 @@ pub(crate) async fn everything(world: &World) -> anyhow::Result<Findings> {
     Ok(found)
 }
 
-/// What was answered 2xx is there and has ended; what was answered 4xx is not; nothing is there twice.
+/// Check the answers to enqueues: a job that was answered with 2xx exists and has ended, a job that was refused with
+/// 4xx does not exist, and no name exists twice.
 fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
     for (id, name) in &book.accepted {
         match jobs.get(id) {
@@ -134,12 +135,12 @@ fn answers(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>) {
         if book.refused.contains(&job.name) {
             found.wrong.push(format!("job {id} ({}) was refused and is there", job.name));
         } else if !book.accepted.contains_key(id) && !book.unknown.contains(&job.name) {
-            found.wrong.push(format!("job {id} ({}) is there and nobody asked for it", job.name));
+            found.wrong.push(format!("job {id} ({}) is there and was never requested", job.name));
         }
     }
 }
 
-/// A cancel meant what it answered.
+/// Check that each cancel did what its answer says.
 fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, history: &History) {
     for (id, lines) in &book.cancelled {
         let Some(job) = jobs.get(id) else { continue };
@@ -147,7 +148,8 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
             found.wrong.push(format!("cancel of {id} answered 200 and it is {:?}", job.end()));
         }
         let started = history.jobs.get(id).into_iter().flatten().any(|execution| execution.began >= *lines);
-        // An attempt that was lost before the cancel may write its first line late, when its runner is resumed.
+        // An attempt that was lost before the cancel may write its first journal line late, when its paused runner is
+        // resumed.
         if started && !job.has("lost") {
             found.wrong.push(format!("cancel of {id} answered 200 and it started after that"));
         }
@@ -155,22 +157,23 @@ fn cancels(found: &mut Findings, book: &Book, jobs: &BTreeMap<Uuid, Job>, histor
     for id in &book.over {
         let ended = jobs.get(id).is_some_and(|job| job.lines.iter().any(|line| line.end.is_some()));
         if !ended {
-            found.wrong.push(format!("cancel of {id} said that it was over, and it was not"));
+            found.wrong.push(format!("cancel of {id} answered 409, and the job had not ended"));
         }
     }
     for (id, job) in jobs {
         let asked = book.cancel_asked.contains(id) || book.keyed.contains(id) || book.unknown.contains(&job.name);
         if job.end() == Some("cancelled") && !asked {
-            found.wrong.push(format!("job {id} is cancelled and nobody asked for that"));
+            found.wrong.push(format!("job {id} is cancelled and its cancel was never requested"));
         }
     }
 }
 
-/// The handlers' own journal: each token at most once, each execution counted, one at a time, and its success is the
-/// success of the job.
+/// Check the handlers' own journal. Each token starts at most once, each execution has an attempt in the ledger, the
+/// executions of one job do not overlap, and a job is completed exactly if one handler finished with the result that
+/// the job has.
 fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
     for line in &history.unreadable {
-        found.wrong.push(format!("the journal says {line:?}"));
+        found.wrong.push(format!("the journal has the unreadable line {line:?}"));
     }
     for (job, token) in &history.doubled {
         found.doubled += 1;
@@ -215,8 +218,8 @@ fn executions(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &Histor
     }
 }
 
-/// Of the queue with a limit there were never more at once than it allows. Only executions that succeeded count: they
-/// were never taken for dead.
+/// Check that the queue with a limit never had more executions at once than the limit allows. Only executions that
+/// succeeded count, because tickr never took their runners for dead.
 fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
     let mut events: Vec<(usize, bool)> = Vec::new();
     for (id, job) in jobs.iter().filter(|(_, job)| job.queue == driver::NARROW && job.kind == "record") {
@@ -239,7 +242,8 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
     }
 }
 
-/// Two executions of which one began before the other had ended, in a process that lived on to write its end.
+/// Find two executions of which the newer one began before the older one ended. Only an execution whose end is in the
+/// journal can be the older one.
 fn overlap(executions: &[Execution]) -> Option<(Uuid, Uuid)> {
     let mut pairs = executions.iter().zip(executions.iter().skip(1));
     pairs.find_map(|(older, newer)| {
@@ -248,7 +252,8 @@ fn overlap(executions: &[Execution]) -> Option<(Uuid, Uuid)> {
     })
 }
 
-/// Whoever completed has called, and was answered with success; nobody called twice with one token.
+/// Check the callbacks. Each completed job has called the sink and was answered with 200, and no token was used for two
+/// calls.
 fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<Uuid, Vec<Call>>) {
     for (id, job) in jobs.iter().filter(|(_, job)| job.kind == "http") {
         let made = calls.get(id).map_or(&[][..], Vec::as_slice);
@@ -273,7 +278,7 @@ fn callbacks(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, calls: &BTreeMap<
     }
 }
 
-/// What must hold of the tables by themselves.
+/// Check the invariants that the tables alone can show.
 async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
     const FAULTS: [&str; 8] = [
         "SELECT COUNT(*) FROM owed o LEFT JOIN jobs j ON j.id = o.id WHERE j.id IS NULL",
@@ -298,7 +303,7 @@ async fn tables(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Res
     Ok(())
 }
 
-/// The counts that tickr keeps are those of its ledger.
+/// Check that the counts in `tallies` equal the counts from the ledger.
 async fn tallies(found: &mut Findings, root: &mut MySqlConnection) -> anyhow::Result<()> {
     let rows = sqlx::query("SELECT CAST(state AS CHAR), CAST(SUM(n) AS SIGNED) FROM tallies GROUP BY state");
     for row in rows.fetch_all(&mut *root).await? {

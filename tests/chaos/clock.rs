@@ -1,4 +1,5 @@
-//! The wall clock of one runner, which can be turned while it works. Others keep theirs, and nobody's monotonic clock moves.
+//! The wall clock of one process, which a fault can set while the process runs. Other processes keep their own wall
+//! clock, and all monotonic clocks stay as they are.
 
 use std::path::{Path, PathBuf};
 
@@ -10,28 +11,28 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Let it be wrong by this many seconds.
+    /// Make the clock wrong by this many seconds.
     pub(crate) fn turn(&self, seconds: i64) -> std::io::Result<()> {
-        // Never seen half written.
+        // The rename keeps a process from reading a half-written file.
         let aside = self.file.with_extension("new");
         std::fs::write(&aside, format!("{seconds:+}\n"))?;
         std::fs::rename(aside, &self.file)
     }
 
-    /// What a process is started with that lives by it.
+    /// Return the environment variables for a process that has to use this clock.
     pub(crate) fn environment(&self, library: &Path) -> Vec<(&'static str, PathBuf)> {
         vec![
             ("LD_PRELOAD", library.to_owned()),
             ("FAKETIME_TIMESTAMP_FILE", self.file.clone()),
             ("FAKETIME_CACHE_DURATION", "1".into()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".into()),
-            // Shared memory would outlive a process that is killed.
+            // Shared memory would stay behind when a process is killed.
             ("FAKETIME_DISABLE_SHM", "1".into()),
         ]
     }
 }
 
-/// The library that turns clocks, where there is one. Without it no clock is turned.
+/// Return the path of libfaketime, if the system has it. Without it the run changes no clock.
 pub(crate) async fn faketime() -> Option<PathBuf> {
     if !cfg!(target_os = "linux") {
         return None;

@@ -1,5 +1,5 @@
-//! The load: several callers of the API who enqueue, cancel, hurry and retry jobs through whatever runner answers, and
-//! write down every answer that they get.
+//! The load: several clients of the API that enqueue, cancel, reschedule and retry jobs through any runner that
+//! answers. They record every answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,21 +17,22 @@ use crate::kinds::Act;
 use crate::request::{self, Answer, Request};
 use crate::world::World;
 
-/// How many callers there are.
+/// Number of clients.
 const CALLERS: u64 = 6;
-/// How long a caller pauses between two requests, at the most. Together they enqueue about 100 jobs in a second.
+/// Longest pause of a client between two requests, in milliseconds. Together the clients enqueue about 100 jobs per
+/// second.
 const PAUSE_MS: u64 = 130;
-/// A queue of which at most this many jobs may run at once, on all runners together.
+/// A queue with a limit: at most `MOST_AT_ONCE` of its jobs may run at once, on all runners together.
 pub(crate) const NARROW: &str = "narrow";
 pub(crate) const MOST_AT_ONCE: usize = 2;
-/// A queue that no runner serves, with work that has been overdue since the start.
+/// A queue that no runner serves. Its jobs have been overdue since the start.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
-/// How much of that work there is, in batches of 500.
+/// Size of that backlog, in batches of 500 jobs.
 const ELSEWHERE_BATCHES: usize = 12;
-/// Unique keys that callers compete for.
+/// Number of unique keys that the clients compete for.
 const KEYS: u32 = 20;
 
-/// Everybody who calls. Their tasks end when the token is cancelled.
+/// Start all clients. Their tasks end when the token is cancelled.
 pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::task::JoinHandle<()>> {
     (0..CALLERS)
         .map(|number| {
@@ -47,7 +48,8 @@ pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::
         .collect()
 }
 
-/// What stands before the load begins: the limit of one queue, and the backlog of another that stays where it is.
+/// Prepare the queues before the load begins: set the limit of one queue, and fill another one with a backlog that
+/// stays.
 pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(world.seed);
     let limit = Request::patch(format!("/v1/queues/{NARROW}")).with(json!({"concurrency": MOST_AT_ONCE}));
@@ -69,14 +71,14 @@ struct Caller {
     number: u64,
     rng: StdRng,
     made: u64,
-    /// Ids that were accepted lately, to ask things of.
+    /// Ids of recently accepted jobs, for requests about them.
     recent: Vec<Uuid>,
 }
 
 impl Caller {
     async fn call_until_stopped(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
-            // A request under way is waited for, so that every answer is written down.
+            // The client finishes the request that it has sent, so that it records every answer.
             self.one_call().await;
             let pause = Duration::from_millis(self.rng.random_range(0..PAUSE_MS));
             tokio::select! {
@@ -118,7 +120,7 @@ impl Caller {
         format!("c{}-{}", self.number, self.made)
     }
 
-    /// A job, and what it is called.
+    /// Make a job. Return its name and its body.
     fn job(&mut self) -> (String, Value) {
         let name = self.name();
         if self.rng.random_ratio(1, 8) {
@@ -149,7 +151,7 @@ impl Caller {
         }
         match self.rng.random_range(0..100) {
             0..25 => job["queue"] = json!("side"),
-            // Short, so that two at a time are enough.
+            // The duration is short, so that two executions at a time are enough for this queue.
             25..31 => {
                 job["queue"] = json!(NARROW);
                 job["payload"]["ms"] = json!(ms.min(60));
@@ -165,7 +167,7 @@ impl Caller {
         (name, job)
     }
 
-    /// With or without an `Idempotency-Key`, without which nobody can ask again.
+    /// Send the jobs with or without an `Idempotency-Key`. Without it, the client cannot repeat the request.
     async fn enqueue(&mut self, enqueue: Enqueue) {
         let enqueue = if self.rng.random_ratio(1, 2) { enqueue.once() } else { enqueue };
         for id in enqueue.send(&self.world, &mut self.rng).await {
@@ -175,7 +177,7 @@ impl Caller {
         self.recent.drain(..old);
     }
 
-    /// A request that must be refused, and leave nothing behind.
+    /// Send a request that the API must refuse, and that must leave nothing behind.
     async fn enqueue_nonsense(&mut self) {
         let (name, mut job) = self.job();
         let mut enqueue = None;
@@ -224,7 +226,8 @@ impl Caller {
         let Answer::Said(200, page) = listing else { return };
         let ids: Vec<Uuid> = page["data"].as_array().into_iter().flatten().filter_map(request::id_of).collect();
         let Some(id) = ids.choose(&mut self.rng).copied() else { return };
-        // What kills runners is not given another life: how often it may is counted at the end.
+        // A job that kills runners is not retried, because the number of runners that it may kill is checked at the
+        // end.
         let poison = self.world.ledger.write(|book| {
             let poison = book.accepted.get(&id).is_some_and(|name| book.poison.contains(name));
             if !poison {
@@ -237,7 +240,7 @@ impl Caller {
         }
     }
 
-    /// A search through everything, which a runner may refuse when there are too many of them.
+    /// Search all jobs. A runner may refuse the search when too many searches run.
     async fn search(&mut self) {
         let answer = self.world.call(&mut self.rng, Request::get("/v1/jobs/count?q=payload.name:none")).await;
         if let Answer::Said(status @ 400..=499, body) = answer
@@ -247,7 +250,7 @@ impl Caller {
         }
     }
 
-    /// What was accepted can be read, at any moment and anywhere.
+    /// Read an accepted job, which every runner must be able to return at any moment.
     async fn read(&mut self) {
         let Some(id) = self.recent.choose(&mut self.rng).copied() else { return };
         let answer = self.world.call(&mut self.rng, Request::get(format!("/v1/jobs/{id}"))).await;
@@ -257,7 +260,7 @@ impl Caller {
     }
 }
 
-/// A backoff that fits into a short run.
+/// Return a backoff that fits into a short run.
 pub(crate) fn quick() -> Value {
     json!({"base_ms": 200, "cap_ms": 2_000})
 }

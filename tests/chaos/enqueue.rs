@@ -1,5 +1,5 @@
-//! Jobs on their way in: sent once, or with an `Idempotency-Key` as often as it takes to know what became of them, and
-//! then written down.
+//! Requests that enqueue jobs. The client sends a request once, or with an `Idempotency-Key` until it knows the
+//! outcome, and records the outcome in the ledger.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use uuid::Uuid;
 use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
-/// How often a request with a key is sent, at the most. Longer than any fault lasts.
+/// Largest number of times that a client sends a request with an `Idempotency-Key`. It is enough for the longest fault.
 const MOST_TRIES: u32 = 60;
 
-/// Jobs to enqueue, all or none.
+/// One enqueue of one or more jobs: all of them or none.
 pub(crate) struct Enqueue {
-    /// What the jobs are called.
+    /// Names of the jobs.
     names: Vec<String>,
     request: Request,
-    /// Does the job have a unique key, which another may hold?
+    /// Whether the job has a unique key, which another job may hold.
     keyed: bool,
-    /// The refusal that is right, if there is one.
+    /// Status of the expected refusal, if one is expected.
     refusal: Option<u16>,
     once: bool,
 }
@@ -39,7 +39,7 @@ impl Enqueue {
         Self { names, request, keyed: false, refusal: None, once: false }
     }
 
-    /// Carried out at most once: asked again until there is an answer.
+    /// Carry the request out at most once: send it with an `Idempotency-Key`, and repeat it until there is an answer.
     pub(crate) fn once(mut self) -> Self {
         self.request = self.request.once(self.names[0].clone());
         self.once = true;
@@ -51,9 +51,9 @@ impl Enqueue {
         self
     }
 
-    /// Send it to whatever runner answers, and write down what came of it: the ids of new jobs.
+    /// Send the request to any runner that answers and record the outcome. Return the ids of new jobs.
     pub(crate) async fn send(self, world: &World, rng: &mut StdRng) -> Vec<Uuid> {
-        // It may have been carried out by a run whose answer is not known.
+        // An earlier try may have been carried out although its answer is not known.
         let mut doubt = false;
         for _ in 0..if self.once { MOST_TRIES } else { 1 } {
             let answer = if self.once && rng.random_ratio(1, 10) {
@@ -84,7 +84,8 @@ impl Enqueue {
         Vec::new()
     }
 
-    /// Two requests with one key at the same time, most likely to two runners. They may not disagree.
+    /// Send two requests with one `Idempotency-Key` at the same time, most likely to two runners. The two answers must
+    /// agree.
     async fn twice_at_once(&self, world: &World, rng: &mut StdRng) -> Answer {
         let mut other: StdRng = rand::SeedableRng::seed_from_u64(rng.random());
         let pair = tokio::join!(world.call(rng, self.request.clone()), world.call(&mut other, self.request.clone()));
@@ -95,7 +96,8 @@ impl Enqueue {
             }
             (Answer::Said(201, one), _) => Answer::Said(201, one),
             (_, Answer::Said(201, two)) => Answer::Said(201, two),
-            // Not known is the stronger word: what was refused here may be under way there.
+            // An unknown outcome decides: the request that one runner refused may still be under way at the other
+            // runner.
             (one, two) => {
                 if matches!(one, Answer::Said(400..=499, _)) {
                     two
@@ -106,13 +108,13 @@ impl Enqueue {
         }
     }
 
-    /// What was answered once is answered again.
+    /// Repeat an answered request and check that its answer is the same.
     async fn again(&self, world: &World, rng: &mut StdRng, first: &Value) {
         match world.call(rng, self.request.clone()).await {
             Answer::Said(201, second) if second == *first => {}
             Answer::Said(429 | 500.., _) | Answer::Silent | Answer::NotSent => {}
             Answer::Said(409, body) if body["code"] == "idempotency_in_progress" => {}
-            other @ Answer::Said(..) => world.ledger.complain(format!("asked again, {first} became {other:?}")),
+            other @ Answer::Said(..) => world.ledger.complain(format!("a repeat got {other:?}, not {first}")),
         }
     }
 
@@ -136,7 +138,7 @@ impl Enqueue {
         ids
     }
 
-    /// It was refused, or the answer makes no sense.
+    /// Record a refusal, and report an answer that makes no sense.
     fn refused(self, world: &World, answer: &Answer, doubt: bool) {
         let usual = match answer {
             Answer::Said(200 | 409, _) => self.keyed,
@@ -146,8 +148,8 @@ impl Enqueue {
         if !usual {
             world.ledger.complain(format!("{:?} were answered with {answer:?}", self.names));
         }
-        // A refusal is not remembered with the key: a run that is still under way may be carried out after it. That
-        // another job has the key is, if it was given as an answer.
+        // tickr does not store a refusal with the `Idempotency-Key`, so an earlier try that is still under way may be
+        // carried out after it. The answer 200 is different: another job holds the unique key, and that is final.
         let final_word = !doubt || matches!(answer, Answer::Said(200, _));
         world.ledger.write(|book| if final_word { &mut book.refused } else { &mut book.unknown }.extend(self.names));
     }

@@ -1,4 +1,4 @@
-//! The faults: what can be done to servers, lines and runners, how long it lasts, and how it is made good again.
+//! The faults: what can happen to servers, connections and runners, how long it lasts, and how it is repaired.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::runner::{LEASE, Order};
 use crate::servers::ACCOUNT;
 use crate::world::World;
 
-/// One kind of fault. The figure behind each is how often it is drawn, in relation to the others.
+/// One kind of fault. The number after each kind is its weight in the draw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     RedisFlushed,
@@ -99,7 +99,7 @@ const WEIGHTS: [(What, u32); 32] = [
     (JobIsPoison, 1),
 ];
 
-/// What a fault happens to. Two that last at the same time happen to different things.
+/// The part of the run that a fault affects. Two faults that overlap affect different parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scene {
     Redis,
@@ -112,16 +112,16 @@ enum Scene {
     Jobs,
 }
 
-/// A fault that was drawn, with everything about it decided.
+/// One drawn fault, with all its details decided.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     pub(crate) what: What,
-    /// The runners that it happens to, where that is some of them.
+    /// Numbers of the affected runners, for faults of runners.
     runners: Vec<usize>,
     mode: Mode,
-    /// How many times, where that can be counted.
+    /// Number of repetitions, for faults that can be counted.
     times: usize,
-    /// By how many seconds a clock is wrong.
+    /// Number of seconds by which a clock is wrong.
     seconds: i64,
     lasts: Duration,
     seed: u64,
@@ -145,7 +145,7 @@ impl fmt::Display for Fault {
 }
 
 impl What {
-    /// The name in reports.
+    /// Return the name for reports.
     pub(crate) fn name(self) -> String {
         let mut words = String::new();
         for letter in format!("{self:?}").chars() {
@@ -179,7 +179,7 @@ impl What {
         }
     }
 
-    /// How long it may last, in milliseconds.
+    /// Return the range of its duration, in milliseconds.
     fn lasts(self) -> std::ops::Range<u64> {
         let lease = LEASE.as_millis() as u64;
         match self {
@@ -192,10 +192,10 @@ impl What {
             RedisAnswersLost | MysqlCommitAnswersLost => 500..3_000,
             MysqlKilled => 0..5_000,
             MysqlPaused | MysqlRowsLocked | MysqlTableLocked | MysqlLineBad => 500..7_000,
-            // Longer than every wait inside tickr: the longest is 15 s for one call to MySQL.
+            // Longer than every wait inside tickr. The longest one is 15 s, for one call to MySQL.
             MysqlFrozenLong | MysqlGloballyLocked => 17_000..40_000,
             MysqlConnectionsKilled | MysqlReadOnly | MysqlRefusesConnections => 1_000..4_000,
-            // Also longer than the lease and the 5 s after which others take what a silent runner held.
+            // Also longer than the lease plus the 5 s after which other runners take the jobs of a silent runner.
             RunnerPaused => lease + 500..lease + 9_000,
             RunnerDrained | QueuePaused => 500..4_000,
             ClockTurned => 2_000..6_000,
@@ -206,8 +206,8 @@ impl What {
 }
 
 impl Fault {
-    /// A freeze that outlasts every wait inside tickr. Such a fault is rarely drawn and takes long, so each run begins
-    /// with one; a short run has a shorter one.
+    /// Make a freeze of MySQL that is longer than every wait inside tickr. Such a fault is rarely drawn and takes long,
+    /// so each run begins with one. A short run has a shorter freeze.
     pub(crate) fn long_freeze(rng: &mut StdRng, length: Duration) -> Self {
         let what = if rng.random() { MysqlFrozenLong } else { MysqlGloballyLocked };
         let most = if length > Duration::from_secs(300) { 40_000 } else { 20_000 };
@@ -216,18 +216,18 @@ impl Fault {
         Self { what, runners, mode, times, seconds, lasts, seed: rng.random() }
     }
 
-    /// By how many seconds the clock of MySQL is set forward: beyond every lease. Never back, because the ledger is checked
-    /// by its times at the end.
+    /// Return the number of seconds by which the clock of MySQL is set forward. It is more than a lease. The clock is
+    /// never set back, because the final check compares times in the ledger.
     fn advance(&self) -> i64 {
         3 + self.seconds.abs() % 60
     }
 
-    /// The queue that a pause is about.
+    /// Return the queue that is paused.
     fn queue(&self) -> &'static str {
         if self.seed.is_multiple_of(2) { "side" } else { driver::NARROW }
     }
 
-    /// Draw one that does not happen to the same thing as `other`.
+    /// Draw a fault that affects another part than `other` does.
     pub(crate) fn draw(rng: &mut StdRng, runners: usize, other: Option<&Fault>) -> Self {
         let what = loop {
             let what = WEIGHTS.choose_weighted(rng, |(_, weight)| *weight).map_or(RedisFlushed, |(what, _)| *what);
@@ -255,7 +255,7 @@ impl Fault {
         }
     }
 
-    /// Let it happen, last, and end.
+    /// Begin the fault, let it last, and end it.
     pub(crate) async fn happen(&self, world: &World) -> anyhow::Result<()> {
         let mut rng = StdRng::seed_from_u64(self.seed);
         self.begin(world, &mut rng).await.with_context(|| format!("begin {self}"))?;
@@ -296,7 +296,7 @@ impl Fault {
                 servers.redis::<()>(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await?;
                 servers.redis(&["CONFIG", "SET", "maxmemory", "1"]).await
             }
-            // Nobody listens on that port: a demoted primary whose new primary is out of reach.
+            // No server listens on that port. So Redis acts as a demoted primary that cannot reach the new primary.
             RedisReadOnly => servers.redis(&["REPLICAOF", "127.0.0.1", "1"]).await,
             RedisPaused => servers.with_redis(Server::pause).await,
             RedisClientsKilled => servers.redis::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]).await.map(|_| ()),
@@ -310,7 +310,7 @@ impl Fault {
             }
             MysqlKilled => servers.with_mysql(Server::kill9).await,
             MysqlPaused | MysqlFrozenLong => servers.with_mysql(Server::pause).await,
-            // What a backup does while it copies tables of another engine.
+            // A backup does this while it copies tables of an engine other than InnoDB.
             MysqlGloballyLocked => self.lock(world, "FLUSH TABLES WITH READ LOCK").await,
             MysqlConnectionsKilled => self.kill_connections(world, rng).await,
             MysqlRowsLocked => self.lock(world, "SELECT id FROM owed ORDER BY id LIMIT 500 FOR UPDATE").await,
@@ -413,7 +413,7 @@ impl Fault {
         Ok(())
     }
 
-    /// Ask one runner to take no new work, for as long as it lasts. A runner that ends meanwhile takes its drain along.
+    /// Drain one runner for the duration of the fault. If the process ends meanwhile, its drain ends with it.
     async fn drain(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
         let listing = world.call(rng, Request::get("/v1/runners")).await;
         let Answer::Said(200, page) = listing else { return Ok(()) };
@@ -426,7 +426,7 @@ impl Fault {
         until_done(world, rng, Request::post(format!("{path}/resume"))).await
     }
 
-    /// Kill connections one by one, for as long as it lasts.
+    /// Kill connections one by one for the duration of the fault.
     async fn kill_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
         let mut root = world.servers.root().await?;
         let end = tokio::time::Instant::now() + self.lasts;
@@ -437,9 +437,9 @@ impl Fault {
         Ok(())
     }
 
-    /// Kill all connections and let only a few come back, for as long as it lasts.
+    /// Kill all connections and let only a few clients reconnect for the duration of the fault.
     async fn refuse_connections(&self, world: &World, rng: &mut StdRng) -> anyhow::Result<()> {
-        // One connection for all of it: root might be refused as well.
+        // All statements use one connection, because MySQL could refuse a second one of root as well.
         let mut root = world.servers.root().await?;
         root.execute("SET GLOBAL max_connections = 10").await?;
         let mut killed = Ok(true);
@@ -450,12 +450,12 @@ impl Fault {
             }
         }
         tokio::time::sleep(self.lasts).await;
-        // Whatever came of it: nobody else would let them in again.
+        // This runs even after an error, because nothing else would raise the limit again.
         root.execute("SET GLOBAL max_connections = 500").await?;
         killed.map(drop)
     }
 
-    /// Hold locks for as long as it lasts.
+    /// Hold locks for the duration of the fault.
     async fn lock(&self, world: &World, sql: &'static str) -> anyhow::Result<()> {
         let mut root = world.servers.root().await?;
         root.execute("START TRANSACTION").await?;
@@ -463,14 +463,14 @@ impl Fault {
         if matches!(locked, Ok(Ok(_))) {
             tokio::time::sleep(self.lasts).await;
         }
-        // Without its connection the server gives everything back, whatever came of it. Dropped, because over TLS a
-        // close waits for a word of farewell that MySQL 9.7 does not send.
+        // When this connection ends, MySQL releases the locks, even after an error. The connection is dropped and not
+        // closed, because over TLS a close waits for a closing message that MySQL 9.7 does not send.
         drop(root);
         Ok(())
     }
 }
 
-/// Ask until a runner has done it, or says that there is nothing to do it to any more.
+/// Repeat the request until a runner has carried it out, or answers that its target does not exist any more.
 async fn until_done(world: &World, rng: &mut StdRng, request: Request) -> anyhow::Result<()> {
     let end = tokio::time::Instant::now() + Duration::from_secs(90);
     loop {
@@ -483,18 +483,19 @@ async fn until_done(world: &World, rng: &mut StdRng, request: Request) -> anyhow
     }
 }
 
-/// Kill a connection of a runner. Says whether there was one.
+/// Kill one connection of a runner. Return whether there was one.
 async fn kill_one_connection(root: &mut MySqlConnection, rng: &mut StdRng) -> anyhow::Result<bool> {
-    // By SHOW: MySQL 9.7 cannot list a statement that holds bytes in information_schema (its error 3854).
+    // Use SHOW PROCESSLIST, because MySQL 9.7 cannot list a statement that contains binary data in information_schema
+    // (its error 3854).
     let mut found = Vec::new();
     for row in root.fetch_all("SHOW PROCESSLIST").await? {
         if row.try_get::<&str, _>("User")? == ACCOUNT && row.try_get::<&str, _>("Command")? != "Killed" {
-            // The one says it with a sign, the other without.
+            // One server returns the id as a signed number, the other as an unsigned number.
             found.push(row.try_get::<u64, _>("Id").or_else(|_| row.try_get::<i64, _>("Id").map(i64::cast_unsigned))?);
         }
     }
     let Some(id) = found.choose(rng) else { return Ok(false) };
-    // It may have ended meanwhile, which is as good.
+    // The connection may have ended meanwhile, which is as good.
     let _ = root.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {id}")))).await;
     Ok(true)
 }

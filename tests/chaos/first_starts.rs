@@ -1,5 +1,5 @@
-//! What happens before a run begins: migrations that are killed while they make the tables, several at once. The runners
-//! then start on what is left.
+//! What happens before a run begins: several migrations at once make the tables and are killed while they do so. The
+//! runners then start on the tables that are left.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tokio::process::Command;
 
 use crate::servers::Servers;
 
-/// How often migrations are killed, and how many run at once.
+/// Number of times that migrations are killed, and number of migrations that run at once.
 const ROUNDS: usize = 4;
 const AT_ONCE: usize = 2;
 
-/// Start migrations of the empty database and kill them, again and again, at moments that the seed decides.
+/// Start migrations of the empty database and kill them repeatedly, at moments that the seed decides.
 pub(crate) async fn interrupted(servers: &Servers, seed: u64) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(seed);
     for _ in 0..ROUNDS {
@@ -30,7 +30,7 @@ pub(crate) async fn interrupted(servers: &Servers, seed: u64) -> anyhow::Result<
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
             children.push(command.spawn()?);
         }
-        // Not a wait for something: the moment of the kill is what the seed draws.
+        // This is not a wait for an event: the seed draws the moment of the kill.
         tokio::time::sleep(Duration::from_millis(rng.random_range(10..600))).await;
         for mut child in children {
             child.kill().await?;

@@ -1,6 +1,6 @@
-//! The handlers' own log: what really ran, told by nobody but the handlers. One file for all runners, one line for each
-//! thing that happened, appended by a single write, so that the order of the lines is the order of the events,
-//! whatever the clocks say and whoever is killed.
+//! The handlers' own log: a record of the executions that does not depend on tickr. All runners share one file. Each
+//! event is one line, appended by a single write. So the order of the lines is the order of the events, even if clocks
+//! are wrong and processes are killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use uuid::Uuid;
 
-/// The writing end, in a runner.
+/// The writing end of the journal, in a runner.
 pub(crate) struct Journal {
     file: File,
 }
@@ -29,22 +29,22 @@ impl Journal {
 #[derive(Debug)]
 pub(crate) struct Execution {
     pub(crate) token: Uuid,
-    /// Which line it began with.
+    /// Line number of its start.
     pub(crate) began: usize,
-    /// Which line it ended with, and how; nothing when its process died.
+    /// Line number and word of its end; `None` when its process died.
     pub(crate) ended: Option<(usize, String)>,
 }
 
 /// Everything that the handlers wrote.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// Executions by job, in the order of their beginnings.
+    /// Executions by job, in the order of their starts.
     pub(crate) jobs: BTreeMap<Uuid, Vec<Execution>>,
-    /// A token that started the same job again.
+    /// Jobs and tokens of repeated starts: a token may start its job only once.
     pub(crate) doubled: Vec<(Uuid, Uuid)>,
-    /// Processes that a job aborted.
+    /// Ids of processes that a job aborted.
     pub(crate) aborted: BTreeSet<u32>,
-    /// Lines that make no sense.
+    /// Lines that cannot be parsed.
     pub(crate) unreadable: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ impl History {
     }
 }
 
-/// How many lines there are by now.
+/// Return the current number of lines.
 pub(crate) fn lines(path: &Path) -> usize {
     std::fs::read(path).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count())
 }

@@ -1,4 +1,4 @@
-//! The other role of this program: a runner with kinds of its own, which keep the journal.
+//! The second role of this program: a runner whose job kinds write to the journal.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 use crate::journal::Journal;
 
-/// Where the journal is. Set for the programs that are runners.
+/// Environment variable with the path of the journal. It is set for the processes that are runners.
 pub(crate) const ROLE: &str = "CHAOS_JOURNAL";
 
-/// Be a runner until told to stop.
+/// Run as a runner until a signal stops it.
 pub(crate) fn run(journal: &Path) -> ExitCode {
     let journal = match Journal::open(journal) {
         Ok(journal) => Arc::new(journal),
@@ -25,8 +25,8 @@ pub(crate) fn run(journal: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // The chaos program holds the other end of standard input: no runner outlives it. A process that runs one suspect has
-    // another standard input, which tells it when its runner is gone.
+    // The chaos program holds the other end of standard input, so that no runner outlives it. The process that executes
+    // one suspect has another standard input, which tells it when its runner is gone.
     if !tickr::app::is_for_a_suspect() {
         std::thread::spawn(|| {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -38,24 +38,24 @@ pub(crate) fn run(journal: &Path) -> ExitCode {
     tickr::run(kinds)
 }
 
-/// A job that is written down when it starts and when it ends.
+/// A job whose start and end are recorded in the journal.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Record {
-    /// What the driver calls it.
+    /// Name of the job in the driver.
     pub(crate) name: String,
-    /// How long it takes.
+    /// Duration of an attempt, in milliseconds.
     #[serde(default)]
     pub(crate) ms: u64,
-    /// What the first attempts do.
+    /// What the first attempts do when their duration is over.
     #[serde(default)]
     pub(crate) first: Act,
-    /// How many attempts that is.
+    /// Number of these first attempts.
     #[serde(default)]
     pub(crate) times: u32,
 }
 
-/// What an attempt does after its time.
+/// What an attempt does when its duration is over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Act {
@@ -65,7 +65,7 @@ pub(crate) enum Act {
     Reject,
     Snooze,
     Panic,
-    /// Block the thread for that time instead of waiting.
+    /// Block the thread for the whole duration instead of waiting.
     Spin,
     /// Kill the process.
     Abort,
@@ -77,7 +77,7 @@ impl Kind for Record {
 
 struct Recorder(Arc<Journal>);
 
-/// Writes the end of an execution, also when the handler is dropped or panics.
+/// Writes the end of an execution to the journal, even when the handler is dropped or panics.
 struct End {
     journal: Arc<Journal>,
     job: Uuid,
@@ -119,7 +119,7 @@ impl Handler for Recorder {
             }
             Act::Fail => Err(Failure::retry("failed on request")),
             Act::Reject => Err(Failure::reject("rejected on request")),
-            // A snooze burns no attempt, so chance ends it.
+            // A snooze does not count as an attempt used, so chance ends the series.
             Act::Snooze if rand::random() => Output::json(&json!({"token": token})).inspect(|_| end.word = "done"),
             Act::Snooze => Err(Failure::snooze(Duration::from_millis(300), "snoozed on request")),
             Act::Panic => panic!("panicked on request"),

@@ -1,4 +1,4 @@
-//! The outer ledger: what tickr answered, written down by those who asked. At the end the tables must agree with it.
+//! The outer ledger: the answers of tickr, recorded by the clients. At the end the tables must agree with it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -8,10 +8,10 @@ use uuid::Uuid;
 
 use crate::locked;
 
-/// Most complaints that are kept; after that it is clear that something is wrong.
+/// Largest number of complaints to keep. With so many, it is clear that something is wrong.
 const MOST_COMPLAINTS: usize = 200;
 
-/// Everything that was said to those outside.
+/// Everything that tickr answered to the clients.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     book: Mutex<Book>,
@@ -22,25 +22,25 @@ pub(crate) struct Ledger {
 pub(crate) struct Book {
     /// Ids that were answered with 2xx, with the name that the driver gave the job.
     pub(crate) accepted: BTreeMap<Uuid, String>,
-    /// Names of jobs that were refused with 4xx, or never sent at all: they must not exist.
+    /// Names of jobs that were refused with 4xx, or never sent at all. They must not exist.
     pub(crate) refused: BTreeSet<String>,
-    /// Names of jobs about which nobody knows: the answer did not come, or was a 5xx.
+    /// Names of jobs with an unknown outcome: there was no answer, or a 5xx.
     pub(crate) unknown: BTreeSet<String>,
     /// Jobs with a unique key, which another job may have replaced.
     pub(crate) keyed: BTreeSet<Uuid>,
-    /// Jobs whose cancel was asked for, whatever the answer was.
+    /// Jobs whose cancel was requested, whatever the answer was.
     pub(crate) cancel_asked: BTreeSet<Uuid>,
-    /// Jobs whose cancel was answered with 200, and how long the journal was then.
+    /// Jobs whose cancel was answered with 200, and the length of the journal at that time, in lines.
     pub(crate) cancelled: BTreeMap<Uuid, usize>,
-    /// Jobs whose cancel was answered with 409: they were over.
+    /// Jobs whose cancel was answered with 409, because they had already ended.
     pub(crate) over: BTreeSet<Uuid>,
-    /// Jobs that an operator's retry may have given a new life.
+    /// Jobs that an operator's retry may have started again.
     pub(crate) retry_asked: BTreeSet<Uuid>,
-    /// Jobs that kill every runner that starts them.
+    /// Names of jobs that kill every runner that starts them.
     pub(crate) poison: BTreeSet<String>,
-    /// How many answers there were of each status; 0 for those that did not come.
+    /// Number of answers by status; 0 stands for requests without an answer.
     pub(crate) answers: BTreeMap<u16, usize>,
-    /// What was wrong at once.
+    /// Violations that were found during the run.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl Ledger {
         note(&mut locked(&self.book))
     }
 
-    /// Something that must not happen, happened.
+    /// Record a violation.
     pub(crate) fn complain(&self, what: String) {
         self.write(|book| {
             if book.complaints.len() < MOST_COMPLAINTS {
@@ -58,7 +58,7 @@ impl Ledger {
         });
     }
 
-    /// A job aborted its runner, as it was asked to.
+    /// Count a job that aborted its runner, as its payload requests.
     pub(crate) fn aborted(&self) {
         self.aborted.fetch_add(1, Ordering::SeqCst);
     }

@@ -1,12 +1,17 @@
-//! Chaos: three real runners on real servers, under load, while one plug after another is pulled. At the end nothing may
-//! be lost, nothing doubled, and everybody must tell the same story.
+//! Chaos: three real runners on real servers, under load, while faults happen one after another. At the end no job may
+//! be lost or doubled, and all records must agree.
 //!
 //!     make chaos SEED=42 MINUTES=10
 //!
-//! The suite runs it for two minutes with a seed of its own choice, which it prints. The reading order: `world` is what a
-//! run is made of, `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink` are its parts; `first_starts` kills migrations before it begins; `driver` makes the load,
-//! `enqueue` and `request` get it in and write down every answer in the `ledger`; `faults` are what happens, `recovery` how long it hurts; `check` is the end. This
-//! program is also the runners: it starts itself, and `kinds` is what it does then.
+//! The suite runs it for two minutes with a seed that it draws and prints. Reading order:
+//!
+//! - `world` holds the parts of a run: `servers`, `proxy`, `runner`, `clock`, `kinds` and `sink`.
+//! - `first_starts` kills migrations before the run begins.
+//! - `driver` makes the load. `enqueue` and `request` send it and record every answer in the `ledger`.
+//! - `faults` are drawn and happen, and `recovery` measures how long their effects last.
+//! - `check` is the final comparison.
+//!
+//! The runners are this program as well: it starts itself, and `kinds` is its second role.
 
 mod check;
 mod clock;
@@ -42,11 +47,11 @@ use crate::faults::Fault;
 use crate::settings::{NAME, Settings, Wanted};
 use crate::world::World;
 
-/// What is kept of a run's length for what comes after the last fault: the last jobs, the checks, the stop.
+/// The part of the run's length that is reserved for the end: the last jobs, the checks, the stop.
 const AFTER: Duration = Duration::from_secs(30);
-/// How long the last jobs may take: the longest delay, a poisoned one's lives, the backoffs between.
+/// Longest time for the last jobs: the longest delay, the attempts of a poisonous job, and the backoffs between them.
 const QUIET: Duration = Duration::from_secs(90);
-/// Most findings that are printed.
+/// Largest number of findings to print.
 const MOST_FINDINGS: usize = 40;
 
 fn main() -> ExitCode {
@@ -88,7 +93,7 @@ fn main() -> ExitCode {
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// A run in a folder of its own, which stays if something is wrong, or with `CHAOS_KEEP`.
+/// Execute one run in a folder of its own. The folder stays if something is wrong, or with `CHAOS_KEEP`.
 fn one_run(settings: Settings) -> anyhow::Result<bool> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (root, template) = folders();
@@ -106,15 +111,15 @@ fn one_run(settings: Settings) -> anyhow::Result<bool> {
     passed
 }
 
-/// Where folders of runs are made, and where the empty data folder is kept. The system's own folder stands in where the
-/// names of sockets would be too long.
+/// Return the folder for the runs and the folder for the empty data directory. The system's temporary folder is used if
+/// the paths of sockets would be too long.
 fn folders() -> (PathBuf, PathBuf) {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let root = if target.as_os_str().len() <= 60 { target.to_owned() } else { std::env::temp_dir() };
     (root, target.join("template"))
 }
 
-/// What happened, for the line of totals.
+/// Events of the run, for its summary line.
 #[derive(Default)]
 struct Story {
     faults: BTreeMap<String, usize>,
@@ -168,7 +173,7 @@ impl Story {
     }
 }
 
-/// One or two faults that overlap, and the recovery after them.
+/// Let one or two overlapping faults happen, and wait for the recovery.
 async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings: Settings, began: Instant) {
     tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
     let first = Fault::draw(rng, world.runners.len(), None);
@@ -176,7 +181,7 @@ async fn round(world: &Arc<World>, rng: &mut StdRng, story: &mut Story, settings
     pull(world, rng, story, settings, began, &first, second.as_ref()).await;
 }
 
-/// Let faults happen, and wait for the recovery.
+/// Let the faults happen, and wait for the recovery.
 async fn pull(
     world: &Arc<World>,
     rng: &mut StdRng,
@@ -226,7 +231,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
     let answers: BTreeMap<String, usize> =
         world.ledger.write(|book| book.answers.iter().map(|(status, count)| (status.to_string(), *count)).collect());
     let lost_answers: usize = world.runners.iter().map(|runner| runner.mysql.lost() + runner.redis.lost()).sum();
-    println!("answers (0: none came): {}; answers lost by the lines: {lost_answers}", list(&answers));
+    println!("answers (0: none came): {}; answers lost by the proxies: {lost_answers}", list(&answers));
     println!("ends: {}; verdicts: {}; aborts: {}", list(&found.ends), list(&found.verdicts), world.ledger.aborts());
     for error in locked(&world.internal_errors).iter() {
         println!("internal error: {error}");
@@ -257,7 +262,8 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
     );
 }
 
-/// The value behind a lock. A panic in another task has left it as it was.
+/// Return the value behind a lock. A panic in another task leaves the value as it was, so a poisoned lock is no
+/// problem.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! The line between one runner and one server, which can be made bad: slow, silent, cut, open on one side only, or broken
-//! at the worst moment, after a COMMIT arrived and before its answer left.
+//! The connection between one runner and one server, which can be made bad: slow, silent, cut, open on one side only,
+//! or broken at the worst moment, after a COMMIT has arrived and before its answer is sent.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// What the line does with what it is given.
+/// What the proxy does with the bytes that it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Pass,
-    /// Everything arrives this much later.
+    /// All bytes arrive this much later.
     Delay(Duration),
-    /// Nothing moves, in either direction. What was sent meanwhile arrives when the line is good again.
+    /// Nothing moves in either direction. Bytes that are sent meanwhile arrive when the connection is good again.
     Stall,
-    /// Connections are reset, new ones as well.
+    /// Connections are reset, including new ones.
     Cut,
-    /// The server sees the connections end. The client sees nothing: what it sends is swallowed, for ever.
+    /// The server sees the connections end. The client sees nothing: the proxy discards all that it sends.
     HalfOpen,
 }
 
-/// Whose requests pass, which decides what a lost answer is.
+/// Protocol of the requests, which decides which answers can be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// Answers to COMMIT can be lost.
+    /// The answer to a COMMIT can be lost.
     Mysql,
-    /// Answers to anything can be lost.
+    /// The answer to any command can be lost.
     Redis,
 }
 
-/// The line. Ends when dropped.
+/// The proxy. It ends when it is dropped.
 pub(crate) struct Proxy {
     port: u16,
     line: Arc<Line>,
@@ -46,13 +46,13 @@ struct Line {
     upstream: PathBuf,
     protocol: Protocol,
     mode: watch::Sender<Mode>,
-    /// Answers that are still to be lost.
+    /// Number of answers that are still to be lost.
     to_lose: AtomicUsize,
     lost: AtomicUsize,
 }
 
 impl Proxy {
-    /// To the server at this socket.
+    /// Start a proxy for the server at this socket.
     pub(crate) async fn start(upstream: &Path, protocol: Protocol) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
@@ -75,12 +75,12 @@ impl Proxy {
         self.line.mode.send_replace(mode);
     }
 
-    /// Lose this many answers, each with its connection. Zero forgets those that did not happen.
+    /// Lose this many answers, each together with its connection. Zero cancels the losses that did not happen yet.
     pub(crate) fn lose(&self, answers: usize) {
         self.line.to_lose.store(answers, Ordering::SeqCst);
     }
 
-    /// Answers that were lost so far.
+    /// Return the number of answers that were lost so far.
     pub(crate) fn lost(&self) -> usize {
         self.line.lost.load(Ordering::SeqCst)
     }
@@ -93,7 +93,7 @@ impl Drop for Proxy {
 }
 
 async fn serve(listener: TcpListener, line: Arc<Line>) {
-    // Owns the connections: they end with the task.
+    // The set owns the connections, so they end with this task.
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -119,7 +119,7 @@ async fn relay(mut client: TcpStream, line: Arc<Line>) {
     let mut mode = line.mode.subscribe();
     let end = match allowed(&mut mode).await {
         Some(end) => end,
-        // A server that is out refuses, and so does the line.
+        // While the server is down, the proxy refuses connections as well.
         None => match UnixStream::connect(&line.upstream).await {
             Err(_) => End::Closed,
             Ok(server) => {
@@ -138,7 +138,7 @@ async fn relay(mut client: TcpStream, line: Arc<Line>) {
                         true
                     }) => end,
                     end = pump(from_server, to_client, mode.clone(), |_, _| {
-                        // The answer is here, so the work is done. Nobody hears of it.
+                        // The answer is here, so the server has done the work. The client never receives the answer.
                         if losing.load(Ordering::SeqCst) {
                             line.lost.fetch_add(1, Ordering::SeqCst);
                             return false;
@@ -160,7 +160,7 @@ async fn relay(mut client: TcpStream, line: Arc<Line>) {
     }
 }
 
-/// Pass bytes on in one direction, as the mode allows. `look` sees them first and may have the line cut instead.
+/// Pass bytes on in one direction, as the mode allows. `look` sees them first and may cut the connection instead.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -196,7 +196,7 @@ async fn pump(
     }
 }
 
-/// Wait until the mode lets something pass, or ends the connection.
+/// Wait until the mode lets bytes pass, or ends the connection.
 async fn allowed(mode: &mut watch::Receiver<Mode>) -> Option<End> {
     loop {
         let now = *mode.borrow_and_update();
@@ -219,18 +219,18 @@ async fn allowed(mode: &mut watch::Receiver<Mode>) -> Option<End> {
     }
 }
 
-/// Finds a COMMIT among the packets that a client of MySQL sends, however they are cut into reads.
+/// Finds a COMMIT among the packets of a MySQL client, however the reads divide the packets.
 #[derive(Default)]
 struct Packets {
-    /// The header of the packet, as far as it came: three bytes of length, one of order.
+    /// The part of the packet header that was read: three bytes of length, one of sequence number.
     header: Vec<u8>,
-    /// Bytes of the packet still to come.
+    /// Number of bytes of the packet that are still to come.
     left: usize,
     /// The first bytes of the packet.
     start: Vec<u8>,
 }
 
-/// A query, as text.
+/// A query packet in the text protocol.
 const COMMIT: &[u8] = b"\x03COMMIT";
 
 impl Packets {

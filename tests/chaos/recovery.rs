@@ -1,5 +1,5 @@
-//! How long it takes after a fault until everything is as if there had been none: every runner accepts a job and it
-//! completes, nothing waits beyond its time, no lease is over.
+//! The time from the end of a fault until tickr has recovered: every runner accepts a job and the job completes, no job
+//! waits beyond its time, and no lease has expired.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::driver;
 use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
-/// What is waited for at the most: a lease, the wait of a reaper that was cut off itself, the repair of the index, and a
-/// backlog that grew while runners were started again.
+/// Longest allowed recovery. It covers a lease, the wait of a reaper that was cut off itself, the repair of the index,
+/// and a backlog that grew while runners restarted.
 pub(crate) const BOUND: Duration = Duration::from_secs(30);
 
-/// Work that should have begun a while ago, or whose runner lost it. Only the backlog that no runner serves is left out.
+/// Jobs that should have begun a while ago, or whose runner lost them. The backlog that no runner serves is left out.
 const OVERDUE: &str = "SELECT COUNT(*) FROM owed WHERE queue <> 'elsewhere' AND ((state <> 'executing' \
     AND execute_at < UTC_TIMESTAMP(6) - INTERVAL 1 SECOND) OR (state = 'executing' AND lease_until < UTC_TIMESTAMP(6)))";
 
-/// Wait for it; how long it took and what came last, or what is still wrong after the bound.
+/// Wait for the recovery. Return how long it took and what was repaired last, or what is still wrong after the bound.
 pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, String), String> {
     let began = Instant::now();
     let mut counted_from = began;
@@ -35,7 +35,7 @@ pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, S
             return Err(format!("not recovered after {} s: {missing}", BOUND.as_secs()));
         }
         last = missing;
-        // A job that kills its runners goes on doing so after the fault that brought it: counted from the last time.
+        // A job that kills its runners continues to do so after the fault, so the time counts from the last abort.
         if world.ledger.aborts() != aborts {
             aborts = world.ledger.aborts();
             counted_from = Instant::now();
@@ -44,7 +44,7 @@ pub(crate) async fn wait(world: &World, rng: &mut StdRng) -> Result<(Duration, S
     }
 }
 
-/// What is not yet as it should be.
+/// Return what has not recovered yet.
 async fn missing(world: &World, probes: &mut [Option<Uuid>], rng: &mut StdRng) -> Option<String> {
     for (runner, probe) in world.runners.iter().zip(&mut *probes) {
         if probe.is_none() {
@@ -84,7 +84,7 @@ async fn missing(world: &World, probes: &mut [Option<Uuid>], rng: &mut StdRng) -
     }
 }
 
-/// Wait until nothing is owed that a runner serves.
+/// Wait until no job is owed, except in the queue that no runner serves.
 pub(crate) async fn until_nothing_is_owed(world: &World, limit: Duration) -> Result<Duration, String> {
     let began = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! One request to a runner, and what became of it.
+//! One request to a runner, and its outcome.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -14,10 +14,10 @@ use crate::locked;
 use crate::runner::Runner;
 use crate::world::World;
 
-/// How long a caller waits for an answer.
+/// Longest time that a client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is asked. Cheap enough to be asked again.
+/// The request. It is cheap to clone, so it can be repeated.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     method: Method,
@@ -28,14 +28,14 @@ pub(crate) struct Request {
     patience: Duration,
 }
 
-/// What became of it.
+/// Outcome of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
-    /// An answer with its body.
+    /// An answer with its status and body.
     Said(u16, Value),
-    /// It was sent, or may have been, and no answer came.
+    /// The request was sent, or may have been sent, and no answer came.
     Silent,
-    /// It was never sent: nobody listens there.
+    /// The request was never sent, because no process listens at the address.
     NotSent,
 }
 
@@ -56,7 +56,7 @@ impl Request {
         Self { body: Some(body), ..self }
     }
 
-    /// To be carried out at most once, whoever is asked and how often.
+    /// Carry the request out at most once, however often and to whichever runner it is sent.
     pub(crate) fn once(self, key: String) -> Self {
         Self { key: Some(key), ..self }
     }
@@ -67,7 +67,7 @@ impl Request {
 }
 
 impl World {
-    /// Ask a runner that is up, and count the answer.
+    /// Send the request to a runner that is up, and count the answer.
     pub(crate) async fn call(&self, rng: &mut StdRng, request: Request) -> Answer {
         let up: Vec<SocketAddr> = self.runners.iter().filter_map(Runner::addr).collect();
         let Some(addr) = up.choose(rng) else {
@@ -77,7 +77,7 @@ impl World {
         self.ask(*addr, request).await
     }
 
-    /// Ask this runner, and count the answer.
+    /// Send the request to this runner, and count the answer.
     pub(crate) async fn ask(&self, addr: SocketAddr, request: Request) -> Answer {
         let url = format!("http://{addr}{}", request.path);
         let mut http = self.client.request(request.method.clone(), url);
@@ -109,10 +109,10 @@ impl World {
     }
 }
 
-/// The internal errors that were answered, to be looked at.
+/// Bodies of the answers with an internal error, for the report.
 pub(crate) type InternalErrors = Mutex<Vec<String>>;
 
-/// The id of a job or of a receipt.
+/// Return the id from the body of a job or a receipt.
 pub(crate) fn id_of(job: &Value) -> Option<Uuid> {
     job["id"].as_str()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! One of the three runners: a process that is started again whenever it ended, as a service manager would.
+//! One of the three runners. Its keeper starts the process again whenever it ends, as a service manager does.
 
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::locked;
 use crate::proxy::{Protocol, Proxy};
 use crate::servers::{ACCOUNT, Servers};
 
-/// What every runner is told, apart from its servers. The lease is the shortest that is allowed.
+/// Settings of every runner, apart from its servers. The lease is the shortest that tickr allows.
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 const ENVIRONMENT: [(&str, &str); 10] = [
     ("TICKR_HTTP_ADDR", "127.0.0.1:0"),
@@ -36,10 +36,10 @@ const ENVIRONMENT: [(&str, &str); 10] = [
     ("TICKR_LOG", "info"),
     ("RUST_BACKTRACE", "1"),
 ];
-/// Grace, the ordered stop after it, and a machine that is busy.
+/// Longest time for a stop: the grace period, the ordered stop after it, and a margin for a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(40);
 
-/// A runner with its two lines and its clock.
+/// A runner with its two proxies and its clock.
 pub(crate) struct Runner {
     pub(crate) number: usize,
     pub(crate) mysql: Proxy,
@@ -50,14 +50,14 @@ pub(crate) struct Runner {
     keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What may be done to the process.
+/// Something to do to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Kill,
     Pause,
     Resume,
     Terminate,
-    /// Asked to stop for good.
+    /// Stop for good: the keeper does not start it again.
     Retire,
 }
 
@@ -102,7 +102,7 @@ impl Runner {
         Ok(Self { number, mysql, redis, clock, addr, orders, keeper: Mutex::new(Some(keeper)) })
     }
 
-    /// Where its API listens, unless it is down.
+    /// Return the address of its API, unless it is down.
     pub(crate) fn addr(&self) -> Option<SocketAddr> {
         *self.addr.borrow()
     }
@@ -123,7 +123,7 @@ impl Runner {
         let _ = self.orders.send(order).await;
     }
 
-    /// Stop it for good and wait for its end.
+    /// Stop the runner for good and wait for its end.
     pub(crate) async fn retire(&self) {
         self.order(Order::Retire).await;
         let keeper = locked(&self.keeper).take();
@@ -136,7 +136,7 @@ impl Runner {
 struct Keeper {
     number: usize,
     dir: PathBuf,
-    /// What makes the processes live by the runner's own clock.
+    /// Environment variables that make the process use the runner's own clock.
     clock: Vec<(&'static str, PathBuf)>,
     journal: PathBuf,
     mysql_url: String,
@@ -145,7 +145,7 @@ struct Keeper {
     ledger: Arc<Ledger>,
 }
 
-/// Why a process may end.
+/// The end of the process that was ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Nothing,
@@ -156,7 +156,7 @@ enum Expected {
 impl Keeper {
     async fn keep(self, mut orders: mpsc::Receiver<Order>) {
         loop {
-            // What was ordered while nothing ran is void.
+            // Orders that came while no process ran are void.
             while let Ok(order) = orders.try_recv() {
                 if order == Order::Retire {
                     return;
@@ -167,17 +167,18 @@ impl Keeper {
                 Ok(false) => {}
                 Err(error) => self.ledger.complain(format!("runner {}: {error:#}", self.number)),
             }
-            // As a service manager does, and so that it is noticed as gone.
+            // A service manager waits as well, and the pause lets the other runners notice that this one is gone.
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
     }
 
-    /// From the start of a process to its end. Says whether it was the last.
+    /// Run one process from its start to its end. Return whether it was the last one.
     async fn one_life(&self, orders: &mut mpsc::Receiver<Order>) -> anyhow::Result<bool> {
         let log = self.dir.join("log");
         let from = std::fs::metadata(&log).map_or(0, |log| log.len());
         let mut child = self.spawn(&log)?;
-        // Held while it lives; waiting would close it, and a runner whose standard input ends follows it.
+        // Keep standard input open while the process lives. `wait` would close it, and a runner stops when its standard
+        // input ends.
         let _stdin = child.stdin.take();
         let pid = child.id().context("a process that was just started has an id")?;
         let mut expected = Expected::Nothing;
@@ -198,7 +199,7 @@ impl Keeper {
                         Order::Kill => expected = Expected::Kill,
                         Order::Terminate | Order::Retire => {
                             last |= order == Order::Retire;
-                            // A second one hurries, but the first one counts.
+                            // A second signal makes the stop faster, but the limit counts from the first signal.
                             if !matches!(expected, Expected::Stop { .. }) {
                                 expected = Expected::Stop { asked: Instant::now() };
                             }
@@ -227,7 +228,7 @@ impl Keeper {
         Ok(last)
     }
 
-    /// What is wrong with the end of a process.
+    /// Return what is wrong with the end of a process.
     fn judge(&self, status: ExitStatus, pid: u32, expected: Expected, was_up: bool) -> Option<String> {
         const ABORT: i32 = 6;
         const KILL: i32 = 9;
@@ -241,7 +242,8 @@ impl Keeper {
         match expected {
             Expected::Kill if status.signal() == Some(KILL) => None,
             Expected::Stop { .. } if status.success() => None,
-            // It could not reach MySQL for its whole patience, said so and left it to us to try again.
+            // The runner could not reach MySQL for as long as it tries, reported that, and exited so that the keeper
+            // starts it again.
             Expected::Nothing if !was_up && status.code() == Some(1) => None,
             Expected::Nothing => Some(format!("ended by itself: {status}")),
             Expected::Kill | Expected::Stop { .. } => Some(format!("ended with {status} after {expected:?}")),
@@ -266,14 +268,15 @@ impl Keeper {
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A paused one whose parent dies gets a hang-up, being the last of its group.
+            // If its parent dies while it is paused, the kernel sends it SIGHUP, because its process group is then
+            // orphaned.
             .process_group(0)
             .kill_on_drop(true);
         Ok(command.spawn()?)
     }
 }
 
-/// What the log of the newest life says of its address.
+/// Read the address of the newest process from the log.
 fn address(log: &Path, from: u64) -> Option<SocketAddr> {
     let bytes = std::fs::read(log).ok()?;
     let text = String::from_utf8_lossy(bytes.get(usize::try_from(from).ok()?..)?);
@@ -281,7 +284,7 @@ fn address(log: &Path, from: u64) -> Option<SocketAddr> {
 }
 
 async fn signal(child: &Child, name: &str) {
-    // No id means that it has ended, which its keeper is about to notice.
+    // Without an id the process has already ended, and its keeper is about to notice.
     if let Some(pid) = child.id() {
         let _ = Command::new("sh").args(["-c", "kill -s $0 $1", name, &pid.to_string()]).status().await;
     }

@@ -1,4 +1,4 @@
-//! The pair of servers that a run has to itself, and a way in that no fault closes.
+//! The MySQL and Redis servers of one run, and direct connections that no fault closes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use tickr::services::{Address, Options, Server, Services};
 
 use crate::clock::Clock;
 
-/// The database of the run.
+/// Name of the database of the run.
 const DATABASE: &str = "chaos";
-/// The account of the runners. Unlike root's, it is subject to a read-only server and to the limit on connections.
+/// MySQL account of the runners. Unlike root, it is subject to a read-only server and to the limit on connections.
 pub(crate) const ACCOUNT: &str = "runner";
 
-/// The servers. They end with this value, and with this program, also when it is killed.
+/// The servers. They end when this value is dropped, and when this program ends, even if it is killed.
 #[derive(Clone)]
 pub(crate) struct Servers {
     services: Arc<Services>,
-    /// The clock of MySQL, where clocks can be turned, and by how many seconds it is ahead.
+    /// The clock of MySQL and the number of seconds by which it is ahead; `None` without libfaketime.
     clock: Option<Arc<(Clock, AtomicI64)>>,
 }
 
 impl Servers {
-    /// Start both in `dir`, which keeps what they leave behind. `durable` ones sync every commit and write a binlog, as a
-    /// primary in production does.
+    /// Start both servers in `dir`, which keeps their files. `durable` servers sync every commit and write a binlog, as
+    /// a primary in production does.
     pub(crate) async fn start(
         dir: PathBuf,
         template: &Path,
@@ -68,7 +68,7 @@ impl Servers {
         socket(self.services.redis())
     }
 
-    /// The tables, straight, with full rights.
+    /// Return the URL for a direct connection to the tables, with full rights.
     pub(crate) fn mysql_url(&self) -> String {
         self.services.mysql_url(DATABASE)
     }
@@ -84,7 +84,7 @@ impl Servers {
         Ok(clock.0.turn(ahead)?)
     }
 
-    /// A connection past every proxy, with full rights.
+    /// Open a connection that bypasses every proxy, with full rights.
     pub(crate) async fn root(&self) -> anyhow::Result<MySqlConnection> {
         let url = self.mysql_url();
         let opened = tokio::time::timeout(Duration::from_secs(5), MySqlConnection::connect(&url));
@@ -102,7 +102,7 @@ impl Servers {
         Ok(())
     }
 
-    /// A command to Redis, past every proxy.
+    /// Send a command to Redis that bypasses every proxy.
     pub(crate) async fn redis<T: redis::FromRedisValue>(&self, words: &[&str]) -> anyhow::Result<T> {
         let client = redis::Client::open(self.redis_url())?;
         let mut conn = client.get_multiplexed_async_connection().await?;
@@ -111,19 +111,19 @@ impl Servers {
         Ok(command.query_async(&mut conn).await?)
     }
 
-    /// Do something to MySQL that takes a while.
+    /// Run an operation on MySQL that takes a while.
     pub(crate) async fn with_mysql(&self, act: impl Fn(&Server) -> Outcome + Send + 'static) -> anyhow::Result<()> {
         let services = Arc::clone(&self.services);
         Ok(tokio::task::spawn_blocking(move || act(services.mysql())).await??)
     }
 
-    /// Do something to Redis that takes a while.
+    /// Run an operation on Redis that takes a while.
     pub(crate) async fn with_redis(&self, act: impl Fn(&Server) -> Outcome + Send + 'static) -> anyhow::Result<()> {
         let services = Arc::clone(&self.services);
         Ok(tokio::task::spawn_blocking(move || act(services.redis())).await??)
     }
 
-    /// Remove what Redis wrote to disk, so that it starts empty.
+    /// Remove the files that Redis wrote, so that it starts empty.
     pub(crate) fn forget_snapshot(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(self.services.folder().join("dump.rdb")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => bail!("dump.rdb: {error}"),

@@ -1,33 +1,33 @@
-//! What a run of the chaos program is told: by its environment, and by `cargo test` on the command line.
+//! Settings of a run of the chaos program: from its environment, and from the command line of `cargo test`.
 
 use std::time::Duration;
 
-/// What one run does.
+/// Settings of one run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Draws the faults and the load. The same seed draws the same faults; what they meet differs from run to run.
+    /// Seed of the faults and the load. The same seed draws the same faults; their effects differ from run to run.
     pub(crate) seed: u64,
-    /// From the first job to the last check.
+    /// Duration from the first job to the last check.
     pub(crate) length: Duration,
-    /// Print every fault as it happens.
+    /// Whether to print every fault as it happens.
     pub(crate) tell: bool,
 }
 
-/// What `cargo test` wants of this program.
+/// What `cargo test` wants from this program.
 pub(crate) enum Wanted {
     Run(Settings),
-    /// A list of tests.
+    /// List the tests.
     List,
-    /// Other tests than this one.
+    /// Run other tests than this one.
     Others,
 }
 
-/// The name that filters of `cargo test` are compared with.
+/// Name that the filters of `cargo test` are compared with.
 pub(crate) const NAME: &str = "chaos";
 
 impl Wanted {
-    /// Read the arguments as the usual harness does, as far as they decide whether this test runs, and the environment:
-    /// `CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_TELL`.
+    /// Read the environment (`CHAOS_SEED`, `CHAOS_MINUTES`, `CHAOS_TELL`), and those arguments of the usual test
+    /// harness that decide whether this test runs.
     pub(crate) fn read() -> Result<Self, String> {
         let mut filters = Vec::new();
         let mut arguments = std::env::args().skip(1);
@@ -38,7 +38,7 @@ impl Wanted {
                 "--skip" if arguments.next().is_some_and(|skipped| NAME.contains(&skipped)) => {
                     return Ok(Self::Others);
                 }
-                // Those with a value of their own, which is no filter.
+                // These options have a value of their own, which is not a filter.
                 "--test-threads" | "--format" | "--color" | "--logfile" | "-Z" | "--shuffle-seed" => {
                     arguments.next();
                 }

@@ -1,4 +1,4 @@
-//! The service that `http` jobs call back: it writes down who called, and is not always well.
+//! The service that `http` jobs call. It records every call, and sometimes it fails on purpose.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,14 +18,14 @@ use uuid::Uuid;
 
 use crate::locked;
 
-/// What one call was answered.
+/// One call and the status of its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) token: Uuid,
     pub(crate) status: u16,
 }
 
-/// The running service. Ends when dropped.
+/// The running service. It ends when it is dropped.
 pub(crate) struct Sink {
     addr: SocketAddr,
     book: Arc<Book>,
@@ -54,7 +54,7 @@ impl Sink {
         format!("http://{}/called", self.addr)
     }
 
-    /// The calls so far, by job.
+    /// Return the calls so far, by job.
     pub(crate) fn calls(&self) -> BTreeMap<Uuid, Vec<Call>> {
         locked(&self.book.calls).clone()
     }
@@ -80,7 +80,7 @@ async fn called(State(book): State<Arc<Book>>, headers: HeaderMap) -> Response {
         5..8 => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::OK,
     };
-    // Written down before the answer: a caller that dies now has called all the same.
+    // The call is recorded before the answer: if the runner dies now, it has called all the same.
     locked(&book.calls).entry(job).or_default().push(Call { token, status: status.as_u16() });
     if chance >= 90 {
         tokio::time::sleep(Duration::from_millis(pause)).await;

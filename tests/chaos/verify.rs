@@ -1,4 +1,4 @@
-//! `tickr verify`, as an operator runs it, against the servers themselves.
+//! `tickr verify`, as an operator runs it, directly against the servers.
 
 use std::process::Stdio;
 
@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::world::World;
 
-/// What it found wrong.
+/// Run it and return the violations that it found.
 pub(crate) async fn run(world: &World) -> anyhow::Result<Vec<String>> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tickr"));
     for (name, _) in std::env::vars_os() {

@@ -1,4 +1,4 @@
-//! Everything that one run is made of.
+//! All parts of one run.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::runner::Runner;
 use crate::servers::Servers;
 use crate::sink::Sink;
 
-/// How many runners there are.
+/// Number of runners.
 const RUNNERS: usize = 3;
 
 pub(crate) struct World {
     pub(crate) seed: u64,
-    /// Journal, logs and the servers' data.
+    /// Folder with the journal, the logs and the servers' data.
     pub(crate) dir: PathBuf,
     pub(crate) servers: Servers,
     pub(crate) runners: Vec<Runner>,
@@ -28,7 +28,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Start everything, in a folder of its own, and wait until all runners are up.
+    /// Start all parts in a folder of their own, and wait until all runners are up.
     pub(crate) async fn start(seed: u64, dir: &Path, template: &Path) -> anyhow::Result<Self> {
         let durable = seed.is_multiple_of(3);
         if durable {
@@ -36,7 +36,7 @@ impl World {
         }
         let faketime = clock::faketime().await;
         if faketime.is_none() {
-            println!("chaos: there is no libfaketime, so no clock is turned");
+            println!("chaos: there is no libfaketime, so no clock is changed");
         }
         let servers = Servers::start(dir.join("servers"), template, durable, faketime.as_deref()).await?;
         first_starts::interrupted(&servers, seed).await?;

@@ -1,5 +1,5 @@
-//! Every route of the HTTP API, with its codes and headers. That each answer is as `/openapi.json` says is checked by
-//! the harness, for every test of this program.
+//! Every route of the HTTP API, with its status codes and headers. For every test of this program, the harness checks
+//! that each answer fits `/openapi.json`.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use tickr::job::{JobId, State};
 
 use crate::support::{TestApp, answer, eventually, http};
 
-/// Long enough that no test sees the end of it.
+/// Long enough that the job is not due before its test ends.
 const LATER_MS: u64 = 3_600_000;
 
 async fn later(tickr: &TestApp) -> JobId {
     tickr.enqueue(json!({"kind": "noop", "delay_ms": LATER_MS})).await
 }
 
-/// A job that runs until it is told to stop.
+/// Enqueue a job that runs until it is told to stop, and wait until it runs.
 async fn running(tickr: &TestApp) -> JobId {
     let id = tickr.enqueue_kind("sleep", json!({"ms": 600_000})).await;
     tickr.until(id, State::Executing).await;
@@ -43,7 +43,7 @@ async fn enqueue_answers_201_with_the_job_and_where_it_is() {
     let answer = tickr.post("/v1/jobs", asked.clone()).await;
     assert_eq!((answer.status, answer.header("x-content-type-options")), (201, "nosniff"));
     let mut job = answer.body;
-    // The queue is served by no runner: said once, with the receipt.
+    // No runner serves the queue. Only the receipt says so.
     assert!(job.as_object_mut().unwrap().remove("warnings").is_some());
     assert_eq!(answer.headers["location"], format!("/v1/jobs/{}", job["id"].as_str().unwrap()));
     for field in ["kind", "payload", "queue", "max_attempts", "timeout_ms", "priority", "unique_key", "retry"] {
@@ -56,14 +56,14 @@ async fn enqueue_answers_201_with_the_job_and_where_it_is() {
     let id: JobId = job["id"].as_str().unwrap().parse().unwrap();
     assert_eq!(uuid::Uuid::parse_str(&id.to_string()).unwrap().get_version_num(), 7);
     let read = tickr.get(answer.headers["location"].to_str().unwrap()).await;
-    assert_eq!((read.status, &read.body), (200, &job), "the receipt is what is read afterwards");
+    assert_eq!((read.status, &read.body), (200, &job), "the receipt equals what a later read returns");
 
-    // The same key again: the unfinished job, and nothing written.
+    // With the same unique key the answer is the unfinished job, and nothing is written.
     let again = tickr.post("/v1/jobs", asked).await;
     assert_eq!((again.status, &again.body["id"]), (200, &job["id"]));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
 
-    // Everything but the kind may be left out, and a time may be in any zone.
+    // All fields but the kind may be left out, and a time may be in any zone.
     let bare = tickr.post("/v1/jobs", json!({"kind": "noop"})).await.body;
     assert_eq!((&bare["payload"], &bare["queue"], &bare["priority"]), (&json!({}), &json!("default"), &json!(5)));
     let at = (Utc::now() + Duration::from_secs(3_600)).with_timezone(&chrono::FixedOffset::east_opt(7_200).unwrap());
@@ -91,7 +91,7 @@ async fn a_batch_is_answered_in_order_and_is_all_or_nothing() {
     let one = tickr.post("/v1/jobs/batch", json!({"jobs": [job(0)]})).await;
     assert_eq!((one.status, one.body["jobs"].as_array().unwrap().len()), (201, 1));
 
-    // One bad job of three: none is written, and every problem says which job it is in.
+    // One bad job of three: none is written, and every problem names the job that it is in.
     let mixed = json!({"jobs": [
         job(1), {"kind": "sleep", "payload": {"ms": "long"}}, {"kind": "noop", "max_attempts": 0},
     ]});
@@ -100,7 +100,8 @@ async fn a_batch_is_answered_in_order_and_is_all_or_nothing() {
     assert_eq!(answer.pointers(), ["/jobs/1/payload/ms", "/jobs/2/max_attempts"]);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1_001);
 
-    // A key that is held, or twice in one batch, takes the whole batch with it, when the job insists on being new.
+    // A unique key that is held, or occurs twice in one batch, fails the whole batch if the job has `on_conflict:
+    // reject`.
     let keyed = |key: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key, "on_conflict": "reject"});
     assert_eq!(tickr.post("/v1/jobs/batch", json!({"jobs": [keyed("a"), keyed("b")]})).await.status, 201);
     for (jobs, refusal) in [
@@ -161,7 +162,7 @@ async fn the_listing_walks_by_pages_newest_first_without_gap_or_repetition() {
     assert_eq!(walk("&state=waiting", 100).await.len(), 299);
     assert_eq!(walk("&kind=nobody", 100).await, [""; 0]);
 
-    // A cursor belongs to its filter, and is not to be made up.
+    // A cursor belongs to its filter, and a made-up cursor is refused.
     let page = tickr.get("/v1/jobs?limit=5").await;
     let cursor = page.body["next_cursor"].as_str().unwrap();
     for wrong in [format!("queue=third&cursor={cursor}"), "cursor=AAAA".into(), format!("cursor={cursor}A")] {
@@ -192,9 +193,9 @@ async fn a_result_is_200_when_over_202_while_not_and_the_waiter_is_woken() {
     assert!(late < chrono::TimeDelta::seconds(10), "woken {late} after the end");
     let expected = json!({"id": id.to_string(), "state": "completed", "result": {"slept_ms": 400}, "last_error": null});
     assert_eq!(waited.body, expected);
-    assert_eq!(tickr.get(&path).await.body, expected, "it stays");
+    assert_eq!(tickr.get(&path).await.body, expected, "the result stays readable");
 
-    // Cancelled, by itself and while somebody waits.
+    // The job is cancelled, first without a waiting client and then with one.
     let id = later(&tickr).await;
     let path = format!("/v1/jobs/{id}/result?wait=30s");
     let (answer, ()) = tokio::join!(tickr.get(&path), async {
@@ -225,7 +226,7 @@ async fn cancel_retry_and_run_now_answer_by_the_state_of_the_job() {
         assert_eq!(answer.body["current_state"], state);
     };
 
-    // Waiting: cancelled for good, then revived, then run at once.
+    // A waiting job is cancelled for good, then retried, then made due at once.
     let id = later(&tickr).await;
     refused(id, "retry", "waiting").await;
     let cancelled = steer(id, "cancel").await;
@@ -243,7 +244,7 @@ async fn cancel_retry_and_run_now_answer_by_the_state_of_the_job() {
     assert_eq!(steer(id, "run-now").await.status, 200);
     tickr.until(id, State::Completed).await;
 
-    // Executing: asked to stop, and then it has.
+    // An executing job: it is asked to stop, and then it stops.
     let id = running(&tickr).await;
     refused(id, "retry", "executing").await;
     refused(id, "run-now", "executing").await;
@@ -252,7 +253,8 @@ async fn cancel_retry_and_run_now_answer_by_the_state_of_the_job() {
     let job = tickr.until(id, State::Cancelled).await;
     assert_eq!(job["attempts"][0]["verdict"], "cancelled");
 
-    // Retrying: not to be retried by hand, but to be run now; failed: a full set of attempts.
+    // A retrying job cannot be retried by an operator, but it can be made due at once. A failed job gets a full set of
+    // attempts.
     let slow = json!({"base_ms": 3_600_000, "cap_ms": 3_600_000});
     let id = tickr.enqueue(json!({"kind": "fail", "max_attempts": 2, "retry": slow})).await;
     tickr.until(id, State::Retrying).await;
@@ -336,7 +338,7 @@ async fn kinds_come_with_schemas_that_say_what_enqueue_enforces() {
 #[tokio::test(flavor = "multi_thread")]
 async fn runners_and_health_tell_who_serves() {
     let tickr = TestApp::start().await;
-    // The heartbeat writes the runner down a moment after the start.
+    // The heartbeat inserts the row of the runner a moment after the start.
     let runner = eventually("the runner is listed", async || {
         let runner = tickr.get("/v1/runners").await.body["data"][0].take();
         (!runner.is_null()).then_some(runner)
@@ -368,7 +370,7 @@ async fn runners_and_health_tell_who_serves() {
     })
     .await;
     assert_eq!((ready.status, &ready.body["status"], &ready.body["mysql"]), (200, &json!("ready"), &json!(true)));
-    // The test servers do not sync every commit, and readiness says so.
+    // The test servers do not sync every commit, and readiness reports it.
     let weak = ready.body["weaknesses"].as_array().map_or(0, Vec::len) > 0;
     assert_eq!(ready.body["durable"], json!(!weak));
     let id = tickr.enqueue_kind("noop", json!({})).await;
@@ -392,7 +394,7 @@ async fn readiness_turns_red_while_a_runner_drains_and_waiters_are_let_go() {
     while !matches!(events.recv().await, Ok(Event::Draining) | Err(_)) {}
     let red = answer(http().get(ready)).await;
     assert_eq!((red.status, &red.body["status"]), (503, &json!("draining")));
-    // The waiter is told at once instead of holding the stop up.
+    // The waiting client gets its answer at once, so that it does not delay the stop.
     assert!(matches!(waiter.await.unwrap().status, 200 | 202));
     stopping.await.unwrap();
 }
@@ -455,7 +457,8 @@ async fn finished_reports_are_downloads_and_nothing_else_is() {
     tickr.stop().await;
 }
 
-/// Bytes as they are, where a client library would tidy them up: status, head and body of the answer.
+/// Send the request as raw bytes, because a client library would normalise it. Return the status, head and body of the
+/// answer.
 async fn raw(tickr: &TestApp, request: &str) -> (u16, String, String) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut socket = tokio::net::TcpStream::connect(tickr.app.addr()).await.unwrap();

@@ -1,4 +1,4 @@
-//! What operators did is written down with what they changed.
+//! The audit log: what operators did is recorded in the transaction that makes the change.
 
 use serde_json::{Value, json};
 use tickr::job::Actor;
@@ -30,7 +30,7 @@ async fn what_an_operator_changes_is_written_down_and_what_was_refused_is_not() 
     let expected = [act("anyone", "job.retry"), act("anyone (ada@build-7)", "job.cancel")];
     assert_eq!(acts(&tickr, &format!("target={id}")).await, expected);
 
-    // Once for a request that is sent twice.
+    // A request that is sent twice has one record.
     let before = acts(&tickr, "").await.len();
     let other = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
     for _ in 0..2 {
@@ -39,7 +39,7 @@ async fn what_an_operator_changes_is_written_down_and_what_was_refused_is_not() 
     }
     assert_eq!(acts(&tickr, "").await.len(), before + 1);
 
-    // Page by page, and never on in another listing.
+    // The records come page by page, and a cursor is refused for another filter.
     let page = tickr.get(&format!("/v1/audit?limit=1&target={id}")).await.body;
     let cursor = page["next_cursor"].as_str().unwrap();
     let rest = tickr.get(&format!("/v1/audit?limit=1&target={id}&cursor={cursor}")).await.body;
@@ -47,7 +47,7 @@ async fn what_an_operator_changes_is_written_down_and_what_was_refused_is_not() 
     assert_eq!(tickr.get(&format!("/v1/audit?cursor={cursor}")).await.code(), "invalid_cursor");
     assert_eq!(tickr.get("/v1/audit?limit=0").await.pointers(), ["limit"]);
 
-    // A caller of the library says who it is.
+    // A program that uses the library names its actor.
     tickr.app.broker().retry(other, &Actor::tickr()).await.unwrap();
     assert_eq!(acts(&tickr, "limit=1").await[0].0, "tickr");
     tickr.stop().await;

@@ -1,5 +1,5 @@
 //! The bounds of recovery and of starts hold whatever else is owed: backlogs of queues that are paused, limited, not
-//! served or merely long, of other priorities, and any number of queue names.
+//! served or merely long, backlogs of other priorities, and any number of queue names.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::support::{Owed, TestApp, answer, draft, eventually, http};
 
-/// G3 for lost index entries, and a second for a busy machine.
+/// The bound of G3 for lost index entries, plus a second for a busy machine.
 const BOUND: Duration = Duration::from_secs(7);
 
 async fn until_health(tickr: &TestApp, wanted: Health) {
@@ -27,7 +27,7 @@ async fn until_health(tickr: &TestApp, wanted: Health) {
     .await;
 }
 
-/// A tickr whose only worker is busy until the returned job is cancelled.
+/// Start a tickr whose only worker is busy until the returned job is cancelled.
 async fn start_busy(queues: &[&str]) -> (TestApp, JobId) {
     let queues: Vec<String> = queues.iter().map(|queue| (*queue).to_owned()).collect();
     let busy = move |config: &mut Config| (config.workers, config.queues) = (1, queues);
@@ -53,7 +53,7 @@ fn line(queue: &str, priority: u8) -> Line {
     Line::new(&queue.parse::<Name>().unwrap(), Priority::try_from(priority).unwrap())
 }
 
-/// The jobs stand in the ready list of this line.
+/// Wait until the jobs are in the ready list of this lane.
 async fn until_listed(tickr: &TestApp, line: &Line, jobs: &[JobId]) {
     eventually(&format!("the jobs of {} are listed", line.as_str()), || async {
         let listed = tickr.app.index().ready_ids(line).await.unwrap();
@@ -62,7 +62,7 @@ async fn until_listed(tickr: &TestApp, line: &Line, jobs: &[JobId]) {
     .await;
 }
 
-/// Enqueue, and make it look as if that was a minute ago: no longer among what became due lately.
+/// Enqueue jobs, and date them back by a minute, so that they are not among those that became due lately.
 async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Line, job: serde_json::Value) -> Vec<JobId> {
     let jobs = tickr.enqueue_many((0..50).map(|_| job.clone())).await;
     until_listed(tickr, line, &jobs).await;
@@ -75,10 +75,10 @@ async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Line, job: serde_json::Val
     jobs
 }
 
-/// Lose the list of each of these lines, and see each come back within the bound.
+/// Lose the list of each of these lanes, and check that each comes back within the bound.
 async fn lose_lists(tickr: &TestApp, lines: &[(&Line, &[JobId])]) {
     for (line, jobs) in lines {
-        // A few passes: whatever the runner does first with a new backlog is over.
+        // Wait for a few passes, so that the runner's first steps with a new backlog are over.
         let passed = || tickr.app.index().health().bearing().drift.map(|drift| drift.at);
         for _ in 0..2 {
             let before = passed();
@@ -87,12 +87,12 @@ async fn lose_lists(tickr: &TestApp, lines: &[(&Line, &[JobId])]) {
         tickr.redis().await.del(tickr.key(&format!("ready:{}", line.as_str()))).await.unwrap();
         let lost = Instant::now();
         until_listed(tickr, line, jobs).await;
-        println!("the list of {} was back after {:?}", line.as_str(), lost.elapsed());
+        println!("the ready list of {} was back after {:?}", line.as_str(), lost.elapsed());
         assert!(lost.elapsed() < BOUND, "{}: {:?}", line.as_str(), lost.elapsed());
     }
 }
 
-/// Let the others run, and check that each did, once.
+/// Let the other jobs run, and check that each ran exactly once.
 async fn release(tickr: TestApp, sleeper: JobId, others: i64) {
     Owed::remove(&tickr).await;
     tickr.post(&format!("/v1/jobs/{sleeper}/cancel"), json!({})).await;
@@ -103,7 +103,8 @@ async fn release(tickr: TestApp, sleeper: JobId, others: i64) {
     tickr.stop().await;
 }
 
-/// Behind this many overdue jobs each of a queue that is not served, of one that is paused, and of a lower priority.
+/// Lose ready lists behind three backlogs of this many overdue jobs each: of a queue that is not served, of a paused
+/// queue, and of a lower priority.
 async fn lost_lists_come_back_behind(jobs: u32) {
     let (tickr, sleeper) = start_busy(&["default", "mail"]).await;
     pause(&tickr, "mail").await;
@@ -140,7 +141,7 @@ async fn a_lost_list_comes_back_within_the_bound_beside_twenty_thousand_queue_na
     let jobs = enqueue_a_minute_ago(&tickr, &normal, json!({"kind": "noop"})).await;
     let others = enqueue_a_minute_ago(&tickr, &tenant, json!({"kind": "noop", "queue": "tenant-150"})).await;
     lose_lists(&tickr, &[(&normal, &jobs), (&tenant, &others)]).await;
-    // What a runner does not serve it does not feed: whoever serves it does, when it starts.
+    // A runner feeds only the queues that it serves. A runner that serves the others feeds them when it starts.
     let keys: Vec<String> =
         tickr.redis().await.keys(format!("*{}*:ready:tenant-*", tickr.config.redis_prefix)).await.unwrap();
     assert!(keys.len() <= 200, "{} lists", keys.len());
@@ -158,7 +159,7 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
         (tickr.app.index().depth(&[]).await.unwrap().0 == later.len()).then_some(())
     })
     .await;
-    // All of Redis is lost, and one runner, which does not serve them, has fed it again.
+    // Redis lost everything. One runner, which does not serve those queues, has fed it again.
     tickr.app.index().forget().await.unwrap();
     let rebuilt = || tickr.app.index().health().bearing().last.map(|rebuilt| rebuilt.at);
     let before = rebuilt();
@@ -183,7 +184,8 @@ async fn a_runner_that_starts_later_feeds_the_queues_that_no_other_served() {
         .await;
     assert!(late_ms < 6_000, "{late_ms} ms late");
 
-    // From now on one runner feeds the queues of the other as well: those that live may not notice what was lost.
+    // From now on one runner feeds the queues of the other runner as well: running runners do not always notice what
+    // was lost.
     let far = tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "queue": "mail", "delay_ms": 600_000}))).await;
     let forget = async {
         let again = tickr.post("/v1/index/rebuild", json!({})).await;
@@ -232,7 +234,7 @@ async fn without_redis_a_limited_and_a_paused_backlog_in_front_delay_no_other_qu
     let (p99, worst) = (late[late.len() * 99 / 100], late[late.len() - 1]);
     println!("{} jobs beside a limit and a pause, late by p99 {p99} ms, at worst {worst} ms", late.len());
     assert!(p99 < 1_000, "{p99} ms late");
-    // The limit was served as well, and held; the pause stands.
+    // The limited queue was served as well, within its limit. The pause still holds.
     let others = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.queue = 'narrow'";
     let narrow = tickr.count(others).await;
     println!("{narrow} jobs of the limited queue ran");
@@ -258,7 +260,7 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
     until_health(&tickr, Health::Fast).await;
     let bad = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}))).await;
     let ids: Vec<String> = bad.iter().map(|id| format!("UNHEX('{}')", id.uuid().simple())).collect();
-    // No binary has ever written such a kind; a restore or a hand may have.
+    // No binary has ever written such a kind, but a restore or an edit by hand may have.
     tickr
         .sql(format!(
             "UPDATE owed SET kind = 'not a name!', execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 HOUR WHERE id IN ({}); \
@@ -267,7 +269,7 @@ async fn a_row_that_cannot_be_read_costs_no_other_its_start() {
             ids[2]
         ))
         .await;
-    // Found by a rebuild, by passes, by the refill, and without Redis.
+    // Rebuilds, passes, the refill, and the fallback without Redis all find the row.
     for turn in 0..2 {
         let lose = async { tickr.redis().await.del(tickr.key("epoch")).await.map(drop).unwrap() };
         tickr.event("a rebuild", lose, |event| matches!(event, Event::Rebuilt { .. }).then_some(())).await;
@@ -299,7 +301,7 @@ async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
     Owed { queue: "'elsewhere'", ..Owed::overdue(50_000) }.insert(&tickr, 1).await;
     Owed { queue: "CONCAT('tenant-', n)", ..Owed::overdue(2_000) }.insert(&tickr, 2).await;
     Owed { due: "UTC_TIMESTAMP(3) + INTERVAL 1 DAY", ..Owed::overdue(50_000) }.insert(&tickr, 3).await;
-    // With statistics, and with those of an empty table, which a server may have for a while.
+    // Check the plans with fresh statistics, and with those of an empty table, which a server may have for a while.
     for analyze in [false, true] {
         if analyze {
             tickr.sql("ANALYZE TABLE owed").await;
@@ -307,7 +309,7 @@ async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
         for text in due_statements() {
             let values = ["'default'", "5", "'1970-01-01'", "UTC_TIMESTAMP(3)", "'1970-01-01'", "0x00", "2000"];
             let mut values = values.iter().cycle();
-            // The probe names queues only.
+            // The probe reads only queue names.
             let probe = text.contains("MIN(");
             let text: String = text
                 .split_inclusive('?')
@@ -326,7 +328,7 @@ async fn a_look_at_due_work_reads_its_lines_and_nothing_else() {
             }
         }
     }
-    // And by the server's own count of the rows that were read, over a few passes.
+    // Check the server's own count of rows read as well, over a few passes.
     let read = "SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED) FROM INFORMATION_SCHEMA.GLOBAL_STATUS WHERE VARIABLE_NAME IN \
                 ('HANDLER_READ_NEXT', 'HANDLER_READ_PREV', 'HANDLER_READ_RND_NEXT')";
     let read: &'static str = if std::env::var_os("TICKR_MYSQLD").is_some() {

@@ -1,5 +1,5 @@
-//! `tickr bench`, in one tiny run of everything: every scenario works, keeps its promises and says so in JSON, nothing is
-//! left on the servers, and what cannot be measured is refused in words.
+//! `tickr bench`, in one tiny run of every scenario: each one works, keeps its promises and reports that in JSON.
+//! Nothing is left on the servers, and what cannot be measured is refused with a reason.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn bench(dir: &tempfile::TempDir, args: &[&str]) -> Command {
     command(&tickr(), dir.path(), &[&["bench"], args].concat())
 }
 
-/// With the servers of the suite, as somebody would give servers that run already.
+/// Use the servers of the suite, as a user with running servers does.
 fn on_shared_servers(dir: &tempfile::TempDir, args: &[&str]) -> Command {
     let mut command = bench(dir, args);
     command.args(["--mysql-url", &servers().mysql_url("somebody_elses"), "--redis-url", &servers().redis_url()]);
@@ -59,7 +59,7 @@ async fn every_scenario_completes_each_job_once_and_leaves_nothing_behind() {
     let name = report["servers"]["name"].as_str().unwrap();
     assert!(name.starts_with("tickr_bench_"), "{name}");
     assert_eq!(databases_like(&format!("{name}%")).await, Vec::<String>::new());
-    assert_eq!(databases_like("somebody_elses").await, Vec::<String>::new(), "the given database is not even made");
+    assert_eq!(databases_like("somebody_elses").await, Vec::<String>::new(), "the given database is not created");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +68,7 @@ async fn interrupted_it_stops_its_servers() {
     let mut command = bench(&dir, &["lateness", "--log", "info"]);
     command.env("TMPDIR", dir.path());
     let mut program = Program::spawn(command);
-    // A runner of its own is up.
+    // A runner of the bench is up.
     program.says("listening").await;
     program.signal("INT").await;
     assert_eq!(program.ends().await.code(), Some(1), "{}", program.said());

@@ -1,4 +1,4 @@
-//! The built command from outside: `tickr dev` as a user starts it, stops it, kills it and starts it again.
+//! The built command from outside: a user starts `tickr dev`, stops it, kills it and starts it again.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tokio::process::Command;
 use crate::support::program::{Program, command, example, nothing_runs_in, outcome, tickr};
 use crate::support::{TestApp, answer, connect, eventually, http, make_suspects};
 
-/// A user's machine: a folder to work in, a home and a place for temporary files, all of them empty.
+/// The machine of a user: a working folder, a home and a folder for temporary files, all of them empty.
 struct Desk {
     root: tempfile::TempDir,
 }
@@ -46,7 +46,7 @@ impl Desk {
         (program, docs.strip_suffix("/docs").unwrap().to_owned())
     }
 
-    /// Nothing runs, and nothing was left outside the data folder.
+    /// Check that no process is left, and no file outside the data folder.
     async fn is_tidy(&self) {
         nothing_runs_in(self.root.path()).await;
         for name in ["work", "home", "tmp"] {
@@ -72,7 +72,7 @@ async fn until(url: &str, id: &str, state: &str) -> Value {
     .await
 }
 
-/// The mails of an outbox: headers, unfolded, and body.
+/// Read the mails of an outbox: their headers, unfolded, and their bodies.
 fn mails(outbox: &Path) -> Vec<(String, String)> {
     let files = std::fs::read_dir(outbox).unwrap().map(|entry| entry.unwrap().path());
     let mails = files.filter(|path| path.extension().is_some_and(|ext| ext == "eml"));
@@ -99,7 +99,7 @@ async fn dev_names_its_dashboard_first_and_hands_its_servers_to_the_other_comman
     for part in ["  MySQL      mysql://", "  Redis      redis+unix://"] {
         assert!(said.contains(part), "{part} is not in:\n{said}");
     }
-    // As a user pastes it, in another folder. Without it the commands find no server.
+    // The user pastes the lines in another folder. Without them the commands find no server.
     let shell =
         async |line: String| outcome(command("sh".as_ref(), &desk.root.path().join("work"), &["-c", &line])).await;
     let tickr = tickr();
@@ -120,7 +120,7 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     let desk = Desk::new();
     let (mut program, url) = desk.start(&[]).await;
 
-    // The samples: a mail, a callback, a report and the mail that carries it.
+    // The samples are a mail, a callback, a report and the mail that carries the report.
     let done = eventually("the samples are done", async || {
         let done = jobs(&url, "completed").await;
         (done.len() == 4).then_some(done)
@@ -130,14 +130,14 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     kinds.sort_unstable();
     assert_eq!(kinds, ["email", "email", "http", "report"]);
     program.says("the first job completed ").await;
-    // Callbacks are signed, with a secret that receivers can be told, and that lasts.
+    // Callbacks are signed with a secret that is printed for receivers and that survives a restart.
     let secret = program.says("  callbacks are signed with ").await;
     assert!(CallbackSecret::parse(&secret).is_some(), "{secret}");
     let kept = desk.data().join("callback-secret");
     assert_eq!(std::fs::read_to_string(&kept).unwrap().trim(), secret);
     assert_eq!(std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&kept).unwrap()) & 0o777, 0o600);
 
-    // The report over HTTP, and the same bytes in the mail.
+    // The report is downloaded over HTTP, and the mail has the same bytes.
     let report = done.iter().find(|job| job["kind"] == "report").unwrap()["id"].as_str().unwrap();
     let report = get(&url, &format!("/v1/jobs/{report}")).await;
     let file = report["result"]["file"].as_str().unwrap();
@@ -153,7 +153,7 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     assert!(part_head.contains("attachment") && part_head.contains(file), "{part_head}");
     assert_eq!(STANDARD.decode(part.replace('\n', "")).unwrap(), page);
 
-    // The printed line works, pasted as it is.
+    // The printed command works when it is pasted without changes.
     let said = program.said();
     let curl = &said[said.find("curl -s ").unwrap()..];
     let body = curl.split_once("-d '").unwrap().1.split_once('\'').unwrap().0;
@@ -168,7 +168,7 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     };
     until(&url, accepted["id"].as_str().unwrap(), "completed").await;
 
-    // Stopped and started again, it knows what it owes.
+    // Stopped and started again, it still has its unfinished jobs.
     let mail = json!({"to": "ada@example.com", "subject": "Later", "text": "x"});
     let later = json!({"kind": "email", "payload": mail, "delay_ms": 3_000});
     let first_runner = get(&url, "/v1/runners").await["data"][0]["id"].clone();
@@ -187,13 +187,13 @@ async fn dev_runs_its_samples_keeps_its_jobs_and_leaves_nothing_behind() {
     assert!(job["started_at"].as_str() >= job["execute_at"].as_str(), "never early");
     assert!(mails(&desk.data().join("outbox")).iter().any(|(head, _)| head.contains("Subject: Later")));
 
-    // One folder, one tickr.
+    // Two instances of tickr cannot share one folder.
     let (code, _, err) = outcome(desk.dev(&[])).await;
     assert_eq!(code, 1);
     assert!(err.contains("in use by another tickr") && err.contains("data"), "{err}");
     assert_eq!(get(&url, "/readyz").await["status"], "ready");
 
-    // Killed, it takes its servers along, and starts again.
+    // When it is killed, its servers end with it, and it can start again.
     program.signal("KILL").await;
     program.ends().await;
     let (mut program, url) = desk.start(&["--no-samples"]).await;
@@ -223,7 +223,7 @@ async fn under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails
     let job = json!({"kind": "abort", "max_attempts": 9, "retry": retry});
     let job = answer(http().post(format!("{url}/v1/jobs")).json(&job)).await.body;
     let id = job["id"].as_str().unwrap();
-    // It takes dev along, and its servers; when they are back, it does so again.
+    // The job kills dev and its servers. When dev is back, the job does it again.
     assert_eq!(program.ends().await.signal(), Some(6), "{}", program.said());
     let (mut program, _) = start().await;
     assert_eq!(program.ends().await.signal(), Some(6), "{}", program.said());
@@ -234,10 +234,13 @@ async fn under_dev_a_job_that_aborts_its_process_twice_runs_in_a_child_and_fails
     assert_eq!(verdicts, ["lost"; 3], "{failed:#}");
     assert!(failed["last_error"].as_str().unwrap().contains("signal 6 (SIGABRT)"), "{failed:#}");
     let said = program.said();
-    assert!(said.contains("it runs in a process of its own") && said.contains("took its process along"), "{said}");
+    assert!(
+        said.contains("running it in a process of its own") && said.contains("the process of a suspect died"),
+        "{said}"
+    );
     assert_eq!(get(&url, "/readyz").await["status"], "ready");
 
-    // What a child runs has the configuration of dev, which no file holds: its outbox, its sample report, its secret.
+    // The child process has the configuration of dev, which is in no file: its outbox, its sample report, its secret.
     let mail = json!({"kind": "email", "payload": {"to": "ada@example.com", "subject": "Suspect", "text": "x"}});
     let report = json!({"kind": "report", "payload": {"query": "jobs_by_state", "format": "csv"}});
     let callback = json!({"kind": "http", "payload": {"method": "GET", "url": format!("{url}/livez")}});

@@ -1,5 +1,5 @@
-//! Tables that end: runners that stopped, tallies that rest, jobs whose retention is over, however many there are; and
-//! what was judged too early is judged again behind the lock.
+//! Limits on the growth of tables and on the cost of reading them: stopped runners, old tallies, and jobs past their
+//! retention go, however many there are. A decision that was made before a lock was held is made again under the lock.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION AL
                       SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// `n` from 0 to 9,999.
+/// Return SQL for a table of `n` from 0 to 9,999.
 fn ten_thousand() -> String {
     format!(
         "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d AS n FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e) s"
     )
 }
 
-/// Rows that the server has read one behind the other, in tables and in indexes.
+/// Return the number of rows that the server has read sequentially, in tables and in indexes.
 async fn rows_read(tickr: &TestApp) -> i64 {
     let sql =
         "SHOW GLOBAL STATUS WHERE Variable_name IN ('Handler_read_next', 'Handler_read_prev', 'Handler_read_rnd_next')";
@@ -32,7 +32,7 @@ async fn rows_read(tickr: &TestApp) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor() {
-    // Servers of its own, because it looks at their counters; and nothing runs.
+    // The test has its own servers, because it reads their counters. No job runs.
     let tickr = TestApp::start_alone(|_| {}, |config| config.queues = vec!["elsewhere".into()]).await;
     let waiting = |jobs, queue| Owed { jobs, queue, ..Owed::overdue(0) };
     waiting(300, "'mail'").insert(&tickr, 1).await;
@@ -42,7 +42,7 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
     assert_eq!((&stats["exact"], &stats["floors"]), (&json!(true), &json!([])), "{stats:#}");
     assert_eq!((&stats["states"]["waiting"], &stats["states"]["retrying"]), (&json!(2_280), &json!(20)));
 
-    // A queue in front of them, then twice as long.
+    // The jobs of one queue come before the others, and then twice as many.
     let mut costs = Vec::new();
     for series in [3, 4] {
         waiting(150_000, "'default'").insert(&tickr, series).await;
@@ -52,12 +52,12 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
         assert_eq!((&stats["exact"], &stats["floors"]), (&json!(false), &json!(["default"])), "{stats:#}");
         let counted = stats["queues"]["default"]["waiting"].as_i64().unwrap();
         assert!((50_000..=100_000).contains(&counted), "{counted}");
-        // Those of the others are right all the same.
+        // The counts of the other queues are still exact.
         assert_eq!(stats["queues"]["mail"], json!({"waiting": 280, "retrying": 20}));
         assert_eq!(stats["queues"]["tenant-7"], json!({"waiting": 200}));
     }
     println!("rows read for a count behind 150,000 and 300,000 jobs: {costs:?}");
-    // Beside the count there is what the loops of the runner read meanwhile.
+    // Besides the count, this includes what the loops of the runner read meanwhile.
     assert!(costs[1] < costs[0] + costs[0] / 5 && costs[1] < 300_000, "{costs:?}");
     let exact = |queue: &serde_json::Value| queue["exact"].clone();
     let queues = tickr.get("/v1/queues").await.body;
@@ -67,7 +67,7 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
     }
     assert_eq!(exact(&tickr.get("/v1/queues/default").await.body), false);
 
-    // People see the difference.
+    // The dashboard shows the difference.
     if let Some(browser) = Browser::shared().await {
         let page = browser.page(&tickr.url("")).await;
         page.visit("/").await;
@@ -89,7 +89,7 @@ async fn counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floo
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
-    // Servers of its own, because it looks at their counters.
+    // The test has its own servers, because it reads their counters.
     let served = |config: &mut tickr::config::Config| {
         (config.workers, config.queues) = (2, vec!["here".into(), "limited".into()]);
     };
@@ -106,16 +106,16 @@ async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
     let sleep = |queue: &str| json!({"kind": "sleep", "queue": queue, "payload": {"ms": 600_000}});
     let first = tickr.enqueue(sleep("limited")).await;
     tickr.until(first, State::Executing).await;
-    assert!(room("here").await && !room("limited").await, "one slot is free, and the limit is reached");
+    assert!(room("here").await && !room("limited").await, "one worker is free, and the limit is reached");
     let second = tickr.enqueue(sleep("here")).await;
     tickr.until(second, State::Executing).await;
     let before = rows_read(&tickr).await;
-    assert!(!room("here").await, "no slot is free");
+    assert!(!room("here").await, "no worker is free");
     let read = rows_read(&tickr).await - before;
     println!("rows read for what could be started behind 60,000 jobs: {read}");
-    // With what the loops of the runner read meanwhile.
+    // The bound includes what the loops of the runner read meanwhile.
     assert!(read < 5_000, "{read}");
-    // A runner of a version that writes no batches of claims: found all the same.
+    // A runner of an older version writes no batches of claims. Its attempts are found all the same.
     tickr.sql("UPDATE runners SET claim_batches = FALSE; UPDATE claim_batches SET ids = ''").await;
     assert!(!room("here").await);
     tickr.sql("UPDATE runners SET claim_batches = TRUE").await;
@@ -129,7 +129,7 @@ async fn what_could_be_started_is_known_without_a_walk_through_what_waits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_stopped_runners_cost_nobody_anything_and_go_after_a_week() {
-    // Servers of its own, because it looks at their counters.
+    // The test has its own servers, because it reads their counters.
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     tickr
         .sql(format!(
@@ -149,22 +149,23 @@ async fn ten_thousand_stopped_runners_cost_nobody_anything_and_go_after_a_week()
         assert_eq!(store.runners(100).await.unwrap().len(), 100);
     }
     let read = rows_read(&tickr).await - before;
-    // Twenty times a hundred for the lists, and what the loops of the runner read meanwhile. One scan would be ten thousand.
+    // Twenty times a hundred for the lists, plus what the loops of the runner read meanwhile. One scan would read ten
+    // thousand.
     assert!(read < 12_000, "{read} rows for twenty looks");
     let listed = store.runners(3).await.unwrap();
     assert_eq!(&listed[0].id, tickr.app.runner());
-    assert_eq!(listed[1].id.as_str(), "old/0", "then the ones that stopped last");
+    assert_eq!(listed[1].id.as_str(), "old/0", "then the runners that stopped last");
 
     let (mut gone, mut more) = (0, true);
     while more {
         let (forgotten, rest) = store.forget_runners(KEEP_RUNNERS).await.unwrap();
         (gone, more) = (gone + forgotten, rest);
     }
-    // A week has 10,080 minutes: the one that stopped two minutes ago for each of 5,040 stays.
+    // The runners stopped at intervals of two minutes. A week has 10,080 minutes, so 5,040 of them stay.
     assert!((4_950..=4_961).contains(&gone), "{gone}");
     let left = "SELECT COUNT(*) FROM runners WHERE stopped_at < UTC_TIMESTAMP(6) - INTERVAL 169 HOUR";
     assert_eq!(tickr.count(left).await, 0);
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await, 1, "the living one stays");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM runners WHERE stopped_at IS NULL").await, 1, "the running one stays");
     tickr.stop().await;
 }
 
@@ -190,7 +191,7 @@ async fn tallies_of_a_thousand_queues_end_and_every_sum_stays() {
     let store = tickr.app.broker().store();
     let done = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(done, State::Completed).await;
-    // 1,000 queues of callers, each counted in ten lanes by runners that are gone.
+    // 1,000 queues, each counted in ten lanes by runners that are gone.
     tickr
         .sql(format!(
             "INSERT INTO tallies (lane, queue, kind, state, n, changed_at) SELECT 1 + n DIV 1000, CONCAT('tenant-', n MOD 1000), \
@@ -205,7 +206,7 @@ async fn tallies_of_a_thousand_queues_end_and_every_sum_stays() {
         (stats["states"]["completed"].as_i64().unwrap(), stats["queues"]["tenant-5"]["completed"].clone())
     };
     assert_eq!(completed().await, (69_991, json!(60)));
-    // A row that changed a moment ago stays where its writer adds to it.
+    // A row that changed a moment ago stays, because its writer still adds to it.
     tickr.sql("UPDATE tallies SET n = n + 1 WHERE queue = 'tenant-6' AND lane = 3").await;
     fold(store, DAY).await;
     assert_eq!(completed().await, (69_992, json!(60)));
@@ -215,26 +216,26 @@ async fn tallies_of_a_thousand_queues_end_and_every_sum_stays() {
     fold(store, DAY).await;
     assert_eq!(tickr.count(rows).await, 1_001, "nothing is left to do");
 
-    // After all their jobs have gone, the queues go as well, and the total does not.
+    // After all their jobs have gone, the rows of the queues go as well, and the total stays.
     tickr.sql("UPDATE tallies SET changed_at = NOW() - INTERVAL 400 DAY WHERE queue LIKE 'tenant-%' AND queue <> 'tenant-7'").await;
     fold(store, DAY * 300).await;
-    // The row of lane 3 came to rest, and lane 0 with it.
+    // Two rows stay: lane 0 of tenant-7, and lane 0 of tenant-6, because the count of its lane 3 was just added to it.
     assert_eq!(tickr.count(rows).await, 2);
     assert_eq!(completed().await, (69_992, json!(null)));
-    // What a queue counts from then on is its own again, and no check misses what was added up.
+    // A queue that counts again gets a row of its own again, and no check misses the counts that were added up.
     let again = tickr.enqueue(json!({"kind": "noop", "queue": "default"})).await;
     tickr.until(again, State::Completed).await;
     assert_eq!(completed().await.0, 69_993);
     tickr.stop().await;
 }
 
-/// Wait until a session of tickr waits for the lock of a job.
+/// Wait until a session of tickr waits for the lock on the row of a job.
 async fn until_locked_out(tickr: &TestApp) {
     eventually("the purge waits for the row", || async {
         let rows = sqlx::raw_sql("SHOW FULL PROCESSLIST").fetch_all(&mut tickr.mysql().await).await.unwrap();
         let name = tickr.config.mysql_url().unwrap().expose().to_owned();
         let waits = rows.iter().any(|row| {
-            // MySQL sends these texts as bytes.
+            // MySQL returns these texts as bytes.
             let said = |column: &str| {
                 let bytes: Option<Vec<u8>> = row.try_get_unchecked(column).unwrap();
                 bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
@@ -248,7 +249,7 @@ async fn until_locked_out(tickr: &TestApp) {
     .await;
 }
 
-/// A job that was found old enough, and was retried and ended anew before its lock was free, is young again.
+/// A job is found old enough, but is retried and ends again before the purge gets its lock. Then it must stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
     let tickr = TestApp::start().await;
@@ -282,7 +283,7 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
             })
         };
         until_locked_out(&tickr).await;
-        // What a retry and its failure leave behind.
+        // These rows are what a retry and its failure leave behind.
         let now = "UTC_TIMESTAMP(6)";
         holder
             .execute(sql(format!(
@@ -296,21 +297,21 @@ async fn a_job_that_ended_anew_while_the_purge_waited_for_it_stays() {
         assert_eq!(purge.await.unwrap(), 0, "{id}");
         assert_eq!(tickr.job(id).await["attempts"].as_array().unwrap().len(), 2);
     }
-    // Nothing stands in the way of their end when it has come.
+    // The jobs go when their retention is over.
     let keep = Retention { failed: Duration::ZERO, ..Retention::all(DAY) };
     tokio::time::sleep(Duration::from_millis(5)).await;
     assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 2);
     tickr.stop().await;
 }
 
-/// A job may have more ledger lines than a page of the purge.
+/// A job may have more attempts in the ledger than a page of the purge.
 #[tokio::test(flavor = "multi_thread")]
 async fn retention_ends_for_jobs_of_thousands_of_lines() {
     let tickr = TestApp::start().await;
     let store = tickr.app.broker().store();
     let ids = tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop"}))).await;
     tickr.until_idle().await;
-    // The one in the middle was snoozed 5,000 times.
+    // The job in the middle was snoozed 5,000 times.
     let bytes = format!("UNHEX('{}')", ids[1].uuid().simple());
     tickr
         .sql(format!(
@@ -330,13 +331,13 @@ async fn retention_ends_for_jobs_of_thousands_of_lines() {
         if place.is_none() {
             break;
         }
-        assert!(pages < 20, "the walk goes on");
+        assert!(pages < 20, "the purge does not come to an end");
     }
     assert_eq!((jobs, tickr.count("SELECT COUNT(*) FROM attempts").await), (3, 0));
     tickr.stop().await;
 }
 
-/// `jobs` ended jobs of last month, in batches of a hundred.
+/// Insert `jobs` jobs that ended last month, in batches of a hundred.
 async fn ended(mysql: &mut MySqlConnection, jobs: u32) {
     for thousands in 0..jobs.div_ceil(10_000) {
         let id = |n: &str| {
@@ -359,7 +360,8 @@ async fn ended(mysql: &mut MySqlConnection, jobs: u32) {
     }
 }
 
-/// Purge as the eldest runner does: page after page, with rests of a quarter of a page. Jobs per second.
+/// Purge as the eldest runner does: page after page, with pauses of a quarter of the time of a page. Return the jobs
+/// per second.
 async fn purge_rate(store: &Store, jobs: u32) -> f64 {
     let keep = Retention::all(DAY);
     let (began, mut place, mut gone): (Instant, Option<JobId>, u32) = (Instant::now(), None, 0);
@@ -377,7 +379,7 @@ async fn purge_rate(store: &Store, jobs: u32) -> f64 {
     f64::from(gone) / began.elapsed().as_secs_f64()
 }
 
-/// Tables without a runner, whose janitor would help.
+/// Purge jobs from tables without a runner, because the janitor of a runner would take part.
 async fn purged(jobs: u32) -> f64 {
     let (name, url) = database().await;
     let settings = StoreSettings { url: url.clone(), connections: 6, flushers: 1 };
@@ -387,7 +389,7 @@ async fn purged(jobs: u32) -> f64 {
     ended(&mut mysql, jobs).await;
     let rate = purge_rate(&store, jobs).await;
     println!("{rate:.0} jobs/s");
-    // Pages of two thousand lines leave no batch of a hundred half explained.
+    // Pages of two thousand attempts leave no batch of a hundred half deleted.
     for table in ["jobs", "attempts", "departures"] {
         let sql = format!("SELECT COUNT(*) FROM {table}");
         let count: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&mut mysql).await.unwrap();

@@ -1,4 +1,4 @@
-//! Callbacks as operators and receivers meet them: connections, allowed targets, signatures, errors.
+//! Callbacks as operators and receivers see them: connections, allowed targets, signatures, errors.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -24,10 +24,11 @@ use tickr::job::State;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
+use crate::support::documents::document;
 use crate::support::program::{Program, command, outcome, tickr as binary};
 use crate::support::{Runner, TestApp, eventually};
 
-/// A receiver that counts the connections it accepts, and answers as the first part of the path says.
+/// A receiver that counts the connections it accepts. The first part of the path is the status of its answer.
 struct Counting {
     addr: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -80,8 +81,8 @@ impl Drop for Counting {
     }
 }
 
-/// Make so many callbacks to one receiver: each over a connection that is there, but for as many as there are workers, and a few
-/// that were opened while one was about to be free.
+/// Make this many callbacks to one receiver. Connections must be used again: there may be one per worker, plus a few
+/// that were opened while another was about to be free.
 async fn one_receiver(jobs: usize) {
     const WORKERS: usize = 32;
     let tickr = TestApp::start_with(|config| config.workers = WORKERS, Registry::new()).await;
@@ -123,7 +124,7 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
     let (entry, _) = entry.split_once('"').unwrap();
     tickr.stop().await;
 
-    // What it says to write is enough, and opens nothing else.
+    // The entry that the refusal names is enough, and it allows nothing else.
     let allow = configured("callback_allow", entry).callback_allow;
     let open = move |config: &mut Config| {
         config.callback_allow_private = false;
@@ -138,13 +139,14 @@ async fn a_refused_target_names_the_setting_and_what_the_setting_names_is_reache
     }
     tickr.stop().await;
 
-    // The wide switch leaves cloud metadata out. The jobs are not due while the test runs, should they be accepted.
+    // `callback_allow_private` leaves cloud metadata out. The jobs are not due during the test, even if they are
+    // accepted.
     let tickr = TestApp::start().await;
     for url in ["http://169.254.169.254/latest/", "http://168.63.129.16/machine/", "http://[fd00:ec2::254]/"] {
         let job = json!({"kind": "http", "payload": {"url": url}, "delay_ms": 3_600_000});
         let answer = tickr.post("/v1/jobs", job).await;
         assert_eq!(answer.status, 422, "{url}: {:#}", answer.body);
-        assert!(answer.body.to_string().contains("naming the very address in callback_allow"), "{:#}", answer.body);
+        assert!(answer.body.to_string().contains("adding exactly that address to callback_allow"), "{:#}", answer.body);
     }
     tickr.stop().await;
 }
@@ -193,7 +195,7 @@ async fn errors_tell_the_endpoints_of_a_receiver_apart_and_say_nothing_of_a_quer
         groups["data"].as_array().unwrap().iter().map(|group| group["open"].as_u64().unwrap()).collect();
     assert_eq!(counts, BTreeSet::from([1, 2]), "{groups:#}");
 
-    // Piped somewhere, errors are whole.
+    // Output into a pipe has the whole error.
     let long = format!("/404/{}/end", "long/".repeat(20));
     let id = tickr.enqueue(receiver.callback(&long)).await;
     tickr.until(id, State::Failed).await;
@@ -233,7 +235,7 @@ async fn a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_v
         assert!(later > last, "{later} after {last}");
         last = later;
     }
-    // Another cause is another group, which begins when it does.
+    // Another cause is another group, whose first failure is later.
     tickr.sql(format!("UPDATE jobs SET payload = '{{\"url\":\"http://{}/410/in\"}}'", receiver.addr)).await;
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
     tickr.until_attempts(id, 4).await;
@@ -242,12 +244,12 @@ async fn a_group_is_as_old_as_its_first_failure_though_its_jobs_are_retried_in_v
     tickr.stop().await;
 }
 
-/// Says how many jobs of its own kind are to follow it.
+/// A job with this many follow-up jobs.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Parent {
     followers: u32,
-    /// The last of them is one that its kind refuses.
+    /// Whether its kind refuses the last of them.
     #[serde(default)]
     and_a_bad_one: bool,
 }
@@ -316,7 +318,7 @@ async fn a_start_without_a_callback_secret_says_so_once() {
     let signing = Runner::start(&tickr, &[("TICKR_CALLBACK_SECRET", secret.as_str())]);
     signing.base().await;
     assert!(!signing.log().contains(words) && !signing.log().contains(&secret), "{}", signing.log());
-    // With secrets of single hosts alone that is on purpose, and said in passing.
+    // If every secret belongs to one host, the missing general secret is on purpose, and an info line is enough.
     let hosts = format!("shop.example={secret},*.partner.example={secret}");
     let signing = Runner::start(&tickr, &[("TICKR_CALLBACK_HOST_SECRETS", hosts.as_str())]);
     signing.base().await;
@@ -327,25 +329,17 @@ async fn a_start_without_a_callback_secret_says_so_once() {
     tickr.stop().await;
 }
 
-/// The first block of this language behind the heading, in the README.
-fn readme(heading: &str, language: &str) -> String {
-    let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    let (_, section) = text.split_once(&format!("\n{heading}\n")).unwrap();
-    let (_, block) = section.split_once(&format!("\n```{language}\n")).unwrap();
-    block.split_once("\n```").unwrap().0.to_owned()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
     if std::process::Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("there is no python3 here");
+        println!("skipped: there is no python3");
         return;
     }
     let secret = CallbackSecret::generate();
     let config = configured("callback_secret", &secret);
     let tickr = TestApp::start_with(|to| to.callback_secret = config.callback_secret, Registry::new()).await;
     let file = tickr.dir.path().join("receiver.py");
-    std::fs::write(&file, readme("### Checking a callback", "python")).unwrap();
+    std::fs::write(&file, document("docs/HANDLERS.md").block("python")).unwrap();
     let mut python = command(Path::new("python3"), tickr.dir.path(), &["-u", "receiver.py"]);
     python.env("CALLBACK_SECRET", &secret).env("PORT", "0");
     let mut receiver = Program::spawn(python);
@@ -356,7 +350,7 @@ async fn the_receivers_of_the_readme_take_what_is_signed_and_nothing_else() {
     let id = tickr.enqueue(job).await;
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(job["result"]["status"], 204, "{job:#}");
-    // Nothing else: without a signature, with a wrong one, with another body, with another time, and too late.
+    // The receiver refuses the rest: no signature, a wrong one, another body, another time, and a time that is too old.
     let client = reqwest::Client::new();
     let (now, key) = (chrono::Utc::now().timestamp(), CallbackSecret::parse(&secret).unwrap());
     let sign = |at: i64, body: &str| {

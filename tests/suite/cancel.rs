@@ -1,4 +1,5 @@
-//! What a cancel answers is what happens (G9): 200 never starts (again), 202 was asked to stop, 409 was over already.
+//! The answer to a cancel is what happens (G9): after 200 the job never starts (again), 202 means that it was asked to
+//! stop, 409 that it was over already.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -19,7 +20,7 @@ use uuid::Uuid;
 
 use crate::support::{TestApp, draft};
 
-/// Sleeps a little, or fails at first, and leaves a note of every start.
+/// Sleeps a little, or fails at first, and records every start.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 struct Noted {
     ms: u64,
@@ -30,7 +31,7 @@ impl Kind for Noted {
     const NAME: &'static str = "noted";
 }
 
-/// Job and token of each start, by all runners.
+/// Job and token of each start, from all runners.
 type Starts = Arc<Mutex<Vec<(JobId, Uuid)>>>;
 
 fn noted(starts: &Starts) -> Registry {
@@ -49,15 +50,15 @@ fn noted(starts: &Starts) -> Registry {
     own
 }
 
-/// How a job of the race stands in the tables at the end.
+/// End of one job of the race, as the tables hold it.
 #[derive(Debug, Default)]
 struct Ended {
     state: String,
-    /// Verdicts of its lines that a runner executed.
+    /// Verdicts of the attempts that a runner executed.
     executed: Vec<String>,
-    /// Its last line is the closing one of a job that was cancelled while it waited.
+    /// Whether its last row in the ledger closes a job that was cancelled while it waited.
     closed: bool,
-    /// Its last line knows that somebody asked.
+    /// Whether its last row in the ledger says that a cancel was requested.
     asked: bool,
 }
 
@@ -92,8 +93,8 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     let runners: [&App; 2] = [&tickr.app, &other];
     let client = reqwest::Client::new();
     let began = Instant::now();
-    // Each turn: a small batch through one runner, then one cancel for each of its jobs through any, in the moments
-    // in which they start, run, fail, start again and end.
+    // Each turn enqueues a small batch through one runner. Then it cancels each of the jobs through any runner, while
+    // they start, run, fail, start again and end.
     let turn = async |enqueued_by: usize| {
         let jobs: Vec<_> = (0..20)
             .map(|_| {
@@ -109,7 +110,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
             tokio::time::sleep(Duration::from_micros(rand::random_range(0..20_000))).await;
             let through = runners[rand::random_range(0..2)];
             if rand::random_ratio(3, 4) {
-                // Without HTTP it is quicker, and says the same.
+                // Without HTTP the call is faster, and the answer is the same.
                 let moved = through.broker().cancel(receipt.id, &Actor::tickr()).await.unwrap();
                 return match moved {
                     Moved::Done(_) => (receipt.id, 200, String::new()),
@@ -150,15 +151,15 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
         let end = &ends[id];
         let starts = started.get(id).copied().unwrap_or_default();
         let said = format!("{id} was answered {status} {current:?}, started {starts} times and is {end:?}");
-        // Every start has a line of its own, and every line a start.
+        // Every start has a row in the ledger, and every row has a start.
         assert_eq!(starts, end.executed.len(), "{said}");
         match status {
-            // It waited, and nothing of it started since; what it may have run before is in front.
+            // It waited, and it did not start after the cancel. Earlier attempts come before.
             200 => {
                 assert!(end.closed && end.state == "cancelled", "{said}");
                 assert!(end.executed.iter().all(|verdict| verdict == "failed"), "{said}");
             }
-            // It ran: the attempt that was asked to stop is its last.
+            // It ran. The attempt that was asked to stop is its last one.
             202 => {
                 assert!(!end.closed && end.asked, "{said}");
                 let (last, before) = end.executed.split_last().unwrap();
@@ -166,7 +167,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
                 let state = if last == "succeeded" { "completed" } else { "cancelled" };
                 assert_eq!(end.state, state, "{said}");
             }
-            // It was over, as it still is.
+            // It was over already, and stays so.
             409 => assert_eq!((&end.state, current.as_str()), (current, "completed"), "{said}"),
             _ => panic!("{said}"),
         }
@@ -181,7 +182,7 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
     tickr.stop().await;
 }
 
-/// Runs until it is told to stop, and notes when that was.
+/// Runs until it is asked to stop, and records the time of that.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 struct Patient {}
 
@@ -209,7 +210,7 @@ async fn a_running_handler_sees_a_cancel_through_another_runner_within_two_secon
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "patient"}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
     let client = reqwest::Client::new();
-    // At any moment between two looks of the heartbeat.
+    // The cancels come at random moments between two heartbeats.
     let asked = futures_util::future::join_all(ids.iter().map(async |id| {
         tokio::time::sleep(Duration::from_millis(rand::random_range(0..1_500))).await;
         let asked = Instant::now();

@@ -1,5 +1,5 @@
-//! `PATCH /v1/jobs/{id}` and ETags: a waiting job gets another due time or priority, at most once, only if it still is
-//! what the caller saw, and starts promptly and once whatever the index still says.
+//! `PATCH /v1/jobs/{id}` and ETags: a waiting job gets another due time or priority, at most once and only if it is
+//! still as the client saw it. It starts promptly and once, whatever the index holds.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn later() -> Value {
     json!({"kind": "noop", "delay_ms": LATER_MS})
 }
 
-/// A PATCH with headers.
+/// Send a PATCH with headers.
 async fn patch(tickr: &TestApp, id: JobId, headers: &[(&str, &str)], body: &Value) -> Answer {
     patch_at(tickr.url(&format!("/v1/jobs/{id}")), headers, body).await
 }
@@ -52,7 +52,7 @@ async fn a_waiting_job_gets_another_due_time_and_priority_and_the_audit_says_who
     assert!(acts[0]["actor"].as_str().unwrap().contains("ada"), "{}", acts[0]);
     assert_eq!(acts[0]["detail"]["priority"], json!({"from": 5, "to": 1}));
 
-    // Only what is named changes; and a moment that is past means now.
+    // Only the named fields change, and a past time means now.
     let changed = patch(&tickr, id, &[], &json!({"priority": 7})).await;
     assert_eq!(changed.body["execute_at"], shown.body["execute_at"]);
     let past = patch(&tickr, id, &[], &json!({"execute_at": "2020-01-01T00:00:00Z"})).await;
@@ -182,7 +182,7 @@ async fn a_change_whose_commit_was_not_answered_is_recognised_and_not_repeated()
         assert_eq!((changed.status, proxy.cuts()), (200, n + 1), "{:#}", changed.body);
         assert_eq!(changed.body, tickr.job(id).await);
         assert_eq!(acts(&tickr, id).await.len(), 1);
-        // Sent again: with a key it is the same request, without one the tag is spent.
+        // The request is repeated. With an idempotency key it is recognised. Without one the tag does not fit any more.
         let again = patch(&tickr, id, &headers, &body).await;
         assert_eq!(again.status, if key.is_some() { 200 } else { 412 });
         assert_eq!(again.header("idempotency-replayed"), if key.is_some() { "true" } else { "" });
@@ -198,7 +198,7 @@ async fn a_job_moved_to_another_line_starts_at_its_new_place_and_once() {
     let tickr = TestApp::start_with(|config| config.workers = 1, gated(&open)).await;
     let first = tickr.enqueue_kind("gate", json!({})).await;
     tickr.until(first, State::Executing).await;
-    // Two due ones in the line of the least urgent, and one that is not due in the line of the most urgent.
+    // Two due jobs in the lane of the lowest priority, and one that is not due in the lane of the highest.
     let ids = tickr
         .enqueue_many([
             json!({"kind": "noop", "priority": 9}),
@@ -217,14 +217,14 @@ async fn a_job_moved_to_another_line_starts_at_its_new_place_and_once() {
     for at in [1, 2, 0, 3] {
         tickr.until(ids[at], State::Completed).await;
     }
-    // A little later than now: it comes by the waiting set, as one that is due.
+    // It is due a little later than now, so it goes through the waiting set and then counts as due.
     assert_eq!(patch(&tickr, ids[4], &[], &json!({"delay_ms": 50})).await.status, 200);
     tickr.until_idle().await;
     let ran: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts ORDER BY started_at")
         .fetch_all(&mut tickr.mysql().await)
         .await
         .unwrap();
-    // The last was taken out of its ready list by its due time alone.
+    // The last one was removed from its ready list because of its due time alone.
     assert_eq!(ran[1..], [1, 2, 0, 3, 4].map(|at| ids[at].uuid()));
     tickr.assert_each_ran_once(6).await;
     tickr.stop().await;

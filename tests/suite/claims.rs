@@ -1,5 +1,5 @@
-//! Claims and what is left of them: open attempts are found however much waits, and a claim that was never answered burns
-//! nothing.
+//! Claims and the attempts that they open: a search finds open attempts however many jobs wait, and a claim without an
+//! answer uses up no attempt.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,13 +12,14 @@ use tickr::job::State;
 
 use crate::support::{Runner, TestApp, eventually};
 
-/// A tickr that takes jobs, reaps and runs none of them.
+/// Configure a tickr that accepts jobs and reaps, but runs no job.
 fn bystander(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
     config.lease = Duration::from_secs(5);
 }
 
-/// Fill the tables with so many jobs that are due in a month, whose ids stand in front of, among and behind all others.
+/// Fill the tables with this many jobs that are due in a month. Their ids lie before, among and after those of all
+/// other jobs.
 async fn far_jobs(tickr: &TestApp, count: u64) {
     let mut mysql = tickr.mysql().await;
     let first = "INSERT INTO jobs (id, kind, queue, priority, max_attempts, payload, execute_at, created_at) \
@@ -27,7 +28,7 @@ async fn far_jobs(tickr: &TestApp, count: u64) {
     mysql.execute(first).await.unwrap();
     let mut there = 1;
     while there < count {
-        // Twice as many each time.
+        // Each statement doubles the number of jobs.
         let more = format!("{first} FROM jobs WHERE queue = 'far' LIMIT {}", there.min(count - there).min(200_000));
         there += mysql.execute(AssertSqlSafe(more)).await.unwrap().rows_affected();
     }
@@ -44,7 +45,8 @@ async fn far_jobs(tickr: &TestApp, count: u64) {
     mysql.execute("ANALYZE TABLE owed, jobs").await.unwrap();
 }
 
-/// Kill a runner with 250 open attempts behind so many jobs of next month. All are lost within the lease and five seconds.
+/// Kill a runner with 250 open attempts behind this many jobs of next month. All attempts are lost within the lease
+/// plus five seconds.
 async fn lost_behind(far: u64) {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
     far_jobs(&tickr, far).await;
@@ -64,7 +66,7 @@ async fn lost_behind(far: u64) {
     for id in &ids[..3] {
         assert_eq!(tickr.verdicts(*id).await, ["lost"]);
     }
-    // Nothing is left to look at.
+    // No batch of claims is left to check.
     tickr.until_count("SELECT COUNT(*) FROM claim_batches", 0).await;
     tickr.stop().await;
 }
@@ -81,7 +83,7 @@ async fn attempts_of_a_killed_runner_are_found_behind_eight_million_jobs() {
     lost_behind(far).await;
 }
 
-/// The statements of a server's general log that read or write the owed rows.
+/// Return the statements in the server's general log that read or write the owed rows.
 async fn statements(mysql: &mut MySqlConnection, database: &str) -> BTreeSet<String> {
     let rows =
         mysql.fetch_all("SELECT argument FROM mysql.general_log WHERE command_type IN ('Execute', 'Query')").await;
@@ -98,7 +100,7 @@ async fn statements(mysql: &mut MySqlConnection, database: &str) -> BTreeSet<Str
     pieces.into_iter().filter(about_owed).collect()
 }
 
-/// The statements of a text, none of which holds a semicolon in a constant.
+/// Split a text into statements. None of its constants holds a semicolon.
 fn split(text: &str) -> Vec<String> {
     text.split(';').map(|statement| statement.trim().to_owned()).collect()
 }
@@ -110,7 +112,7 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     let mut mysql = tickr.mysql().await;
     mysql.execute("SET GLOBAL log_output = 'TABLE'").await.unwrap();
     mysql.execute("SET GLOBAL general_log = 1").await.unwrap();
-    // A runner at work, one that dies, and an older one that is silent.
+    // One runner works, one dies, and an older one is silent.
     let works = Runner::start(&tickr, &[("TICKR_WORKERS", "8")]);
     let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
     tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
@@ -132,7 +134,7 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     mysql.execute("SET GLOBAL general_log = 0").await.unwrap();
 
     let found = statements(&mut mysql, "").await;
-    // What tests and people ask, and the bounded searches of the API.
+    // Leave out the statements of tests and operators, and the bounded searches of the API.
     let loops = found.iter().filter(|text| {
         let asked = ["SELECT COUNT(*) FROM owed", "SELECT MAX(id)", "SELECT queue, state, COUNT(*)", "EXPLAIN"];
         !asked.iter().any(|begins| text.starts_with(begins)) && !text.contains("INSERT INTO runners")
@@ -158,7 +160,7 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
     }
     println!("{read} plans, {claims} of them of claims and renewals");
     assert!(read > 5 && claims > 0, "{found:#?}");
-    // The test sees what it looks for.
+    // Check the check itself: it must flag a scan of the whole table.
     let all = mysql
         .fetch_all("EXPLAIN SELECT id FROM owed WHERE state = 'executing' AND lease_until < UTC_TIMESTAMP(6)")
         .await;
@@ -170,11 +172,11 @@ async fn no_loop_reads_the_owed_rows_as_a_whole() {
 
 const BURNED: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost' OR end_state = 'failed'";
 
-/// Freeze MySQL for so long that every claim under way is given up, while jobs that may be tried once come in.
+/// Freeze MySQL until every claim under way is given up, while jobs with a single attempt arrive.
 async fn frozen(tickr: &TestApp, freeze: impl AsyncFnOnce(&TestApp)) {
     let runner = Runner::start(tickr, &[("TICKR_WORKERS", "16"), ("TICKR_LEASE", "5s")]);
     runner.base().await;
-    // Due one after the other, so that claims are under way at every moment.
+    // The jobs become due one after the other, so that some claim is under way at every moment.
     let job = |n: u64| json!({"kind": "noop", "max_attempts": 1, "delay_ms": n * 2});
     let ids = tickr.enqueue_many((0..4_000).map(job)).await;
     eventually("claims are under way", || async {
@@ -187,7 +189,7 @@ async fn frozen(tickr: &TestApp, freeze: impl AsyncFnOnce(&TestApp)) {
         stats.owed.is_empty().then_some(())
     })
     .await;
-    assert_eq!(tickr.count(BURNED).await, 0, "burned though no handler had run");
+    assert_eq!(tickr.count(BURNED).await, 0, "an attempt was used up though no handler had run");
     assert_eq!(
         tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await,
         i64::try_from(ids.len()).unwrap()
@@ -198,9 +200,10 @@ async fn frozen(tickr: &TestApp, freeze: impl AsyncFnOnce(&TestApp)) {
     tickr.assert_sound().await;
 }
 
-/// Long enough for a claim to be given up on a server that does not answer: a run of fifteen seconds, two connects of five.
+/// Long enough for a claim to be given up while the server does not answer: one run of fifteen seconds and two connects
+/// of five.
 const SILENT: Duration = Duration::from_secs(28);
-/// The same on a server that answers, but not to a write: three runs.
+/// The same while the server answers, but not to a write: three runs.
 const LOCKED: Duration = Duration::from_secs(50);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -235,7 +238,7 @@ async fn a_runner_whose_heartbeat_is_not_answered_takes_no_new_work_until_it_is(
     let runner = Runner::start(&tickr, &[("TICKR_WORKERS", "4"), ("TICKR_LEASE", "3s")]);
     let first = tickr.enqueue(json!({"kind": "noop"})).await;
     tickr.until(first, State::Completed).await;
-    // Everything works but the heartbeat.
+    // Everything works except the heartbeat.
     let mut lock = tickr.mysql().await;
     let mut held = lock.begin().await.unwrap();
     sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
@@ -263,7 +266,7 @@ async fn one_lost_attempt_that_cannot_be_ended_does_not_keep_the_others_lost() {
     let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
     let mut ids = tickr.enqueue_many((0..20).map(|_| job.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
-    // The ledger has the line of this attempt already, as after a restore that went wrong.
+    // The ledger already has a row for this attempt, as after a restore that went wrong.
     ids.sort_unstable();
     let bad = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict) \
                SELECT id, attempt, 1, runner, execute_at, started_at, started_at, 'failed' FROM owed WHERE id = ?";
@@ -271,5 +274,5 @@ async fn one_lost_attempt_that_cannot_be_ended_does_not_keep_the_others_lost() {
     runner.kill9();
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 19).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 1);
-    tickr.stop_broken("the ledger has a line of an open attempt").await;
+    tickr.stop_broken("the ledger has a row of an open attempt").await;
 }

@@ -1,4 +1,4 @@
-//! The built command, subcommand by subcommand: what it prints, what it does, how it ends.
+//! The built command, subcommand by subcommand: its output, its effect and its exit code.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 use crate::support::program::{Program, command, outcome, tickr};
 use crate::support::{EventStream, TestApp, answer, eventually, http};
 
-/// `tickr …` in a folder of the test.
+/// Make the command `tickr …`, to run in a folder of the test.
 fn run(dir: &Path, args: &[&str]) -> Command {
     command(&tickr(), dir, args)
 }
 
-/// `tickr …` against the tickr of the test.
+/// Make the command `tickr …`, as a client of the tickr of the test.
 fn client(app: &TestApp, args: &[&str]) -> Command {
     let mut command = run(app.dir.path(), args);
     command.env("TICKR_URL", app.url(""));
@@ -77,7 +77,7 @@ async fn serve_names_everything_that_is_wrong_with_its_settings_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_mysql_it_says_what_it_tried_and_how_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
-    // A port that nobody listens on, for as long as the test holds it.
+    // The test holds this port without accepting connections, so that no server answers on it.
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port();
     drop(held);
@@ -208,7 +208,7 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     ];
     let again = ok(client(&app, &all)).await;
     let all: Value = serde_json::from_str(&ok(client(&app, &all)).await).unwrap();
-    assert_eq!(all, serde_json::from_str::<Value>(&again).unwrap(), "the same key, the same job");
+    assert_eq!(all, serde_json::from_str::<Value>(&again).unwrap(), "the same idempotency key gives the same job");
     for (field, value) in [
         ("queue", json!("slow")),
         ("max_attempts", json!(3)),
@@ -222,7 +222,8 @@ async fn enqueue_takes_a_payload_from_everywhere_and_waits_if_asked() {
     let dated = ok(client(&app, &["enqueue", "noop", "--at", "2020-01-01T00:00:00Z", "--wait", "30s"])).await;
     assert!(dated.ends_with(" completed\n"), "{dated}");
 
-    // What the API refuses, with the place; what is no JSON, before anything is sent; nobody there.
+    // The API refuses a payload and names the field, text that is not JSON is refused before a request is sent, and an
+    // address without a server is reported.
     let (code, out, err) = outcome(client(&app, &["enqueue", "sleep", r#"{"ms": "x"}"#])).await;
     assert!(code == 1 && out.is_empty() && err.contains("/payload/ms") && err.contains("invalid_payload"), "{err}");
     let (code, _, err) = outcome(client(&app, &["enqueue", "noop", "{"])).await;
@@ -416,13 +417,13 @@ async fn a_reader_that_has_seen_enough_ends_a_command_without_a_word() {
         let mut shell = tokio::process::Command::new("bash");
         shell.args(["-c", &pipe]).current_dir(app.dir.path());
         let (_, out, err) = outcome(shell).await;
-        // It may be done before the pipe is closed.
+        // The command may have finished before the pipe is closed.
         assert!(err.is_empty() && ["0\n", "141\n"].contains(&out.as_str()), "{said}: {out}{err}");
     }
     app.stop().await;
 }
 
-/// `tickr …` against this server, as a program that runs on.
+/// Start `tickr …` against this server, as a program that keeps running.
 fn follower(app: &TestApp, url: &str, args: &[&str]) -> Program {
     let mut command = run(app.dir.path(), args);
     command.env("TICKR_URL", url);
@@ -487,7 +488,7 @@ async fn a_job_is_watched_to_its_end_and_the_exit_code_says_how_it_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_were_told() {
     let app = TestApp::start().await;
-    // Somebody who listens all the time, so that runners go on telling what happens.
+    // One stream stays open all the time, so that the runners keep publishing events.
     let _held = EventStream::open(&app.url("/v1/events"), None).await;
     let serve = |addr: &str| {
         let args = ["serve", "--http-addr", addr, "--queues", "elsewhere", "--redis-prefix", &app.config.redis_prefix];
@@ -520,7 +521,7 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     }
     assert_eq!(hasty.ends().await.code(), Some(1), "{}", hasty.said());
     hasty.says(&format!("nothing came from {url} for 0 s")).await;
-    // Nobody can tell them; they hear of it when the server is back.
+    // The server is down, so it cannot send this change. The commands receive it when the server is back.
     let changed = json!({"concurrency": 7});
     let body = answer(http().patch(app.url("/v1/queues/mail")).json(&changed)).await;
     assert_eq!(body.status, 200);
@@ -533,7 +534,7 @@ async fn those_who_follow_outlive_a_restart_of_their_server_for_as_long_as_they_
     assert_eq!(watch.ends().await.code(), Some(0), "{}", watch.said());
     watch.says("completed").await;
     let said = watch.said();
-    // The state was told again after the break, and shown once.
+    // The server sent the state again after the interruption, and the command showed it once.
     for once in [&format!("waiting     due {due}"), "#1 begun", "#1 succeeded"] {
         assert_eq!(said.matches(once).count(), 1, "{once} in {said}");
     }
@@ -616,7 +617,7 @@ async fn the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended() {
     assert!(code == 3 && out.ends_with(" failed\n") && err.contains("the job is failed: "), "{code} {out}{err}");
     let (code, out, err) = outcome(client(&app, &["enqueue", "noop", "--delay-ms", "600000", "--wait", "100ms"])).await;
     assert!(code == 5 && out.ends_with(" waiting\n") && err.contains("not over yet"), "{code} {out}{err}");
-    // With --quiet standard output is an id and nothing else, said before the wait.
+    // With --quiet, standard output is one id and nothing else, printed before the wait.
     let mut quiet = client(&app, &["enqueue", "noop", "--delay-ms", "600000", "--quiet", "--wait", "60s"]);
     let mut waits = quiet.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let mut id = [0; 37];
@@ -627,7 +628,7 @@ async fn the_exit_code_of_an_enqueue_that_waits_says_how_the_job_ended() {
     let waited = waits.wait_with_output().await.unwrap();
     let err = String::from_utf8_lossy(&waited.stderr).into_owned();
     assert!(waited.status.code() == Some(4) && waited.stdout.is_empty() && err.contains("cancelled"), "{err}");
-    // What was typed wrong is said with an example of what is right, before anything is sent.
+    // A wrong argument is reported with an example of a right one, before any request is sent.
     for (flags, right) in [
         (&["--at", "tomorrow"], "2027-01-01T10:00:00Z"),
         (&["--delay-ms", "-5"], "whole number of milliseconds, 0 or more"),
@@ -665,7 +666,7 @@ async fn a_job_is_explained_counted_and_moved_from_the_command_line() {
     assert!(code == 2 && err.contains("--in"), "{err}");
     let (code, _, err) = outcome(client(&app, &["jobs", "reschedule", &id.to_string(), "--in", "2h"])).await;
     assert!(code == 1 && err.contains("wrong_state"), "{err}");
-    // A shell that asks for an unknown queue learns of it from the enqueue itself.
+    // A user who enters an unknown queue in a shell learns of it from the enqueue itself.
     let (code, out, err) = outcome(client(&app, &["enqueue", "noop", "--queue", "mails"])).await;
     assert!(
         code == 0 && out.ends_with(" waiting\n") && err.contains("no living runner serves the queue mails"),
@@ -684,7 +685,7 @@ async fn a_queue_that_was_never_used_is_not_paused_by_a_slip_of_the_finger() {
     assert_eq!(app.count("SELECT COUNT(*) FROM queues").await, 0);
     ok(client(&app, &["queues", "pause", "default"])).await;
     ok(client(&app, &["queues", "pause", "later", "--create"])).await;
-    // Set once, it is known.
+    // A queue with settings counts as known.
     ok(client(&app, &["queues", "set", "later", "--priority", "1"])).await;
     assert_eq!(app.count("SELECT COUNT(*) FROM queues").await, 2);
     app.stop().await;
@@ -707,7 +708,7 @@ async fn a_first_key_asks_before_it_locks_the_others_out() {
     app.stop().await;
 }
 
-/// What a command prints that may say something on standard error as well.
+/// Run a command that may write to standard error as well, and return its standard output.
 async fn ok_out(command: Command) -> String {
     let (code, out, err) = outcome(command).await;
     assert_eq!(code, 0, "{out}{err}");

@@ -1,5 +1,5 @@
-//! Clocks (G7): what is due is said by MySQL, so a runner whose own clock is hours off, and jumps while it works, starts
-//! nothing early, lets nothing lie, and loses no lease.
+//! Clocks (G7): the clock of MySQL decides what is due. A runner whose own clock is hours off, and jumps while it
+//! works, starts no job early, leaves no due job waiting, and loses no lease.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::support::clock::{Clock, faketime};
 use crate::support::{Runner, TestApp, answer, eventually, halted, http};
 
-/// Jobs of every sort that has to do with time, now and over the next four seconds. A runner believes of their
-/// `execute_at` that it lies hours ahead or behind.
+/// Return jobs of every sort that depends on time, due now and over the next four seconds. By the clock of the wrong
+/// runner, their `execute_at` is hours ahead or hours in the past.
 fn wave() -> Vec<Value> {
     let now = Utc::now();
     let mut jobs = Vec::new();
@@ -30,13 +30,13 @@ fn wave() -> Vec<Value> {
         fail["delay_ms"] = json!(step * 400);
         jobs.push(fail);
     }
-    // Longer than a lease, and within a time limit that a jump of the clock would exceed.
+    // They take longer than a lease, and stay within a time limit that a jump of the clock would exceed.
     jobs.extend((0..24).map(|_| json!({"kind": "sleep", "payload": {"ms": 6_000}, "timeout_ms": 60_000})));
     jobs
 }
 
-/// Has the process written something with its clock as wrong as this? (The Date header would not do: it is cached, and
-/// stays when the clock goes back.)
+/// Return whether the process has written a log line while its clock is off by this much. The Date header does not show
+/// that, because the server caches it and keeps the old value when the clock goes back.
 fn lives_at(runner: &Runner, seconds: i64) -> bool {
     let wanted = Utc::now() + TimeDelta::seconds(seconds);
     let log = runner.log();
@@ -47,7 +47,7 @@ fn lives_at(runner: &Runner, seconds: i64) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_nothing_lying() {
     let Some(library) = faketime().await else {
-        // On macOS the system's libraries cannot be put behind another.
+        // On macOS, a preloaded library cannot replace the libraries of the system.
         if cfg!(target_os = "linux") {
             panic!("sh internal/services/install.sh --faketime fails");
         }
@@ -63,7 +63,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
         environment.iter().map(|(name, path)| (*name, path.to_str().unwrap())).collect();
     turned.push(lease);
     let turned = Runner::start(&tickr, &turned);
-    // Listening, it may not be listed yet.
+    // A runner that listens may not be listed yet.
     tickr.until_count("SELECT COUNT(*) FROM runners", 2).await;
     let id: String = sqlx::query_scalar("SELECT id FROM runners WHERE id <> ?")
         .bind(tickr.app.runner().to_string())
@@ -78,7 +78,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
 
     let mut enqueued = 0;
     let mut started_before = 0_i64;
-    // It starts two hours ahead, jumps four hours back, and ahead again to the right time.
+    // The runner starts two hours ahead, jumps four hours back, and then ahead to the right time.
     for seconds in [two_hours, -two_hours, 0] {
         for door in &doors {
             let jobs = wave();
@@ -86,10 +86,10 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
             let accepted = answer(http().post(format!("{door}/v1/jobs/batch")).json(&json!({"jobs": jobs}))).await;
             assert_eq!(accepted.status, 201, "{:#}", accepted.body);
         }
-        // In the middle of them.
+        // The clock changes in the middle of these jobs.
         clock.turn(seconds).unwrap();
         eventually("the clock has jumped", || async { lives_at(&turned, seconds).then_some(()) }).await;
-        eventually("people see by how much it is off", || async {
+        eventually("the API shows the clock skew", || async {
             let path = format!("/v1/runners/{}", id.replace('/', "%2F"));
             let skew = tickr.get(&path).await.body["clock_skew_ms"].as_i64()?;
             ((skew - seconds * 1_000).abs() < 5_000).then_some(())
@@ -102,7 +102,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
             .await
             .unwrap();
         let share = started - started_before;
-        assert!(share >= 5, "the runner with the turned clock takes part, with {share} of {enqueued} so far");
+        assert!(share >= 5, "the runner with the wrong clock takes part, with {share} of {enqueued} so far");
         started_before = started;
     }
 
@@ -112,7 +112,7 @@ async fn a_runner_two_hours_off_and_stepped_starts_nothing_early_and_leaves_noth
     let latest = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) AS SIGNED) FROM attempts";
     let latest = Duration::from_micros(tickr.count(latest).await.try_into().unwrap());
     println!("with a clock two hours off and jumping the latest start was late by {latest:?}");
-    assert!(latest < Duration::from_secs(6), "left lying for {latest:?}");
+    assert!(latest < Duration::from_secs(6), "a due job waited for {latest:?}");
     let ended = "SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'failed')";
     assert_eq!(tickr.count(ended).await, 0, "no lease was lost and no time limit hit");
     tickr.assert_sound().await;
@@ -157,7 +157,8 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
         })
         .await;
     };
-    // By two leases, with every lease over at once; and back by an hour while they still run.
+    // The clock goes ahead by two leases, so that every lease has expired, and then back by an hour while the jobs
+    // still run.
     moved(8).await;
     tokio::time::sleep(Duration::from_secs(6)).await;
     moved(8 - 3_600).await;
@@ -170,7 +171,7 @@ async fn a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt() {
     let twice = "SELECT COUNT(*) FROM (SELECT due_at FROM ticks GROUP BY due_at HAVING COUNT(*) > 1) t";
     assert_eq!(tickr.count(twice).await, 0);
 
-    // A runner that dies now is found, although its last lease and beat may lie ahead of the clock.
+    // A runner that dies now is found, although its last lease and heartbeat may be ahead of the clock.
     let job = json!({"kind": "sleep", "payload": {"ms": 600_000}});
     let ids = tickr.enqueue_many((0..12).map(|_| job.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND max_attempts > 1", 12).await;
@@ -213,7 +214,7 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
     let turned = |options: tickr::services::Options| {
         environment.iter().fold(options, |options, (name, value)| options.mysql_environment(*name, value.clone()))
     };
-    // One that beats every twenty seconds, with work; and one with a short lease, which sees the step.
+    // One runner has work and sends a heartbeat every twenty seconds. Another has a short lease and notices the step.
     let long = Duration::from_secs(60);
     let tickr = TestApp::start_alone_as(turned, |_| {}, |config| (config.workers, config.lease) = (20, long)).await;
     let idle = |lease: Duration| {
@@ -233,8 +234,8 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
             "SELECT TIMESTAMPDIFF(MICROSECOND, heartbeat_at, UTC_TIMESTAMP(6)) DIV 1000 FROM runners WHERE id = ?";
         sqlx::query_scalar(sql).bind(&holder).fetch_one(&mut tickr.mysql().await).await.unwrap()
     };
-    // Far from its next beat.
-    eventually("it has just beaten", || async { (beat_age_ms().await < 4_000).then_some(()) }).await;
+    // The change comes long before its next heartbeat.
+    eventually("it has just sent a heartbeat", || async { (beat_age_ms().await < 4_000).then_some(()) }).await;
     let moved = async |seconds: i64| {
         clock.turn(seconds).unwrap();
         eventually("the clock of mysql has moved", || async {
@@ -244,15 +245,17 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
         })
         .await;
     };
-    // By two leases: every lease is over, and every beat long ago. Then a runner starts that has seen nothing of it.
+    // The clock goes ahead by two leases: every lease has expired and every heartbeat is old. Then a runner starts that
+    // has not seen the step.
     moved(120).await;
-    assert!(beat_age_ms().await > 100_000, "it has beaten before the others could look");
+    assert!(beat_age_ms().await > 100_000, "it sent a heartbeat before the other runners could look");
     let late = tickr.another_with(idle(long), Registry::new()).await;
-    eventually("the holder beats again", || async { (beat_age_ms().await < 30_000).then_some(()) }).await;
+    eventually("the holder sends heartbeats again", || async { (beat_age_ms().await < 30_000).then_some(()) }).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
     assert_eq!(tickr.count(open).await, 16, "and each attempt is the first");
 
-    // Set back by an hour. What runs again then begins before it ended, by the times alone.
+    // The clock goes back by an hour. An attempt that starts now has a start time before the end time of the attempt
+    // before it.
     moved(-3_600).await;
     eventually("the step back is noted", || async {
         (tickr.count("SELECT COUNT(*) FROM clock_steps WHERE step_us < -3600000000").await > 0).then_some(())
@@ -268,7 +271,7 @@ async fn a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other
     }
     tickr.until_idle().await;
     tickr.assert_sound().await;
-    // Without the note it cannot be told from two attempts at once, and the finding says so.
+    // Without the recorded clock step, this looks the same as two attempts at once, and the finding says so.
     tickr.sql("DELETE FROM clock_steps").await;
     let settings = halted::settings(&tickr.config, Duration::ZERO, false);
     let report = verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();

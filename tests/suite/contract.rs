@@ -1,6 +1,6 @@
-//! The OpenAPI document as a contract: schemathesis reads it, makes requests that fit it and requests that do not, follows
-//! what answers lead to, and holds every answer against it. Its version, its seed and the number of its examples are
-//! fixed. Streams and imports have tests of their own: they do not end, or are no JSON.
+//! The OpenAPI document as a contract. schemathesis reads it, makes requests that fit it and requests that do not,
+//! follows the links in answers, and checks every answer against it. The version, the seed and the number of examples
+//! are fixed. Streams and imports have tests of their own, because streams do not end and imports are not JSON.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -14,10 +14,11 @@ use tickr::handlers::{self, Context, Kind, Registry};
 
 use crate::support::{TestApp, draft};
 
-/// Longest run. It takes a quarter of a minute on a machine that does nothing else, and this is for one that does.
+/// Longest run. An idle machine takes a quarter of a minute; the limit is for a busy one.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A kind that takes anything: the kinds for tests include one that aborts its process, and schemathesis finds it.
+/// A kind that takes any payload. The kinds for tests include one that aborts its process, and schemathesis would find
+/// it.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 struct Anything {
     #[serde(default)]
@@ -28,7 +29,7 @@ impl Kind for Anything {
     const NAME: &'static str = "anything";
 }
 
-/// The program, fetched once; nothing when this machine is said to be offline.
+/// Return the path of schemathesis, which is fetched once; `None` if this machine is declared offline.
 fn program() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("internal/services/install.sh");
     let Output { status, stdout, stderr } =
@@ -71,7 +72,7 @@ async fn schemathesis_finds_no_answer_that_the_document_does_not_allow() {
         .args(["--seed", "7", "--max-examples", "5", "--workers", "1", "--request-timeout", "15"])
         .args(["--generation-database", "none"])
         .args(["--exclude-path-regex", "(/events|/import)$"])
-        // Whatever it leaves behind, it leaves here.
+        // All files that it leaves behind are in this folder.
         .current_dir(place.path())
         .env("HOME", place.path())
         .stdin(std::process::Stdio::null())

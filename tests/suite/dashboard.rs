@@ -1,5 +1,5 @@
-//! The dashboard, as its user meets it: a real browser on a real server with real jobs. Things are found by what a
-//! reader sees of them, and everything that a page does wrong without showing it fails the test too.
+//! The dashboard as a user sees it: a real browser on a real server with real jobs. Tests find elements by their
+//! visible text. An error that a page does not show fails the test as well.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use tickr::job::State;
 use crate::support::browser::{Browser, Page, axe, button, choice, field, heading, link};
 use crate::support::{TestApp, answer, call, eventually, http, make_key};
 
-/// A kind with everything that a payload can have.
+/// A kind whose payload has every sort of field.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Letter {
-    /// Who gets it.
+    /// Name of the recipient.
     to: String,
-    /// How many sheets.
+    /// Number of sheets.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 9))]
     sheets: u32,
-    /// What nobody should see in passing.
+    /// A secret, which the dashboard hides at first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("writeOnly" = true))]
     seal: Option<String>,
-    /// What becomes of it.
+    /// Outcome of the delivery.
     #[serde(default)]
     fate: Fate,
 }
 
-/// What becomes of a letter.
+/// Outcome of a delivery.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Fate {
@@ -72,7 +72,7 @@ fn letter(payload: &Value) -> Value {
     json!({"kind": "letter", "payload": payload})
 }
 
-/// A server with letters, and a browser to look at it; nothing where there is no browser.
+/// Start a server with letters, and a browser; return `None` where there is no browser.
 async fn begin() -> Option<(TestApp, Arc<Browser>)> {
     let browser = Browser::shared().await?;
     let queues = |config: &mut Config| config.queues = ["default", "post", "press"].map(str::to_owned).to_vec();
@@ -91,7 +91,7 @@ async fn the_overview_shows_what_is_there_and_hears_of_what_happens() {
     page.reads("Nothing has been enqueued yet").await;
     page.until("it hears events", "__eye.reads('live')").await;
 
-    // Nobody touches the page: what happens comes to it.
+    // The page updates itself, without a click.
     tickr.enqueue(json!({"kind": "noop", "payload": {}, "queue": "later", "delay_ms": 3_600_000})).await;
     page.reads_not("Nothing has been enqueued yet").await;
     page.reads("waiting 1").await;
@@ -100,7 +100,7 @@ async fn the_overview_shows_what_is_there_and_hears_of_what_happens() {
     page.reads("failed 1").await;
     page.reads("letter: nobody called nora lives there").await;
 
-    // What stands still is named first, and every figure leads to its jobs.
+    // The page names stopped queues first, and every figure links to its jobs.
     page.has(&link("later")).await;
     page.reads("no runner").await;
     page.click(&link("nobody called nora").near("Newest failures")).await;
@@ -121,7 +121,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     page.visit("/jobs").await;
     page.reads("All61").await;
 
-    // The filter completes names of fields, states and kinds, and lands in the address.
+    // The filter completes names of fields, states and kinds, and the filter is part of the address.
     page.fill(&field("Filter"), "sta").await;
     page.has(&choice("state:")).await;
     page.press("Tab").await;
@@ -140,7 +140,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     .await;
     page.reads("nobody called nora lives there").await;
 
-    // A word that means nothing is refused in words.
+    // An unknown field name is refused with an explanation.
     page.fill(&field("Filter"), "colour:blue").await;
     page.press("Enter").await;
     page.reads("colour").await;
@@ -151,7 +151,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     .await;
     page.expected("422");
 
-    // An address is enough to come back to a search; from there, all that match and not this page alone.
+    // The address alone restores a search. Then act on all matching jobs, not only on those of this page.
     page.visit("/jobs?q=tag%3Abulk").await;
     page.until("a page of them is shown", "document.querySelectorAll('tbody tr').length === 50").await;
     page.click(&field("Choose all of this page")).await;
@@ -168,7 +168,7 @@ async fn jobs_are_found_by_a_filter_in_the_address_and_dealt_with_together() {
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE priority = 2", 60).await;
     page.reads("p2").await;
 
-    // One by one.
+    // Select the jobs one by one.
     page.visit("/jobs?q=state%3Afailed").await;
     page.click(&field(&format!("Choose the job {failed}"))).await;
     page.reads("1 job chosen").await;
@@ -190,7 +190,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     let Some((tickr, browser)) = begin().await else { return };
     let page = browser.page(&tickr.url("")).await;
 
-    // Waiting: why, and at once if somebody says so.
+    // A waiting job: the page shows the reason, and a button starts it at once.
     let job = json!({"kind": "letter", "payload": {"to": "nora", "seal": "wax-4711"}, "delay_ms": 7_200_000});
     let waits = tickr.enqueue(job).await;
     page.visit(&format!("/jobs/{waits}")).await;
@@ -203,12 +203,12 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.reads("delivered_to: \"nora\"").await;
     page.reads("Attempt 1: succeeded").await;
 
-    // Sensitive fields show themselves only to who asks.
+    // Sensitive fields are hidden until the user reveals them.
     page.reads_not("wax-4711").await;
     page.click(&button("Show seal")).await;
     page.reads("wax-4711").await;
 
-    // Running: its progress, and an end to it.
+    // A running job: the page shows its progress, and can cancel it.
     let travels = tickr.enqueue(letter(&json!({"to": "ada", "fate": "travels"}))).await;
     page.visit(&format!("/jobs/{travels}")).await;
     page.reads("40 %").await;
@@ -220,7 +220,7 @@ async fn a_job_says_why_it_waits_shows_its_life_and_runs_again_with_edits() {
     page.reads("How it ended").await;
     tickr.until(travels, State::Cancelled).await;
 
-    // Failed: the error, and the same again with another payload.
+    // A failed job: the page shows the error, and can run it again with another payload.
     let failed = tickr.enqueue(letter(&json!({"to": "nobody", "sheets": 3, "fate": "returns"}))).await;
     tickr.until(failed, State::Failed).await;
     page.visit(&format!("/jobs/{failed}")).await;
@@ -251,7 +251,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     page.click(&link("nobody called nora")).await;
     page.reads("300 open").await;
 
-    // One first, to see whether the cause is gone. It is not.
+    // Replay one job first, to check whether the cause is gone. It is not.
     page.click(&button("Try one")).await;
     page.click(&button("Try it")).await;
     page.reads("It failed as well").await;
@@ -262,7 +262,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     page.fill(&field("Reason"), "the address was mended").await;
     page.click(&button("Release")).await;
     page.reads("at most 10/s").await;
-    // They fail again, and the page says so while it can still be stopped.
+    // The jobs fail again, and the page says so while the operation can still be stopped.
     page.reads("failed for this cause again").await;
     page.click(&button("Stop")).await;
     page.click(&button("Stop it")).await;
@@ -272,7 +272,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     assert_eq!((&operation["state"], &operation["rate"]), (&json!("cancelled"), &json!(10)), "{operation:#}");
     assert!(operation["done"].as_u64().unwrap() < 300, "{operation:#}");
 
-    // What nobody will repeat is put away with a reason.
+    // Failures that will not be repeated are discarded with a reason.
     page.click(&button("Discard")).await;
     page.reads("Would be").await;
     page.fill(&field("Reason"), "they moved away").await;
@@ -281,7 +281,7 @@ async fn failures_of_one_cause_are_released_at_a_rate_watched_and_stopped() {
     page.reads("they moved away").await;
     page.assert_calm();
 
-    // Operations and audit remember who did what.
+    // The pages of operations and audit show the actor and the action.
     page.visit("/operations").await;
     page.reads("Discard").await;
     page.click(&link("Replay")).await;
@@ -312,7 +312,7 @@ async fn a_queue_is_paused_with_a_reason_limited_and_resumed() {
     page.reads("default is paused").await;
     page.reads("the post office is closed").await;
 
-    // Its jobs say so, and lead back to it.
+    // The jobs of the queue give the pause as their reason, and link back to the queue.
     eventually("the runner knows", || async {
         let paused = tickr.get("/v1/queues/default").await.body["paused"].clone();
         paused.is_object().then_some(())
@@ -353,7 +353,7 @@ async fn a_schedule_is_made_from_its_preview_triggered_and_paused() {
     page.click(&button("New schedule")).await;
     page.fill(&field("Name"), "weekly-letter").await;
 
-    // What is wrong is said at its field, and what is right in words with its next five runs.
+    // The form reports an error at its field, and shows a valid schedule in words with its next five runs.
     page.fill(&field("Cron expression"), "61 * * * *").await;
     page.reads("That gives no time yet").await;
     page.until("the field is marked", "document.querySelector('#s-cron').getAttribute('aria-invalid') === 'true'")
@@ -399,11 +399,11 @@ async fn the_enqueue_form_comes_from_the_schema_and_shows_refusals_at_their_fiel
     let page = browser.page(&tickr.url("")).await;
     page.visit("/enqueue").await;
     page.fill(&field("What it does"), "letter").await;
-    page.reads("Who gets it.").await;
+    page.reads("Name of the recipient.").await;
     page.fill(&field("to"), "nora").await;
     page.fill(&field("sheets"), "12").await;
     page.reads("The most is 9").await;
-    // The server has the last word: what the form lets through is refused at its field.
+    // The server checks again: an error that the form does not catch is shown at its field.
     page.fill(&field("sheets"), "2").await;
     page.fill(&field("Tags"), "a b c d e f g h i j k l").await;
     page.click(&button("Enqueue")).await;
@@ -468,7 +468,7 @@ async fn runners_are_drained_and_the_index_is_rebuilt_and_verified() {
     tickr.stop().await;
 }
 
-/// Fill in the page that asks for a key.
+/// Fill in the page that asks for an API key.
 async fn sign_in(page: &Page, key: &str) {
     page.has(&button("Sign in")).await;
     page.fill(&field("Key"), key).await;
@@ -477,7 +477,7 @@ async fn sign_in(page: &Page, key: &str) {
     page.expected("401");
 }
 
-/// The buttons on this page that change something.
+/// Names of the buttons that change something.
 const ACTS: &str = "['Retry', 'Cancel', 'Delete', 'Replay', 'Discard', 'Release', 'Pause', 'Resume', 'Drain', 'Trigger', \
     'Rebuild', 'Verify', 'New schedule', 'Limit', 'Run again', 'Run now', 'Enqueue'] \
     .filter((name) => __eye.has({role: 'button', name}))";
@@ -491,7 +491,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.visit("/keys").await;
     page.reads("The API is open").await;
 
-    // The first key closes the API, and the page goes on with it.
+    // The first API key closes the API, and the page continues with that key.
     page.click(&button("Make a key")).await;
     page.fill(&field("Name"), "ops").await;
     page.click(&field("I will copy the key")).await;
@@ -512,7 +512,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     page.click(&button("I have copied it")).await;
     page.has(&button("Revoke board")).await;
 
-    // Who reads sees everything and can press nothing.
+    // A user with read scope sees everything and has no buttons for changes.
     let reader = browser.page(&tickr.url("")).await;
     reader.visit("/").await;
     reader.fill(&field("Key"), "tickr_wrong").await;
@@ -543,7 +543,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     reader.follow("/keys").await;
     reader.reads("This key sees no keys").await;
 
-    // Refused from the moment it is revoked: the page asks for another.
+    // The key is refused from the moment it is revoked, and the page asks for another one.
     page.click(&button("Revoke board")).await;
     page.click(&button("Revoke")).await;
     page.reads("board is refused from now on").await;
@@ -552,7 +552,7 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     reader.expected("401");
     reader.assert_calm();
 
-    // Signed out, the page forgets the key, also when it is loaded anew.
+    // After signing out, the page does not have the key any more, even after a reload.
     page.click(&button("Sign out")).await;
     page.has(&button("Sign in")).await;
     page.visit("/").await;
@@ -563,17 +563,17 @@ async fn keys_are_made_used_and_revoked_and_readers_see_no_buttons() {
     tickr.stop().await;
 }
 
-/// Text that tries to become more than text, and would break a page out of shape.
+/// Text that tries to become markup, and that would break the layout of a page.
 const HOSTILE: &str = concat!(
     r#"<script>alert(top)</script>"'><img src=x onerror="alert(2)"><svg onload=alert(3)></svg>{{7*7}}${alert(4)}"#,
     "\u{202e}&lt;b&gt; WWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW"
 );
-/// The part of it that every screen has to show as it is.
+/// The part of it that every screen has to show unchanged.
 const TELLTALE: &str = "<script>alert(top)</script>";
-/// What a header can carry of it.
+/// The part of it that a header can carry.
 const ACTOR: &str = r#"<script>alert(top)</script><img src=x onerror=alert(2)>"#;
 
-/// A service that answers every request with an error and hostile text.
+/// Start a service that answers every request with an error and hostile text.
 async fn hostile_service() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
@@ -615,7 +615,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     post("/v1/verify", json!({})).await;
     let operation = json!({"action": "retry", "filter": {"error": TELLTALE, "state": "cancelled"}, "reason": HOSTILE});
     let operation = post("/v1/operations", operation).await["id"].as_str().unwrap().to_owned();
-    // Last, because the first key closes the API to everybody else.
+    // This comes last, because the first API key closes the API to clients without one.
     let key = act(Method::PUT, "/v1/keys/ops", json!({"scope": "admin"})).await["token"].as_str().unwrap().to_owned();
     let groups = call(&tickr.url(""), Method::GET, "/v1/dead/groups?kind=letter", &key, None).await.body;
     let group = groups["data"][0]["fingerprint"].as_str().unwrap().to_owned();
@@ -670,7 +670,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    // A dialog, too, shows what it speaks of.
+    // A dialog also shows the hostile name unchanged.
     page.size(1_280, 900).await;
     page.follow("/queues").await;
     page.click(&button("Resume attic")).await;
@@ -683,7 +683,7 @@ async fn hostile_text_is_shown_as_it_is_and_never_runs() {
     tickr.stop().await;
 }
 
-/// A system in the middle of its day. What it is asked for comes from `ops`, with the key that is given back.
+/// Fill a system with a day's work. Its records name `ops`, whose API key is returned.
 async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
     let at = |n: u64| json!({"kind": "letter", "payload": {"to": format!("customer {n}")}, "delay_ms": n * 1_700_000});
     let body = json!({"reason": "the press is being cleaned"});
@@ -751,10 +751,10 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
     (screens.map(|(name, path)| (name, path.to_owned())).to_vec(), key)
 }
 
-/// All bytes of everything that is no answer of the API.
+/// Largest sum of bytes that are not answers of the API.
 const MOST_BYTES: u64 = 300_000;
 
-/// What keeps people out: of each finding its rule, and the places. Only colours differ from theme to theme.
+/// Return script that lists accessibility violations, each with its rule and its places. Themes differ only in colours.
 fn barriers(theme: &str) -> String {
     let rules = if theme == "dark" { "runOnly: ['color-contrast', 'link-in-text-block']," } else { "" };
     format!(
@@ -823,7 +823,7 @@ async fn everything_is_reached_by_keyboard() {
     tickr.until(failed, State::Failed).await;
     let page = browser.page(&tickr.url("")).await;
     page.visit("/").await;
-    // The first stop leads past the menu.
+    // The first stop of the Tab key skips the menu.
     page.press("Tab").await;
     page.until("the way to the content is first", "document.activeElement.textContent === 'To the content'").await;
     page.press("?").await;
@@ -853,14 +853,15 @@ async fn everything_is_reached_by_keyboard() {
     tickr.stop().await;
 }
 
-/// Pictures of every screen in both themes, as on a desk and on a phone, for the README and for whoever changes them:
-/// `cargo test --test suite -- --ignored dashboard::pictures_of_every_screen`. They are in `target/tmp/screens`.
+/// Take pictures of every screen in both themes, in a wide and a narrow window, for the README and for developers who
+/// change the screens: `cargo test --test suite -- --ignored dashboard::pictures_of_every_screen`. They are in
+/// `target/tmp/screens`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "makes pictures and proves nothing"]
 async fn pictures_of_every_screen() {
     let Some((tickr, browser)) = begin().await else { return };
     let (screens, key) = furnish(&tickr).await;
-    // Five minutes of traffic, which nobody waits for.
+    // Insert the samples of five minutes of traffic instead of producing it.
     let rows = (1..60).map(|slot| {
         let flow = 400 + (slot * 37) % 90 - 6 * (slot % 11);
         let (failed, late) = (slot % 7, 0x40 + slot % 6);
@@ -882,10 +883,10 @@ async fn pictures_of_every_screen() {
         for (theme, width) in [("light", 1_440), ("dark", 1_440), ("light", 360), ("dark", 360)] {
             page.theme(theme).await;
             page.size(width, 700).await;
-            // As high as what it shows, so that what stays in place on a desk is where it belongs.
+            // The window is as high as its content, so that elements with a fixed position are in their usual place.
             let height: u32 = page.eval("document.documentElement.scrollHeight").await;
             page.size(width, height).await;
-            // Charts draw themselves anew with the next frame.
+            // Charts redraw themselves with the next frame.
             page.eval::<Value>(
                 "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))",
             )

@@ -1,5 +1,5 @@
-//! Dead letters: every failure has one, whoever ended the job; replayed jobs are linked both ways; discarded ones stay
-//! for the audit and then go.
+//! Dead letters: every failed job has one, whatever ended the job. A replayed job and its original link to each other.
+//! A discarded dead letter stays for the audit and then goes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tickr::store::Retention;
 
 use crate::support::{TestApp, answer, eventually};
 
-/// Fails for good with the text it is given.
+/// Fails for good with the given text.
 #[derive(Debug, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Say {
@@ -91,7 +91,7 @@ async fn failures_are_grouped_by_their_cause_with_first_and_last_seen_and_counts
     assert_eq!(first["dead_letter"]["standing"], "open");
     assert_eq!(first["attempts"].as_array().unwrap().len(), 1);
 
-    // Page by page, and by kind.
+    // The groups come page by page, and can be filtered by kind.
     let (mut paged, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = tickr.get(&format!("/v1/dead/groups?limit=1{cursor}")).await.body;
@@ -125,7 +125,8 @@ async fn a_group_tells_hour_by_hour_how_many_failed_in_the_last_day() {
     for _ in 0..6 {
         fails(&tickr, "no").await;
     }
-    // One now, two an hour ago, one at the edge of the day, one before it, and one by a clock that was ahead.
+    // One failed now, two an hour ago, one just within the last day, one before it, and one has a time ahead of the
+    // clock.
     for (nth, minutes) in [(1, 61), (2, 119), (3, 23 * 60 + 59), (4, 24 * 60 + 1), (5, -1)] {
         let sql = format!(
             "UPDATE dead_letters d JOIN (SELECT job_id FROM dead_letters ORDER BY job_id LIMIT 1 OFFSET {nth}) n \
@@ -188,7 +189,7 @@ async fn a_replay_is_a_new_job_with_links_both_ways() {
     assert_eq!(acts["data"][0]["detail"]["replayed_as"], new.to_string());
     tickr.assert_sound().await;
 
-    // What does not fit any more says so, with links cut the checker does.
+    // With the link removed, the checker reports it.
     tickr.sql(format!("UPDATE jobs SET options = NULL WHERE id = x'{}'", new.uuid().simple())).await;
     let settings = crate::support::halted::settings(&tickr.config, Duration::ZERO, false);
     let report = tickr::verify::verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap();
@@ -210,7 +211,7 @@ async fn a_replay_sent_twice_with_one_key_makes_one_job() {
     assert_eq!(one.body, two.body);
     assert_eq!(send("k").await.body, one.body);
     assert_eq!(send("other").await.code(), "already_replayed");
-    // Without a key, many at once: one is made.
+    // Without an idempotency key, many replays at once make one job.
     let other = fails(&tickr, "no").await;
     let path = format!("/v1/jobs/{other}/replay");
     let answers = futures_util::future::join_all((0..8).map(|_| tickr.post(&path, json!({"payload": {}})))).await;
@@ -236,7 +237,7 @@ async fn a_replay_respects_unique_keys_and_a_retry_takes_the_letter_back() {
     assert_eq!(dead(&tickr, "").await, [old]);
     tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await;
 
-    // The same job again: while it lives it is no dead letter, when it fails again it is one.
+    // A retry runs the same job again: it has no dead letter while it is unfinished, and has one when it fails again.
     assert_eq!(tickr.post(&format!("/v1/jobs/{old}/retry"), json!({})).await.status, 200);
     tickr.until_attempts(old, 2).await;
     tickr.until(old, State::Failed).await;
@@ -271,7 +272,7 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
 
     let store = tickr.app.broker().store();
     let (day, moment) = (Duration::from_secs(86_400), Duration::ZERO);
-    // Failed jobs go, the discarded one stays; later it goes as well.
+    // Failed jobs go and the discarded one stays. Later it goes as well.
     let keep = &Retention { failed: moment, ..Retention::all(day) };
     let gone = eventually("the failed job is purged", || async {
         let purged = store.purge_page(None, keep).await.unwrap().jobs;
@@ -288,7 +289,7 @@ async fn a_discarded_letter_keeps_its_reason_and_is_purged_by_its_own_age() {
     tickr.stop().await;
 }
 
-/// What on-call looks at: the failure that came last first, whenever its job was made; and counts that fall.
+/// The view for on-call engineers: the latest failure comes first, whatever the age of its job, and the counts go down.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_newest_failures_are_those_that_failed_last_and_their_count_falls_when_they_are_dealt_with() {
     let tickr = start().await;
@@ -323,7 +324,7 @@ async fn the_newest_failures_are_those_that_failed_last_and_their_count_falls_wh
     tickr.stop().await;
 }
 
-/// Many failures at once on two runners, of few causes: each is there once, and nothing deadlocks.
+/// Many failures at once on two runners, with few causes: each has one dead letter, and no deadlock occurs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_failures_on_two_runners_is_counted_exactly() {
     let tickr = start().await;
@@ -346,7 +347,7 @@ async fn a_flood_of_failures_on_two_runners_is_counted_exactly() {
     tickr.stop().await;
 }
 
-/// Jobs that failed before there were letters, or under a binary that writes none.
+/// Jobs that failed before dead letters existed, or under a binary that writes none.
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_without_a_letter_are_found_and_get_one() {
     let tickr = start().await;
@@ -354,7 +355,7 @@ async fn failures_without_a_letter_are_found_and_get_one() {
     let done = tickr.enqueue_kind("say", json!({})).await;
     tickr.until(done, State::Completed).await;
     tickr.sql("DELETE FROM dead_letters").await;
-    // One is replayed before it is found.
+    // One job is replayed before its dead letter is inserted.
     assert_eq!(tickr.post(&format!("/v1/jobs/{one}/replay"), json!({"payload": {}})).await.status, 201);
     tickr.until_idle().await;
     let store = tickr.app.broker().store();
@@ -366,10 +367,11 @@ async fn failures_without_a_letter_are_found_and_get_one() {
     tickr.stop().await;
 }
 
-/// Two runners measure the same, one tells: once when the threshold is crossed, once when it is over.
+/// Two runners evaluate the same rules, and one of them sends the alert: once when the threshold is crossed, and once
+/// when the alert is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
-    // A receiver that answers everybody with 200.
+    // This receiver answers every request with 200.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/hook", listener.local_addr().unwrap());
     let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel::<Value>();
@@ -418,7 +420,7 @@ async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
     let line = |name: &str| metrics.lines().any(|line| line.starts_with(name) && line.contains("kind=\"say\""));
     assert!(line("tickr_dead_letters{") && line("tickr_dead_letter_oldest_seconds{"), "{metrics}");
 
-    // The oldest is a day old: the rule of the kind, and that one alone.
+    // The oldest dead letter is a day old, which fires the rule of its kind and no other.
     tickr.sql("UPDATE dead_letters SET since = since - INTERVAL 1 DAY ORDER BY job_id LIMIT 1").await;
     let aged = tokio::time::timeout(crate::support::DEADLINE, hears.recv()).await.unwrap().unwrap();
     assert_eq!(
@@ -426,7 +428,7 @@ async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
         (&json!("dead_letters.fired"), &json!("dead_letters:say"), &json!("say"))
     );
 
-    // Seen to: both are told to be over.
+    // After the dead letters are discarded, both alerts are reported as resolved.
     let body = json!({"action": "discard", "filter": {"kind": "say"}, "reason": "known"});
     assert_eq!(tickr.post("/v1/operations", body).await.status, 202);
     let mut over = Vec::new();
@@ -435,7 +437,7 @@ async fn an_alert_fires_once_with_two_runners_and_resolves_once() {
     }
     assert!(over.iter().all(|told| told["type"] == "dead_letters.resolved" && told["open"] == 0), "{over:?}");
     tickr.until_idle().await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'http'").await, 4, "each was told once");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE kind = 'http'").await, 4, "each alert was sent once");
     other.stop(tokio_util::sync::CancellationToken::new()).await;
     tickr.assert_sound().await;
     tickr.stop().await;
@@ -455,7 +457,7 @@ async fn a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_we
         made
     };
     let groups = async || tickr.get("/v1/dead/groups").await.body["data"].as_array().unwrap().clone();
-    // In vain, then again, also as a retry of the replay.
+    // It is replayed without success, twice, the second time as a retry of the replay.
     let again = replay(old, json!({})).await;
     assert_eq!((groups().await.len(), &groups().await[0]["first_seen"]), (1, &first));
     let third = replay(again, json!({})).await;
@@ -468,7 +470,7 @@ async fn a_group_was_first_seen_when_it_was_first_seen_however_often_its_jobs_we
     let fingerprint = group["fingerprint"].as_str().unwrap();
     assert_eq!(tickr.get(&format!("/v1/dead/groups/{fingerprint}")).await.body["first_seen"], first);
 
-    // With another cause it is a new incident.
+    // A failure with another cause is a new incident.
     let other = replay(third, json!({"payload": {"error": "the disk is full"}})).await;
     let failed_at = tickr.job(other).await["dead_letter"]["failed_at"].clone();
     assert_eq!((groups().await.len(), &groups().await[0]["first_seen"]), (1, &failed_at));
@@ -482,13 +484,13 @@ async fn a_dead_letter_that_cannot_be_read_is_refused_by_name_and_holds_up_no_ot
     let options = async |text: &str| {
         tickr.sql(format!("UPDATE jobs SET options = {text} WHERE id = UNHEX('{}')", ids[1].uuid().simple())).await;
     };
-    // As a newer version may have written it.
+    // A newer version may have written such options.
     options(r#"'{"retry":{"curve":"cubic"}}'"#).await;
     let refused = tickr.post(&format!("/v1/jobs/{}/replay", ids[1]), json!({})).await;
     assert_eq!((refused.status, refused.code()), (422, "invalid_request"), "{:#}", refused.body);
     let detail = refused.body["detail"].as_str().unwrap();
     assert!(detail.contains(&ids[1].to_string()) && detail.contains("options"), "{detail}");
-    assert_eq!(dead(&tickr, "").await.len(), 3, "nothing was replayed");
+    assert_eq!(dead(&tickr, "").await.len(), 3, "no job was replayed");
 
     let all = json!({"action": "replay", "filter": {"ids": ids}});
     let started = tickr.post("/v1/operations", all).await;

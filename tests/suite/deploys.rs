@@ -1,5 +1,5 @@
-//! Deploys: runners are stopped and replaced under load, and nobody who talks to them through a client that retries
-//! elsewhere notices. No request breaks after it was sent, no job runs twice, no attempt is burned.
+//! Deploys: runners are stopped and replaced under load, and a client that retries on another runner does not notice.
+//! No request breaks after it was sent, no job runs twice, and no attempt is used up.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,15 +15,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Runner, TestApp, eventually, http};
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Debug)]
 enum Ended {
     Answered(u16, Value),
-    /// Nobody took the connection: the request was never sent and may go elsewhere.
+    /// No process accepted the connection. The request was never sent and may go to another runner.
     Refused,
 }
 
-/// A client that is as simple as `curl`: one request at a time, on a connection that it keeps while the server likes.
+/// A client that is as simple as `curl`: one request at a time, on a connection that it keeps as long as the server
+/// does.
 struct Client {
     addr: SocketAddr,
     kept: Option<TcpStream>,
@@ -34,14 +35,14 @@ impl Client {
         Self { addr, kept: None }
     }
 
-    /// Fails when the connection breaks after the request was sent, because nobody knows what became of it.
+    /// Send a request. Panic if the connection breaks after the request was sent, because then its outcome is unknown.
     async fn request(&mut self, method: &str, path: &str, body: &Value) -> Ended {
         self.request_once(method, path, None, body).await
     }
 
-    /// The same, with an idempotency key.
+    /// Send a request with an idempotency key.
     async fn request_once(&mut self, method: &str, path: &str, key: Option<&str>, body: &Value) -> Ended {
-        // A connection that the server has closed meanwhile is of no use; everybody looks before sending.
+        // A connection that the server has closed is useless, and every HTTP client checks for that before it sends.
         let kept = self.kept.take().filter(
             |stream| matches!(stream.try_read(&mut [0; 1]), Err(e) if e.kind() == std::io::ErrorKind::WouldBlock),
         );
@@ -92,7 +93,7 @@ async fn every_connection_that_came_in_before_the_door_closed_is_answered() {
             tokio::spawn(async move {
                 let mut served = 0;
                 loop {
-                    // Some come once, some stay.
+                    // Some clients make one request per connection, and some keep it.
                     let mut client = Client::new(addr);
                     for _ in 0..if guest < 5 { 1 } else { 20 } {
                         match client.request("GET", "/livez", &json!({})).await {
@@ -112,7 +113,7 @@ async fn every_connection_that_came_in_before_the_door_closed_is_answered() {
             refused += 1;
         }
     }
-    println!("{answered} requests answered, {refused} guests refused at the closed door");
+    println!("{answered} requests answered, {refused} connections refused by the closed listener");
     assert!(answered > 200, "{answered}");
     tickr.stop().await;
 }
@@ -138,7 +139,7 @@ async fn a_stopping_runner_goes_on_for_its_notice_and_asks_its_clients_to_leave(
         }
     })
     .await;
-    // On the old connection, for the last time, and on new ones.
+    // First on the old connection, which closes then, and after that on a new one.
     for _ in 0..2 {
         assert!(matches!(client.request("POST", "/v1/jobs", &job).await, Ended::Answered(201, _)));
         assert!(client.kept.is_none());
@@ -152,7 +153,7 @@ async fn a_stopping_runner_goes_on_for_its_notice_and_asks_its_clients_to_leave(
     tickr.stop().await;
 }
 
-/// A port of three, for a runner and those who replace it.
+/// Return three free ports, for a runner and its replacements.
 fn free_ports() -> [u16; 3] {
     let listeners = [0; 3].map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port())
@@ -164,7 +165,7 @@ fn start(tickr: &TestApp, port: u16) -> Runner {
         ("TICKR_HTTP_ADDR", addr.as_str()),
         ("TICKR_WORKERS", "16"),
         ("TICKR_LEASE", "30s"),
-        // Shorter than the longest job, so that some are given back.
+        // Shorter than the longest job, so that some jobs are given back.
         ("TICKR_SHUTDOWN_GRACE", "1s"),
     ];
     Runner::start(tickr, &env)
@@ -179,8 +180,8 @@ async fn until_ready(port: u16) {
     .await;
 }
 
-/// Enqueue fifty jobs a second, one by one, through whichever runner takes them. The jobs, and how often another runner
-/// had to be asked.
+/// Enqueue fifty jobs per second, one by one, through any runner that accepts them. Return the jobs, and the number of
+/// times that another runner had to be tried.
 async fn enqueue(ports: [u16; 3], first: usize, over: CancellationToken) -> (Vec<JobId>, usize) {
     let (mut at, mut accepted, mut elsewhere) = (first, Vec::new(), 0);
     let mut client = Client::new(SocketAddr::from(([127, 0, 0, 1], ports[at % 3])));
@@ -189,7 +190,7 @@ async fn enqueue(ports: [u16; 3], first: usize, over: CancellationToken) -> (Vec
     while !over.is_cancelled() {
         pace.tick().await;
         let job = json!({"kind": "noop", "delay_ms": rand::random_range(0..50)});
-        // Every other one with a key, which goes along wherever it is sent.
+        // Every second request has an idempotency key, which stays the same on every runner.
         let key = (accepted.len() % 2 == 0).then(|| JobId::new().to_string());
         loop {
             match client.request_once("POST", "/v1/jobs", key.as_deref(), &job).await {
@@ -205,7 +206,7 @@ async fn enqueue(ports: [u16; 3], first: usize, over: CancellationToken) -> (Vec
                 other @ Ended::Answered(..) => panic!("{other:?}"),
             }
         }
-        // New connections now and then, as from a balancer.
+        // Open a new connection now and then, as a load balancer does.
         if accepted.len() % 25 == 0 {
             at += 1;
             client = Client::new(SocketAddr::from(([127, 0, 0, 1], ports[at % 3])));
@@ -231,7 +232,7 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
         long.extend(
             tickr.enqueue_many((0..12).map(|n| json!({"kind": "sleep", "payload": {"ms": 500 + n * 300}}))).await,
         );
-        // All of them run somewhere, some of them here, and longer than the grace.
+        // All of these jobs run, some of them on this runner, and for longer than the grace period.
         tickr.until_count("SELECT COUNT(*) FROM owed WHERE kind = 'sleep' AND state <> 'executing'", 0).await;
         runner.signal("TERM");
         assert_eq!(runner.exit_code().await, Some(0), "{}", runner.log());
@@ -253,7 +254,7 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
         accepted.len(),
         began.elapsed()
     );
-    // Every answer is a job, and every job an answer.
+    // Every answer belongs to one job, and every job to one answer.
     let jobs = (accepted.len() + long.len()) as i64;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, jobs);
     assert_eq!(tickr.count("SELECT COUNT(DISTINCT job_id) FROM attempts WHERE end_state = 'completed'").await, jobs);
@@ -262,10 +263,10 @@ async fn a_rolling_restart_under_load_refuses_nobody_runs_nothing_twice_and_burn
         tickr.count("SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE j.kind = 'noop'").await,
         accepted.len() as i64
     );
-    // The one that succeeded is the one that counted.
+    // Only the attempt that succeeded counts as used.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE burned <> IF(verdict = 'interrupted', 0, 1)").await, 0);
     assert!(given_back > 0 && elsewhere > 0, "{given_back} given back, {elsewhere} refused");
-    // Five hundred, on a machine that does nothing else.
+    // An idle machine reaches five hundred.
     assert!(rate > 100.0, "{rate}");
     tickr.assert_sound().await;
     for runner in &mut runners {
@@ -284,7 +285,7 @@ async fn a_binary_starts_on_the_tables_of_a_newer_one_so_that_a_deploy_may_be_ta
         .sql("INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES (999999, 'newer', TRUE, 'x', 0)")
         .await;
     let older = tickr.another().await;
-    // Also while one of its own is missing, which it then applies.
+    // The older binary also starts while one of its own migrations is missing, which it then applies.
     older.stop(CancellationToken::new()).await;
     tickr.sql("DROP TABLE queue_permits").await;
     tickr.sql("DELETE FROM _sqlx_migrations WHERE version = 12").await;

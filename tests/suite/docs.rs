@@ -1,4 +1,4 @@
-//! What the API says about itself: the page, the catalogue of problems, the methods, and the ids of requests.
+//! The documentation of the API by itself: its page, the catalogue of problems, the methods, and request ids.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,6 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 use tickr::broker::What;
 
+use crate::support::documents::documents;
 use crate::support::{TestApp, answer, contract, http};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,7 +30,7 @@ async fn the_page_has_every_operation_schema_kind_and_problem_and_needs_no_other
     for kind in kinds.body["data"].as_array().unwrap() {
         assert!(text.contains(&format!("id=\"kind-{}\"", kind["kind"].as_str().unwrap())));
     }
-    // Every link leads somewhere on the page or on this host; nothing is fetched and nothing runs.
+    // Every link leads to a place on the page or on this host. The page fetches nothing and runs no script.
     for (at, _) in text.match_indices("href=\"") {
         let target = text[at + 6..].split('"').next().unwrap();
         match target.strip_prefix('#') {
@@ -42,7 +43,7 @@ async fn the_page_has_every_operation_schema_kind_and_problem_and_needs_no_other
     }
     let policy = page.header("content-security-policy");
     assert!(policy.contains("default-src 'none'") && !policy.contains("script"), "{policy}");
-    // Examples are requests that the document allows.
+    // The examples are requests that fit the document.
     let example = text.split("curl -X POST http://127.0.0.1:7070/v1/jobs \\").nth(1).unwrap();
     let body = example.split("-d '").nth(1).unwrap().split('\'').next().unwrap().replace("&quot;", "\"");
     let body = serde_json::from_str(&body).unwrap();
@@ -57,13 +58,43 @@ fn the_types_of_events_are_those_in_the_documents() {
     let row = |line: &str| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned());
     let listed: BTreeSet<String> = cluster.lines().filter_map(row).collect();
     let mut known: BTreeSet<String> = What::ALL.into_iter().map(|what| what.as_str().to_owned()).collect();
-    // Told by the API itself.
+    // The API itself sends this event.
     known.insert("reset".to_owned());
     assert_eq!(listed, known);
     let document = contract::document();
     let told = document["paths"]["/v1/events"]["get"]["description"].as_str().unwrap();
     for word in known {
         assert!(told.contains(&format!("`{word}`")), "{word}");
+    }
+}
+
+/// The calls between back quotes, such as `GET /v1/jobs/{id}`, are those of the OpenAPI document.
+#[test]
+fn the_calls_in_the_documents_are_those_of_the_api() {
+    let paths = contract::document()["paths"].as_object().unwrap();
+    let mut named = BTreeSet::new();
+    for page in documents() {
+        for span in page.quoted() {
+            let Some((method, rest)) = span.split_once(' ') else { continue };
+            if !["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&method) || !rest.starts_with('/') {
+                continue;
+            }
+            let path = rest.split([' ', '?']).next().unwrap();
+            let operation = paths.get(path).and_then(|item| item.get(method.to_ascii_lowercase()));
+            let is_a_page = method == "GET" && contract::UNDOCUMENTED.contains(&path);
+            // An example may have a name in the place of a parameter.
+            let example = || contract::operation(method, path).is_some_and(|(_, operation)| operation.is_some());
+            assert!(operation.is_some() || is_a_page || example(), "{}: {span}", page.name);
+            if page.name == "docs/API.md" {
+                named.insert(format!("{method} {path}"));
+            }
+        }
+    }
+    for (path, item) in paths {
+        for method in item.as_object().unwrap().keys() {
+            let call = format!("{} {path}", method.to_ascii_uppercase());
+            assert!(named.contains(&call), "docs/API.md does not name {call}");
+        }
     }
 }
 
@@ -103,7 +134,7 @@ async fn every_path_says_which_methods_it_takes_and_refuses_all_others() {
                 continue;
             }
             let request = http().request(Method::from_bytes(method.as_bytes()).unwrap(), tickr.url(&path));
-            // The answer to HEAD has no body to look at.
+            // The answer to HEAD has no body to read the code from.
             let (status, allow) = if method == "HEAD" {
                 let answer = request.send().await.unwrap();
                 (answer.status().as_u16(), answer.headers()["allow"].to_str().unwrap().to_owned())

@@ -1,6 +1,6 @@
-//! Hazards of the drivers, each reproduced against the bare crate beside the guard that tickr has against it. A test
-//! that fails here after an upgrade of sqlx or redis is good news: the hazard is gone, and its message says which guard
-//! may go with it.
+//! Hazards of the database drivers. Each is reproduced with the bare crate, beside the guard that tickr has against it.
+//! If a test fails here after an upgrade of sqlx or redis, that is good news: the hazard is gone, and the message names
+//! the guard that can go with it.
 
 use std::future::Future;
 use std::path::Path;
@@ -20,8 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{TestApp, connect, database, drop_database, eventually};
 
-/// Poll a future this often, with time in between for one answer of the server, and drop it: what a client that hangs
-/// up or a timeout does to it.
+/// Poll a future this many times, with enough time in between for one answer of the server, and drop it. A client that
+/// hangs up does the same to it, and so does a timeout.
 async fn cancelled_at<F: Future>(polls: u32, future: F) {
     let mut future = pin!(future);
     for _ in 0..polls {
@@ -32,7 +32,7 @@ async fn cancelled_at<F: Future>(polls: u32, future: F) {
     }
 }
 
-/// A database with a table of two rows, both zero.
+/// Create a database with a table of two rows, both zero.
 async fn counters() -> (String, String) {
     let (name, url) = database().await;
     let mut conn = connect(&url).await;
@@ -46,11 +46,12 @@ async fn counter(url: &str, id: i32) -> i32 {
 }
 
 fn one_connection() -> MySqlPoolOptions {
-    // Without the round trip that would push a cancelled begin a little further.
+    // The test round trip is off, because it would let a cancelled `begin` get further.
     MySqlPoolOptions::new().max_connections(1).test_before_acquire(false)
 }
 
-/// Cancel `begin` at each of its stages, and write in one statement after each. Does every acknowledged write stay?
+/// Cancel `begin` at each of its stages, and write with one statement after each. Return whether every acknowledged
+/// write stays.
 async fn acknowledged_writes_stay(url: &str, options: MySqlPoolOptions) -> bool {
     for polls in 1..=12 {
         let pool: MySqlPool = options.clone().connect(url).await.unwrap();
@@ -79,7 +80,7 @@ async fn a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_releas
     }
     assert!(
         stayed < 20,
-        "sqlx returns no connection with an open transaction any more: rolled_back_on_release in store/link.rs may go"
+        "sqlx returns no connection with an open transaction any more: rolled_back_on_release in store/sql/connection.rs may go"
     );
     let guarded = rolled_back_on_release(one_connection());
     for _ in 0..10 {
@@ -92,7 +93,7 @@ async fn a_dropped_begin_makes_a_later_acknowledged_write_vanish_unless_a_releas
 async fn dropped_new_statements_in_transactions_kill_a_pool_unless_a_task_of_their_own_runs_them() {
     let (name, url) = counters().await;
     let options = || MySqlPoolOptions::new().max_connections(4).acquire_timeout(Duration::from_millis(500));
-    // A text that the connection has not prepared yet, and three values.
+    // The statement has a text that the connection has not prepared yet, and three values.
     let statement = |round: u32, spawned: bool| {
         AssertSqlSafe(format!("SELECT n + ? + ? + ? + {round} FROM counters WHERE {spawned}"))
     };
@@ -108,17 +109,17 @@ async fn dropped_new_statements_in_transactions_kill_a_pool_unless_a_task_of_the
                 dead = Some(round);
                 break;
             }
-            // A connection that was in the middle of something.
+            // The connection was in the middle of another exchange.
             Err(_) => {}
         }
     }
     println!("a pool of 4 is dead after {dead:?} dropped statements");
     assert!(
         dead.is_some(),
-        "sqlx survives dropped statements in transactions: store/link.rs need not run transactions in tasks of their own"
+        "sqlx survives dropped statements in transactions: store/sql/connection.rs need not run transactions in tasks of their own"
     );
 
-    // What store/link.rs does: only those who wait are dropped.
+    // store/sql/connection.rs does this: only the waiting caller is dropped, not the transaction.
     let pool: MySqlPool = options().connect(&url).await.unwrap();
     for round in 0..200 {
         let pool = pool.clone();
@@ -148,11 +149,11 @@ async fn an_upsert_does_not_tell_who_won_and_a_plain_insert_does() {
     assert_eq!(
         (first, second),
         (1, 1),
-        "rows_affected tells a new row from an old one: take_key in store/insert.rs may be an upsert"
+        "rows_affected tells a new row from an old one: take_key in store/jobs/insert.rs may be an upsert"
     );
     let refused = conn.execute("INSERT INTO counters VALUES (3, 0)").await.unwrap_err();
     assert_eq!(error_number(&refused), Some(1062));
-    // The same flag of the protocol: a write that changes nothing counts as one.
+    // The same protocol flag has another effect: a write that changes no row counts as one.
     let matched = conn.execute("UPDATE counters SET n = n WHERE id = 1").await.unwrap().rows_affected();
     assert_eq!(matched, 1, "rows_affected counts changed rows now: no write may rely on either");
     drop_database(&url, &name).await;
@@ -184,7 +185,7 @@ async fn a_lock_wait_timeout_leaves_the_transaction_open_until_it_is_rolled_back
         assert_eq!(
             half,
             i32::from(!rolled_back),
-            "the server rolls back after a lock-wait timeout: rolled_back in store/link.rs may go"
+            "the server rolls back after a lock-wait timeout: rolled_back in store/sql/connection.rs may go"
         );
         held.rollback().await.unwrap();
         drop_database(&url, &name).await;
@@ -205,7 +206,7 @@ async fn a_blocking_pop_on_a_usual_connection_gives_up_early_and_swallows_the_ne
         popped.is_err() && gave_up < Duration::from_secs(4),
         "a blocking pop may block for as long as it says ({gave_up:?}): index/fetch.rs needs no timeout of its own"
     );
-    // The server still has it down as waiting, and hands it what nobody reads.
+    // The server still counts this connection as waiting, and sends it an element that is never read.
     other.lpush("list", "swallowed").await.unwrap();
     eventually("the element is gone", || {
         let mut other = other.clone();
@@ -213,7 +214,7 @@ async fn a_blocking_pop_on_a_usual_connection_gives_up_early_and_swallows_the_ne
     })
     .await;
 
-    // What index/fetch.rs does: a connection that waits longer than it asks the server to block.
+    // index/fetch.rs does this: its connection waits longer than the server is asked to block.
     let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(6)));
     let mut patient = client.get_multiplexed_async_connection_with_config(&patient).await.unwrap();
     let pop = tokio::spawn(async move { patient.brpop("other", 1.0).await });
@@ -231,7 +232,7 @@ async fn a_managed_connection_stays_with_a_server_that_became_read_only() {
         redis::cmd("CLIENT").arg("ID").query_async::<i64>(conn).await.unwrap()
     };
     let before = id(&mut managed).await;
-    // What a failover leaves behind: the old master, demoted. Nobody listens on that port.
+    // A failover leaves the old master demoted. No server listens on that port.
     let mut other = client.get_multiplexed_async_connection().await.unwrap();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg("1").query_async::<()>(&mut other).await.unwrap();
     for _ in 0..20 {
@@ -266,7 +267,7 @@ async fn the_drivers_options_print_the_password_and_nothing_of_ours_does() {
     let tickr = TestApp::start().await;
     let mut root = tickr.mysql().await;
     if !version(&mut root).await.contains("MariaDB") {
-        // Without TLS, MySQL takes passwords only by a way that the driver is built without.
+        // Without TLS, MySQL accepts passwords only by a method that the driver is built without.
         tickr.stop().await;
         return;
     }
@@ -286,7 +287,7 @@ async fn the_drivers_options_print_the_password_and_nothing_of_ours_does() {
     for host in ["localhost", "127.0.0.1"] {
         tickr.sql(format!("DROP USER {account}@'{host}'")).await;
     }
-    // A login that fails says for whom, not with what.
+    // A failed login names the account, not the password.
     let url = ServerUrl::mysql(&format!("mysql://{account}:{PASSWORD}@{rest}")).unwrap();
     let mut config = tickr.config.clone();
     config.mysql_url = Some(url);

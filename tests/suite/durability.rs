@@ -1,5 +1,5 @@
-//! G1 as far as settings go: the server says whether an acknowledged commit survives a power cut, `/readyz` passes it on
-//! truthfully, and with `strict_durability` a runner does not start otherwise.
+//! G1 as far as settings go: MySQL settings decide whether an acknowledged commit survives a power cut. `/readyz`
+//! reports that, and with `strict_durability` a runner refuses to start otherwise.
 
 use std::path::Path;
 
@@ -11,7 +11,8 @@ use tickr::services::{Options, Services};
 
 use crate::support::{TestApp, connect, eventually};
 
-/// Wait until `/readyz` says this after these settings. Probes share a look, so the first answer may be of the one before.
+/// Apply these settings and wait until `/readyz` reports them. Concurrent probes share one result, so the first answer
+/// may still be about the settings before.
 async fn until_told(tickr: &TestApp, services: &Services, settings: &str, wanted: (Value, Vec<String>)) {
     let mut root = connect(&services.mysql_url("mysql")).await;
     root.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(settings.to_owned()))).await.unwrap();
@@ -45,7 +46,7 @@ async fn readyz_says_whether_commits_are_durable_without_a_binary_log() {
     let services = tickr.services();
     let weak = vec!["innodb_flush_log_at_trx_commit is 2, not 1".to_owned()];
     until_told(&tickr, services, FLUSH_2, (json!(false), weak)).await;
-    // What a log that is off would do is no weakness.
+    // A setting of a binary log that is off is no weakness.
     let off = format!("{FLUSH_1}; SET GLOBAL sync_binlog = 0");
     until_told(&tickr, services, &off, (json!(true), vec![])).await;
     tickr.stop().await;

@@ -56,7 +56,7 @@ async fn flushing_redis_while_jobs_wait_loses_none_and_runs_each_once() {
     assert_eq!(answer.status, 201);
     let mut redis = tickr.redis().await;
     for _ in 0..5 {
-        // Only this test's keys: its neighbours share the server.
+        // Only this test's Redis keys are deleted, because other tests share the server.
         let keys = [tickr.key("epoch"), tickr.key("waiting"), tickr.key("ready:default"), tickr.key("overflow")];
         tickr
             .event("a rebuild", async { redis.del(&keys[..]).await.map(drop).unwrap() }, |event| {
@@ -89,7 +89,7 @@ async fn no_job_begins_before_its_time() {
     tickr.stop().await;
 }
 
-/// Median of start − execute_at in milliseconds, by MySQL's own times.
+/// Return the median of start − execute_at in milliseconds, by MySQL's own times.
 async fn median_lateness_ms(tickr: &TestApp) -> f64 {
     let mut late: Vec<i64> = sqlx::query_scalar(
         "SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) FROM attempts ORDER BY started_at DESC LIMIT 30",
@@ -105,7 +105,7 @@ async fn median_lateness_ms(tickr: &TestApp) -> f64 {
 async fn an_idle_runner_starts_jobs_when_they_are_due() {
     for (what, delay) in [("delayed", Some(40)), ("immediate", None)] {
         let tickr = TestApp::start().await;
-        // Warm: the first job of a process opens connections and prepares statements.
+        // The first job of a process is a warm-up, because it opens connections and prepares statements.
         let first = tickr.enqueue_kind("noop", json!({})).await;
         tickr.until(first, State::Completed).await;
         for _ in 0..30 {
@@ -118,7 +118,7 @@ async fn an_idle_runner_starts_jobs_when_they_are_due() {
         }
         let median = median_lateness_ms(&tickr).await;
         println!("median lateness of 30 {what} jobs, one after another: {median:.2} ms");
-        // A debug build beside other tests; `tickr bench` measures the real figure.
+        // The bound allows for a debug build beside other tests. `tickr bench` measures the real figure.
         assert!(median < 50.0, "{what}: {median} ms");
         tickr.stop().await;
     }
@@ -170,7 +170,7 @@ async fn a_kind_unknown_to_a_runner_waits_for_one_that_knows_it() {
     let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
     tickr.sql("UPDATE owed SET kind = 'later'; UPDATE jobs SET kind = 'later'").await;
     tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await;
-    // One worker, one line: whoever ran after it shows that it was looked at and laid aside.
+    // There is one worker and one lane. So a job that ran after it shows that the runner has seen it and put it aside.
     for _ in 0..3 {
         let behind = tickr.enqueue_kind("noop", json!({})).await;
         tickr.until(behind, State::Completed).await;
@@ -220,7 +220,7 @@ async fn follow_up_jobs_and_the_result_are_committed_with_the_success_or_not_at_
     let mut own = Registry::new();
     own.register(|parent: Parent, ctx: Context| async move {
         if parent.fail_first && ctx.attempt() == 1 {
-            // Made, and thrown away with the attempt.
+            // This follow-up job is made, and discarded together with the attempt.
             let _ = Output::default().then(&Child { number: 0 })?;
             return Err(Failure::retry("not yet"));
         }
@@ -228,7 +228,7 @@ async fn follow_up_jobs_and_the_result_are_committed_with_the_success_or_not_at_
         family.then(&Child { number: 1 })?.then(&Child { number: 2 })?.then(&Child { number: 3 })
     });
     own.register(|child: Child, _: Context| async move { Output::json(&child.number) });
-    // Its follow-up is of a kind that this binary does not have.
+    // The follow-up job is of a kind that this binary does not have.
     own.register(|_: Orphan, _: Context| async { Output::default().then(&Later {}) });
     let tickr = TestApp::start_with(|_| {}, own).await;
 
@@ -304,7 +304,7 @@ async fn a_running_job_is_stopped_by_a_cancel_through_any_runner() {
         let job = tickr.until(id, State::Cancelled).await;
         let took = asked.elapsed();
         println!("stopped {took:?} after the cancel");
-        // Two seconds are promised; the rest is for a machine that runs other tests.
+        // The promise is two seconds. The rest is for a machine that runs other tests.
         assert!(took < Duration::from_secs(4), "{took:?}");
         assert_eq!(tickr.verdicts(id).await, ["cancelled"]);
         assert_eq!(job["attempt"], 1);
@@ -372,12 +372,12 @@ async fn retention_removes_ended_jobs_by_age_and_nothing_else() {
     let keep_failed = &Retention { completed: moment, ..Retention::all(day) };
     assert_eq!(store.purge_page(None, keep_failed).await.unwrap(), Purged { jobs: 1, next: None });
     assert_eq!(tickr.get(&format!("/v1/jobs/{done}")).await.status, 404);
-    // A dead letter that an operator brought back is not old any more, whatever its ledger says.
+    // A dead letter that an operator retried is young again, whatever its ledger says.
     let answer = tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await;
     assert_eq!(answer.status, 200, "{:#}", answer.body);
     tickr.until(failed, State::Failed).await;
     tokio::time::sleep(Duration::from_millis(5)).await;
-    // As the kind has it, whatever holds for the others.
+    // The retention of a kind overrides the general one.
     let kind = KindRetention { failed: Some(moment), ..KindRetention::default() };
     let kinds = std::sync::Arc::new([("noop".parse().unwrap(), kind)].into());
     let keep_other = &Retention { kinds, ..Retention::all(day) };
@@ -397,7 +397,7 @@ async fn a_busy_runner_leaves_what_it_cannot_start_to_another() {
     tickr.enqueue_many((0..8).map(|_| json!({"kind": "gate"}))).await;
     let executing = "SELECT COUNT(*) FROM owed WHERE state = 'executing'";
     tickr.until_count(executing, 2).await;
-    // Whatever else the first one had taken would wait for its slots, which are not free before all of them run.
+    // Any other job that the first runner had taken would wait for its workers, which are busy until all jobs run.
     let other = tickr.another_with(|config| config.workers = 6, gated(&open)).await;
     tickr.until_count(executing, 8).await;
     let shares = "SELECT COUNT(*) FROM (SELECT runner FROM owed GROUP BY runner HAVING COUNT(*) IN (2, 6)) AS shares";
@@ -409,7 +409,7 @@ async fn a_busy_runner_leaves_what_it_cannot_start_to_another() {
     tickr.stop().await;
 }
 
-/// Says a word, as its result.
+/// Returns a long text as its result.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Talk {
     word: String,
@@ -424,7 +424,7 @@ async fn an_attempt_whose_result_mysql_refuses_is_not_lost_and_not_repeated() {
     let mut kinds = Registry::new();
     kinds.register(|talk: Talk, _: Context| async move { Output::json(&json!({"said": talk.word})) });
     let tickr = TestApp::start_with(|config| config.workers = 8, kinds).await;
-    // As a server would that is not set up for it.
+    // A server that is not set up for such results refuses them in the same way.
     tickr.sql("ALTER TABLE attempts ADD CONSTRAINT no_long_word CHECK (result IS NULL OR LENGTH(result) < 40)").await;
     let talk = |word: &str| json!({"kind": "talk", "payload": {"word": word}});
     let ids =

@@ -1,5 +1,5 @@
-//! Enqueue once (G8): the same key and body is the same job, however often and wherever it is asked for, also at once;
-//! and at most one unfinished job has a unique key.
+//! Enqueue once (G8): the same idempotency key and body give the same job, however often and through whichever runner
+//! it is enqueued, even at the same time. And at most one unfinished job has a unique key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
 
-/// Far enough ahead to wait for the whole of a test.
+/// So far ahead that the job waits during the whole test.
 const LATER_MS: u64 = 3_600_000;
 
-/// A POST with an idempotency key, checked against the OpenAPI document.
+/// Send a POST with an idempotency key, and check its answer against the OpenAPI document.
 async fn post(app: &App, path: &str, key: &str, body: &Value) -> Answer {
     answer(http().post(format!("http://{}{path}", app.addr())).header("Idempotency-Key", key).json(body)).await
 }
 
-/// A POST with an idempotency key, and the answer byte for byte.
+/// Send a POST with an idempotency key, and return the answer byte for byte.
 async fn post_raw(client: &reqwest::Client, app: &App, path: &str, key: &str, body: &str) -> (u16, HeaderMap, String) {
     let request = client.post(format!("http://{}{path}", app.addr())).header("Idempotency-Key", key);
     let response = request.header("Content-Type", "application/json").body(body.to_owned()).send().await.unwrap();
@@ -104,7 +104,7 @@ async fn fifty_callers_with_one_key_and_different_bodies_make_one_job() {
 async fn many_keys_at_once_share_their_commits_and_each_makes_one_job() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
-    // Every key comes four times, in both processes, in another order, in the same moment.
+    // Every idempotency key comes four times, through both processes, in different orders, at the same moment.
     let call = async |n: u64| {
         let app = if n.is_multiple_of(2) { &tickr.app } else { &other };
         let key = (n * 7) % 60;
@@ -134,11 +134,11 @@ async fn a_replay_gives_the_first_answer_after_the_job_ended_after_a_restart_and
     assert!(status == 201 && !replayed(&headers), "{first}");
     let id: JobId = serde_json::from_str::<Value>(&first).unwrap()["id"].as_str().unwrap().parse().unwrap();
     tickr.until(id, State::Completed).await;
-    // Said in other words, it is the same request.
+    // The same JSON in another spelling is the same request.
     let same = "{ \"payload\": {\"\\u006e\": 1},\n \"kind\":\"no\\u006fp\" }";
     let (status, headers, again) = post_raw(&client, &tickr.app, "/v1/jobs", "k", same).await;
     assert_eq!((status, replayed(&headers), &again), (201, true, &first));
-    // Said of other things, it is another.
+    // Other JSON is another request.
     for other in
         [r#"{"kind":"noop","payload":{"n":1.0}}"#, r#"{"kind":"noop"}"#, r#"{"kind":"noop","payload":{"n":2}}"#]
     {
@@ -171,7 +171,7 @@ async fn a_batch_with_a_key_is_all_or_nothing_and_replays_in_order() {
         let job = tickr.job(receipts[n]["id"].as_str().unwrap().parse().unwrap()).await;
         assert_eq!(job["payload"]["n"], n);
     }
-    // A batch that cannot be accepted leaves nothing, and does not use up its key.
+    // A refused batch leaves nothing behind, and its idempotency key can be used again.
     let keyed = |key: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key, "on_conflict": "reject"});
     let holder = tickr.enqueue(keyed("held")).await;
     let batch = json!({"jobs": [later(1), keyed("free"), keyed("held")]});
@@ -199,7 +199,8 @@ async fn a_batch_with_a_key_is_all_or_nothing_and_replays_in_order() {
 async fn a_commit_whose_answer_is_lost_is_not_done_again_and_its_answer_is_the_first() {
     let tickr = TestApp::start().await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
-    // All of its statements go through the proxy. It runs nothing, so that the next COMMIT is the one that is meant.
+    // All statements of this runner go through the proxy. It executes no job, so the next COMMIT is the one of the
+    // request.
     let through = Config::for_tests(&proxy.url(), "redis://unused");
     let elsewhere = |config: &mut Config| {
         config.mysql_url = through.mysql_url;
@@ -260,7 +261,7 @@ async fn keys_are_bytes_within_their_limits() {
     assert_eq!(tickr.job(target).await["state"], "waiting");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 7);
 
-    // Unique keys are bytes as well.
+    // Unique keys are compared as bytes as well.
     let unique = async |key: &str| {
         let job = json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key});
         tickr.post("/v1/jobs", job).await.status
@@ -301,7 +302,7 @@ async fn answers_are_forgotten_after_their_time_and_not_before() {
     for n in 0..5_u64 {
         ids.push(id_of(&post(&tickr.app, "/v1/jobs", &format!("k{n}"), &later(n)).await));
     }
-    // Two of them as if they had come more than a week ago, by both clocks; one by the host's clock alone.
+    // Two requests look more than a week old by both clocks, and one by the host's clock alone.
     let age = |nth: u64, days: u64| {
         format!(
             "UPDATE idempotency_keys SET created_at = created_at - INTERVAL {days} DAY, \
@@ -337,37 +338,37 @@ async fn cancel_retry_and_run_now_with_a_key_are_done_once() {
         }
         answers.into_iter().next().unwrap()
     };
-    // A cancel of a waiting job: 200 for everybody, though the job is over when the second asks.
+    // A cancel of a waiting job answers 200 to every client, though the job is over at the second request.
     let id = tickr.enqueue(later(1)).await;
     let answer = fifty(&format!("/v1/jobs/{id}/cancel"), "cancel").await;
     assert_eq!((answer.status, &answer.body["state"]), (200, &json!("cancelled")));
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 409);
-    // A retry: one new life.
+    // A retry starts the job again once.
     let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
     tickr.until(failed, State::Failed).await;
     let answer = fifty(&format!("/v1/jobs/{failed}/retry"), "retry").await;
     assert_eq!((answer.status, &answer.body["state"]), (200, &json!("waiting")));
     tickr.until(failed, State::Failed).await;
-    // The same again when it could be done again: it is not.
+    // The same request again, at a time when the retry would be possible: it is not carried out again.
     let again = post(&tickr.app, &format!("/v1/jobs/{failed}/retry"), "retry", &empty).await;
     assert_eq!((replayed(&again.headers), &again.body), (true, &answer.body));
     assert_eq!(tickr.job(failed).await["state"], "failed");
     assert_eq!(tickr.verdicts(failed).await.len(), 2);
-    // Run now, and a cancel of the running job: 202 for everybody, also when it is over.
+    // Run now, then cancel the running job. The cancel answers 202 to every client, even after the job is over.
     let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}, "delay_ms": LATER_MS})).await;
     assert_eq!(fifty(&format!("/v1/jobs/{id}/run-now"), "run").await.body["state"], "waiting");
     tickr.until(id, State::Executing).await;
     assert_eq!(fifty(&format!("/v1/jobs/{id}/cancel"), "stop").await.status, 202);
     tickr.until(id, State::Cancelled).await;
     assert_eq!(fifty_replays(&tickr, &format!("/v1/jobs/{id}/cancel"), "stop").await, 202);
-    // What is not possible is not kept, and the key is still good.
+    // A refusal is not stored, and the idempotency key can be used again.
     let wrong = post(&tickr.app, &format!("/v1/jobs/{id}/run-now"), "again", &empty).await;
     assert_eq!((wrong.status, wrong.code()), (409, "wrong_state"));
     let right = post(&tickr.app, &format!("/v1/jobs/{id}/retry"), "again", &empty).await;
     assert_eq!((right.status, replayed(&right.headers)), (200, false));
     let missing = post(&tickr.app, &format!("/v1/jobs/{}/cancel", JobId::new()), "nobody", &empty).await;
     assert_eq!((missing.status, missing.code()), (404, "not_found"));
-    // A key that did one thing does no other, whether that were possible or not.
+    // An idempotency key of one action is refused for any other action, whether that is possible or not.
     for path in [format!("/v1/jobs/{failed}/cancel"), format!("/v1/jobs/{failed}/retry")] {
         let answer = post(&tickr.app, &path, "cancel", &empty).await;
         assert_eq!((answer.status, answer.code()), (422, "idempotency_conflict"), "{path}");
@@ -378,7 +379,7 @@ async fn cancel_retry_and_run_now_with_a_key_are_done_once() {
     tickr.stop().await;
 }
 
-/// The status that some replays agree on.
+/// Repeat the request fifty times and return the status that all replays have.
 async fn fifty_replays(tickr: &TestApp, path: &str, key: &str) -> u16 {
     let empty = json!({});
     let answers = join_all((0..50).map(|_| post(&tickr.app, path, key, &empty))).await;
@@ -400,11 +401,11 @@ async fn a_client_that_hangs_up_is_served_at_most_once() {
         );
         socket.write_all(request.as_bytes()).await.unwrap();
         if n % 3 == 0 {
-            // Some wait for the beginning of the answer.
+            // Some of the clients wait for the beginning of the answer.
             let _ = socket.read(&mut [0; 1]).await.unwrap();
         }
     }
-    // They come back, as clients do that heard nothing.
+    // They send the request again, as clients do that got no answer.
     let answers = join_all((0..10).map(|n| {
         let (app, key) = (&tickr.app, format!("left-{n}"));
         async move { post(app, "/v1/jobs", &key, &later(1)).await }
@@ -419,7 +420,7 @@ async fn a_client_that_hangs_up_is_served_at_most_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_hangs_elsewhere_makes_its_twin_wait_and_harms_no_other() {
     let tickr = TestApp::start().await;
-    // Another process stopped in the middle of a request: its row is there and not committed.
+    // Another process has stopped in the middle of a request: it has inserted a row and not committed it.
     let first = post(&tickr.app, "/v1/jobs", "stuck", &later(1)).await;
     let mut elsewhere = tickr.mysql().await;
     let mut open = elsewhere.begin().await.unwrap();
@@ -460,7 +461,7 @@ async fn a_request_that_fails_in_the_middle_leaves_no_key_and_may_be_sent_again(
         ("batch", "/v1/jobs/batch".to_owned(), json!({"jobs": [later(2), job]}), 201),
         ("cancel", format!("/v1/jobs/{waits}/cancel"), json!({}), 200),
     ];
-    // The last rows that each of them writes are refused by the tables.
+    // The tables refuse the last rows that each of these requests writes.
     tickr.sql("ALTER TABLE owed ADD CONSTRAINT nothing_goes CHECK (priority <> 7)").await;
     tickr.sql("ALTER TABLE tallies ADD CONSTRAINT nothing_ends CHECK (state <> 'cancelled')").await;
     for (key, path, body, _) in &requests {
@@ -528,7 +529,7 @@ async fn a_program_enqueues_once_without_http() {
         broker.enqueue_once(vec![job], once, Arc::new(word)).await.unwrap()
     };
     let Outcome::First { done: Some(Keyed::Accepted(receipts)), answer } = enqueue(r#"{"n": 7}"#).await else {
-        panic!("nobody was before us");
+        panic!("there was no earlier request");
     };
     assert_eq!(receipts.accepted().map(|accepted| accepted.id.to_string()).collect::<String>(), answer.body);
     assert!(matches!(enqueue(r#"{"n":7}"#).await, Outcome::Replayed(again) if again == answer));
@@ -580,7 +581,7 @@ async fn at_most_one_unfinished_job_has_a_unique_key_whatever_fifty_callers_on_t
                 }
             }
         }
-        // Every job but one was replaced, and says by whom.
+        // Every job but one was replaced, and its ledger names the job that replaced it.
         let replaced = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id \
                         WHERE a.verdict = 'cancelled' AND a.error LIKE 'replaced by job %'";
         assert_eq!(tickr.count(replaced).await, made.len() as i64 - 1);
@@ -597,7 +598,7 @@ async fn at_most_one_unfinished_job_has_a_unique_key_whatever_fifty_callers_on_t
 async fn unique_keys_stay_exact_while_their_holders_run_and_end() {
     let tickr = TestApp::start().await;
     let other = tickr.another().await;
-    // Jobs that end as fast as they can, and callers that want their keys in every way.
+    // The jobs end as fast as they can, and the clients use their unique keys with every `on_conflict`.
     let modes = ["return", "reject", "replace"];
     let caller = async |n: usize| {
         let mut made = 0;
@@ -619,7 +620,7 @@ async fn unique_keys_stay_exact_while_their_holders_run_and_end() {
     tickr.until_idle().await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, made);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 0);
-    // Of one key, no two jobs were ever unfinished together: each was accepted after the one before had ended.
+    // No two jobs with one unique key were ever unfinished together: each was accepted after the one before had ended.
     let together = "SELECT COUNT(*) FROM (SELECT j.created_at, LAG(a.finished_at) OVER \
                     (PARTITION BY j.unique_key ORDER BY j.created_at, a.finished_at) AS before_it \
                     FROM jobs j JOIN attempts a ON a.job_id = j.id AND a.end_state IS NOT NULL) t \
@@ -641,7 +642,8 @@ async fn replace_spares_a_job_that_executes_and_return_is_remembered() {
     assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "key_taken", vec!["/unique_key"]));
     assert_eq!((&answer.body["holder"], &answer.body["current_state"]), (&json!(id), &json!("executing")));
     assert_eq!(tickr.job(id).await["state"], "executing");
-    // Who was given that job is given it again, also when it is over and the key is free.
+    // A client that was given that job gets it again for the same idempotency key, even when the job is over and its
+    // unique key is free.
     let returned = post(&tickr.app, "/v1/jobs", "r", &sleep("return")).await;
     assert_eq!((returned.status, id_of(&returned), replayed(&returned.headers)), (200, id, false));
     assert_eq!(returned.body["attempts"].as_array().unwrap().len(), 1);
@@ -650,7 +652,7 @@ async fn replace_spares_a_job_that_executes_and_return_is_remembered() {
     let again = post(&tickr.app, "/v1/jobs", "r", &sleep("return")).await;
     assert_eq!((again.status, replayed(&again.headers), &again.body), (200, true, &returned.body));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
-    // A job that waits to be retried is replaced, and its attempts stay.
+    // A job that waits for a retry is replaced, and its attempts stay.
     let fails = json!({"kind": "fail", "payload": {"times": 9}, "unique_key": "f", "on_conflict": "replace",
         "retry": {"base_ms": 3_600_000, "cap_ms": 3_600_000}});
     let old = tickr.enqueue(fails.clone()).await;
@@ -663,7 +665,7 @@ async fn replace_spares_a_job_that_executes_and_return_is_remembered() {
         (&json!("cancelled"), &json!(format!("replaced by job {new}")))
     );
     tickr.assert_sound().await;
-    // What makes no sense is said so.
+    // A combination of options that makes no sense is refused.
     let answer = tickr.post("/v1/jobs", json!({"kind": "noop", "on_conflict": "return"})).await;
     assert_eq!((answer.status, answer.pointers()), (422, vec!["/on_conflict"]));
     let answer = tickr.post("/v1/jobs", json!({"kind": "noop", "unique_key": "x", "on_conflict": "maybe"})).await;
@@ -678,7 +680,8 @@ async fn a_batch_settles_its_unique_keys_job_by_job_and_as_a_whole() {
         |key: &str, mode: &str| json!({"kind": "noop", "delay_ms": LATER_MS, "unique_key": key, "on_conflict": mode});
     let batch = async |jobs: Value| tickr.post("/v1/jobs/batch", json!({"jobs": jobs})).await;
     let (a, b) = (tickr.enqueue(job("a", "return")).await, tickr.enqueue(job("b", "return")).await);
-    // One stands in, one is replaced, one is new, one is the same as its neighbour.
+    // Of these five jobs, one already exists, one replaces another, two are new, and one is the same as a job in this
+    // batch.
     let jobs = json!([job("a", "return"), job("b", "replace"), job("c", "reject"), job("c", "return"), later(1)]);
     let answer = batch(jobs).await;
     assert_eq!(answer.status, 201, "{:#}", answer.body);
@@ -689,14 +692,14 @@ async fn a_batch_settles_its_unique_keys_job_by_job_and_as_a_whole() {
     assert_eq!(tickr.job(b).await["state"], "cancelled");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 5);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs WHERE batch_size = 3").await, 3);
-    // All of them are there already: nothing is written.
+    // All of these jobs exist already, so nothing is written.
     let answer = batch(json!([job("c", "return"), job("a", "return")])).await;
     assert_eq!((answer.status, &answer.body["jobs"][1]["id"]), (200, &json!(a)));
-    // One no is a no for all, also for those that would have replaced.
+    // One refused job refuses the whole batch, including the jobs that would have replaced others.
     let answer = batch(json!([job("a", "replace"), job("d", "return"), job("c", "reject")])).await;
     assert_eq!((answer.status, answer.code(), answer.pointers()), (409, "key_taken", vec!["/jobs/2/unique_key"]));
     assert_eq!(tickr.job(a).await["state"], "waiting");
-    // A batch cannot fight itself.
+    // The jobs of one batch cannot compete for a unique key with each other.
     for mode in ["reject", "replace"] {
         let answer = batch(json!([job("e", "replace"), later(1), job("e", mode)])).await;
         assert_eq!((answer.status, answer.pointers()), (422, vec!["/jobs/2/unique_key"]), "{mode}");
@@ -705,7 +708,7 @@ async fn a_batch_settles_its_unique_keys_job_by_job_and_as_a_whole() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM unique_keys").await, 3);
     tickr.assert_sound().await;
 
-    // Two batches with the same keys in opposite order take turns.
+    // Two batches with the same unique keys in opposite order wait for each other, without a deadlock.
     let keys: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
     let forward: Vec<Value> = keys.iter().map(|key| job(key, "replace")).collect();
     let backward: Vec<Value> = keys.iter().rev().map(|key| job(key, "replace")).collect();

@@ -1,5 +1,5 @@
-//! Server-sent events: a job is followed to its end through any runner, the cluster is heard while somebody listens and
-//! costs nothing otherwise, and no listener holds anybody up.
+//! Server-sent events: a client follows a job to its end through any runner. Cluster events are published while a
+//! client listens and cost nothing otherwise, and no listener delays other work.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn elsewhere(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
 }
 
-/// The words of a job's story, in order.
+/// Return the events of one job as short texts, in order.
 fn words(told: &[Told]) -> Vec<String> {
     let word = |told: &Told| {
         let at = |name: &str| told.data[name].as_str().unwrap_or("").to_owned();
@@ -47,10 +47,10 @@ async fn a_job_is_followed_to_its_end_through_a_runner_that_does_not_run_it() {
     let expected =
         ["state waiting", "1.begin", "state executing", "1.done succeeded", "state completed", "end completed"];
     assert_eq!(said, expected);
-    // The end was told: whoever comes back for more is sent away, as browsers want it.
+    // The end was sent. A client that reconnects gets 204, as browsers require to stop.
     let last = told.last().unwrap().id.clone().unwrap();
     assert_eq!(EventStream::ask(&events, Some(&last)).await.status(), 204);
-    // And whoever comes late hears the whole story at once.
+    // A client that comes late gets the whole history at once.
     let again = EventStream::open(&tickr.url(&format!("/v1/jobs/{id}/events")), None).await.rest().await;
     assert_eq!(words(&again), ["1.begin", "1.done succeeded", "state completed", "end completed"]);
     other.stop(CancellationToken::new()).await;
@@ -79,7 +79,7 @@ async fn a_story_goes_on_behind_the_last_event_without_losing_a_line_of_the_ledg
         assert_eq!(behind(last).await, story(skip), "{last}");
     }
 
-    // A cancel while it waits has no attempt, and another life goes on behind the old end.
+    // A cancel of a waiting job has no attempt. A retry continues the history after the old end.
     let id = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 1}, "delay_ms": 3_600_000})).await;
     let url = tickr.url(&format!("/v1/jobs/{id}/events"));
     let mut stream = EventStream::open(&url, None).await;
@@ -91,7 +91,7 @@ async fn a_story_goes_on_behind_the_last_event_without_losing_a_line_of_the_ledg
     tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await;
     tickr.until(id, State::Completed).await;
     let told = EventStream::open(&url, Some(&last)).await.rest().await;
-    // The closing line of the cancel has the number 1, so the attempt is the second.
+    // The row in the ledger that closes the cancelled job has the number 1, so the attempt is the second.
     assert_eq!(words(&told), ["2.begin", "2.done succeeded", "state completed", "end completed"]);
     let missing = tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await;
     assert_eq!((missing.status, missing.code()), (404, "not_found"));
@@ -105,7 +105,7 @@ async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_wher
     let url = |query: &str| format!("http://{}/v1/events{query}", other.addr());
     let mut all = EventStream::open(&url(""), None).await;
     let mut settled = EventStream::open(&url("?type=settled,cancelled&kind=noop&queue=default"), None).await;
-    // The runner that runs them notices within a second; until then it is asked again.
+    // The runner that executes the jobs notices the listener within a second. Until then the test enqueues again.
     let job = json!({"kind": "noop", "payload": {"secret": "canary-payload"}, "unique_key": "canary-key"});
     eventually("the other runner is heard", async || {
         let id = tickr.enqueue(job.clone()).await;
@@ -128,7 +128,8 @@ async fn the_cluster_is_heard_through_any_runner_by_what_one_wants_and_from_wher
     let heard = settled.until("it is settled", |told| about(told, "settled")).await;
     assert_eq!(heard.id, end.id);
 
-    // From where one was, through the other runner; and when that is forgotten, one is told.
+    // A client continues at its last position through the other runner, and gets an event if that position is not known
+    // any more.
     let from = async |last: &str| EventStream::open(&tickr.url("/v1/events"), Some(last)).await;
     let mut resumed = from(accepted.id.as_deref().unwrap()).await;
     let mut kinds = Vec::new();
@@ -221,7 +222,8 @@ async fn what_is_set_about_queues_and_schedules_is_told_once_through_any_runner(
         assert_eq!(nightly.next().await.unwrap().id, told.id);
     }
 
-    // By the clock: each line of the ledger once, though both runners tick, and skips with their cause.
+    // For ticks by the clock, each row of the ledger is published once, though both runners tick, and a skipped tick
+    // has its cause.
     let every = json!({"cron": "* * * * * *", "kind": "sleep", "payload": {"ms": 60_000}, "overlap": "skip"});
     assert_eq!(send(Method::PUT, "/v1/schedules/often", every).await.status, 201);
     assert_eq!(all.next().await.unwrap().kind, "schedule_put");
@@ -255,8 +257,8 @@ async fn nobody_listening_leaves_nothing_in_redis() {
     drop(stream);
     eventually("the mark is gone", async || (!tickr.redis().await.exists(&listeners).await.unwrap()).then_some(()))
         .await;
-    // The runner sees that at its next look, and falls silent.
-    eventually("nothing is told any more", async || {
+    // The runner notices that at its next check, and stops publishing.
+    eventually("no event is published any more", async || {
         let mut redis = tickr.redis().await;
         let length = async |redis: &mut redis::aio::MultiplexedConnection| -> u64 {
             redis::cmd("XLEN").arg(&events).query_async(redis).await.unwrap()
@@ -283,7 +285,7 @@ async fn with_redis_out_a_gap_is_told_and_the_own_runner_is_heard_on() {
     let mut stream = EventStream::open(&tickr.url("/v1/events"), None).await;
     tickr.enqueue_kind("noop", json!({})).await;
     assert!(stream.until("it is settled", |told| told.kind == "settled").await.id.is_some());
-    // The bus tells of the condition as well.
+    // The internal event bus reports the change as well.
     tickr
         .event("the index is degraded", async { relay.set(Condition::Cut) }, |event| {
             (*event == Event::IndexHealth(Health::Degraded)).then_some(())
@@ -302,10 +304,10 @@ async fn with_redis_out_a_gap_is_told_and_the_own_runner_is_heard_on() {
     let whole =
         stream.until("the index is whole", |told| told.kind == "index_health" && told.data["health"] == "fast").await;
     assert_eq!(whole.data["runner"], tickr.app.runner().to_string());
-    // What happens has places in the stream again.
+    // The events have positions in the stream again.
     let began = Instant::now();
     loop {
-        assert!(began.elapsed() < DEADLINE, "events have no places");
+        assert!(began.elapsed() < DEADLINE, "events have no ids");
         let id = tickr.enqueue_kind("noop", json!({})).await;
         let told = stream.until("settled", |told| told.kind == "settled" && told.data["job"] == id.to_string()).await;
         if told.id.is_some() {
@@ -328,7 +330,7 @@ async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
     let mut held = EventStream::open(&tickr.url(&path), None).await;
     assert_eq!(held.next().await.unwrap().kind, "state");
 
-    // Asks for everything, and reads nothing of it.
+    // The client requests all events, and reads none of them.
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let mut socket = socket.connect(tickr.app.addr()).await.unwrap();
@@ -336,12 +338,13 @@ async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
     let mut head = [0; 12];
     socket.read_exact(&mut head).await.unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");
-    eventually("there is no place", async || {
+    eventually("every stream is taken", async || {
         let full = tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await;
         (full.status == 429 && full.code() == "overloaded").then_some(())
     })
     .await;
-    // It is cut off when what it does not read has filled all buffers in between; meanwhile jobs are accepted.
+    // The client is cut off when the data that it does not read has filled all buffers in between. Meanwhile jobs are
+    // accepted.
     let began = Instant::now();
     let mut jobs = 0;
     while tickr.get("/v1/jobs/0192f8c0-7f3a-7c4e-9d5b-3e2a1f0c9b8a/events").await.status == 429 {
@@ -352,7 +355,7 @@ async fn streams_are_bounded_and_one_that_nobody_reads_is_cut_off() {
             .len();
     }
     drop(socket);
-    // The other one has not noticed.
+    // The other stream is not affected.
     tickr.post(&format!("/v1/jobs/{waits}/cancel"), json!({})).await;
     assert_eq!(words(&held.rest().await), ["state cancelled", "end cancelled"]);
     tickr.stop().await;
@@ -375,7 +378,7 @@ async fn open_streams_end_with_their_runner_and_do_not_hold_it_up() {
         other.stop(CancellationToken::new()),
         futures_util::future::join_all(streams.into_iter().map(EventStream::rest))
     );
-    // A block of the fetcher is a second; open requests would have five.
+    // The fetcher blocks for a second at most. Open requests would get five seconds.
     assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
     assert_eq!(ended.len(), 10);
     let data: Vec<&Value> = ended.iter().flatten().map(|told| &told.data).collect();

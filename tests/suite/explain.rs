@@ -1,4 +1,4 @@
-//! Why a job does not run, what is to come, and what a new binary could not read.
+//! The reasons why a job does not run, the forecast, and the check of what a new binary could not read.
 
 use chrono::{TimeDelta, Utc};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use tickr::job::{JobId, State};
 use crate::support::program::{command, outcome, tickr as program};
 use crate::support::{TestApp, answer, http};
 
-/// The codes of the reasons, in their order.
+/// Return the codes of the reasons, in their order.
 async fn reasons(tickr: &TestApp, id: JobId) -> Vec<String> {
     let told = tickr.get(&format!("/v1/jobs/{id}/explain")).await;
     assert_eq!(told.status, 200, "{:#}", told.body);
@@ -53,7 +53,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     let lost = tickr.enqueue(json!({"kind": "noop", "queue": "nowhere"})).await;
     assert_eq!(reasons(&tickr, lost).await, ["queue_not_served"]);
 
-    // A kind that only a runner had which is gone.
+    // The job is of a kind that only a stopped runner had.
     tickr.sql(format!("UPDATE jobs SET kind = 'gone' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
     tickr
         .sql(format!("UPDATE owed SET kind = 'gone', queue = 'default' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))"))
@@ -61,7 +61,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     tickr.sql(format!("UPDATE jobs SET queue = 'default' WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
     assert_eq!(reasons(&tickr, lost).await[0], "kind_unknown");
 
-    // It failed, and waits for its next attempt.
+    // The job failed, and waits for its next attempt.
     let retry = json!({"base_ms": 3_600_000, "cap_ms": 3_600_000});
     let fails = json!({"kind": "fail", "payload": {"times": 9}, "retry": retry});
     let retrying = tickr.enqueue(fails).await;
@@ -70,7 +70,7 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     let why = summary(&tickr, retrying).await;
     assert!(why.starts_with("attempt 1 of 5 did not succeed: ") && why.contains("the next is due in"), "{why}");
 
-    // Every worker is busy, the queue is at its limit, others come first.
+    // Every worker is busy, one queue is at its limit, and other jobs come first.
     send(http.patch(tickr.url("/v1/queues/narrow")), json!({"concurrency": 1})).await;
     let runs = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}, "queue": "narrow"})).await;
     tickr.until(runs, State::Executing).await;
@@ -81,11 +81,11 @@ async fn every_reason_why_a_job_waits_is_told_in_order() {
     assert_eq!(reasons(&tickr, behind).await, ["queue_full", "behind"]);
     let other = tickr.enqueue(json!({"kind": "sleep", "payload": {"ms": 600_000}})).await;
     tickr.until(other, State::Executing).await;
-    // Once the runner has said how busy it is.
+    // Wait until the runner has reported how busy it is.
     let waits = tickr.enqueue(json!({"kind": "noop"})).await;
     tickr.sql("UPDATE runners SET busy = slots").await;
     assert_eq!(reasons(&tickr, waits).await[0], "slots_full");
-    // Its last two runners died under it.
+    // Its last two runners died while they executed it.
     tickr.sql(format!("UPDATE owed SET losses = 2 WHERE id = UNHEX(REPLACE('{waits}', '-', ''))")).await;
     assert_eq!(reasons(&tickr, waits).await[1], "runs_alone");
     tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6)").await;
@@ -129,13 +129,13 @@ async fn the_forecast_counts_the_ticks_of_active_schedules_hour_by_hour() {
     put("yearly", json!({"every_ms": 31_536_000_000_u64, "anchor": soon + TimeDelta::days(3), "kind": "noop"})).await;
     assert_eq!(tickr.post("/v1/schedules/paused/pause", json!({})).await.status, 200);
     tickr.sql("UPDATE schedules SET cron = 'now and then' WHERE name = 'broken'").await;
-    // Nobody here ticks for it, so nothing becomes a job while the test looks.
+    // No runner ticks for this kind, so no job is made while the test looks.
     tickr.sql("UPDATE schedules SET kind = 'elsewhere'").await;
     let forecast = tickr.get("/v1/forecast").await;
     assert_eq!(forecast.status, 200, "{:#}", forecast.body);
     let hours = forecast.body["hours"].as_array().unwrap();
     let ticks: Vec<u64> = hours.iter().map(|hour| hour["ticks"].as_u64().unwrap()).collect();
-    // The first of the hourly one lies in the second hour, and then there is one in each.
+    // The first tick of the hourly schedule is in the second hour, and then there is one in each hour.
     assert_eq!((ticks[0], ticks[1], ticks[23], ticks.iter().sum::<u64>()), (3_600, 3_601, 3_601, 86_400 + 23));
     assert!(hours.iter().all(|hour| hour["more_ticks"] == false && hour["more"] == false));
     assert_eq!(forecast.body["unreadable_schedules"], 1);
@@ -167,7 +167,7 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
     assert!(out.contains("schedules: 4, all can be read"), "{out}{err}");
     assert!(code == 0 && out.contains("sleep: 250 unfinished, all can be read"), "{out}{err}");
 
-    // As an older binary accepted them, whose type was another.
+    // An older binary, with another payload type, accepted these jobs.
     let hex = |id: &JobId| id.to_string().replace('-', "");
     for id in &ids[..7] {
         tickr.sql(format!("UPDATE jobs SET payload = '{{\"ms\":\"soon\"}}' WHERE id = UNHEX('{}')", hex(id))).await;
@@ -192,10 +192,10 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
     assert_eq!(found["kinds"]["sleep"]["problems"][0]["samples"].as_array().unwrap().len(), 5);
     assert_eq!(found["schedules"], json!({"checked": 4, "failing": 0, "unknown": 0, "problems": []}));
 
-    // Nothing was changed, and what this binary cannot run burns no attempt.
+    // Nothing was changed, and the jobs that this binary cannot run have used no attempt.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 0").await, 251);
 
-    // Schedules whose next tick this binary could not carry out.
+    // This binary could not carry out the next tick of these schedules.
     tickr.sql("UPDATE schedules SET payload = '{\"ms\":\"soon\"}' WHERE name = 'stale'").await;
     tickr.sql("UPDATE schedules SET cron = 'now and then' WHERE name = 'broken'").await;
     tickr.sql("UPDATE schedules SET kind = 'retired' WHERE name = 'foreign'").await;
@@ -221,7 +221,7 @@ async fn a_check_before_a_rollout_lists_what_this_binary_would_reject() {
         told,
         [(&broken, &Value::Null, &Value::Null), (&foreign, &retired, &Value::Null), (&stale, &sleep, &payload)]
     );
-    // Only they are wrong now.
+    // Now only the schedules are wrong.
     tickr.sql("DELETE FROM owed").await;
     let (code, _, err) = run(&["check", "--pending"]).await;
     assert!(code == 1 && err.contains("2 of 4 schedules would make no job"), "{err}");

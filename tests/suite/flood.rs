@@ -1,4 +1,5 @@
-//! More than the store takes: what waits is bounded, and who comes beyond it is told to come back.
+//! More requests than the store can take: the queue of waiting requests is bounded, and clients beyond the bound are
+//! told to retry later.
 
 use std::sync::Arc;
 
@@ -10,16 +11,16 @@ use tokio::task::JoinSet;
 
 use crate::support::{TestApp, connect, draft};
 
-/// Callers at once: five times as many as may wait.
+/// Number of requests at once: five times as many as may wait.
 const CALLERS: usize = 100_000;
-/// Far enough ahead to wait for the whole of a test.
+/// So far ahead that the jobs wait during the whole test.
 const LATER_MS: u64 = 3_600_000;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_enqueues_is_bounded_and_told_to_come_back() {
     let app = TestApp::start().await;
     let mut other = connect(app.config.mysql_url().unwrap().expose()).await;
-    // A commit that takes long, as on a disk that is too slow: nothing is accepted meanwhile.
+    // A commit takes long, as on a disk that is too slow, so no enqueue is accepted meanwhile.
     other.execute("LOCK TABLES jobs WRITE").await.unwrap();
     let broker = app.app.broker().clone();
     let wanted = Arc::new(json!({"kind": "noop", "payload": {"from": "a flood"}, "delay_ms": LATER_MS}));
@@ -31,7 +32,7 @@ async fn a_flood_of_enqueues_is_bounded_and_told_to_come_back() {
             broker.enqueue(job).await
         });
     }
-    // Those beyond the limit are answered at once, also over HTTP, while the others wait.
+    // Requests beyond the limit are answered at once, over HTTP as well, while the others wait.
     let first = callers.join_next().await.unwrap().unwrap();
     assert!(matches!(first, Err(StoreError::Overloaded { .. })), "{first:?}");
     let full = app.post("/v1/jobs", json!({"kind": "noop", "delay_ms": LATER_MS})).await;
@@ -50,6 +51,6 @@ async fn a_flood_of_enqueues_is_bounded_and_told_to_come_back() {
     assert!(accepted >= 20_000, "{accepted} accepted, {refused} refused");
     let sql = "SELECT COUNT(*) FROM jobs WHERE payload LIKE '%flood%'";
     let written: i64 = sqlx::query_scalar(sql).fetch_one(&mut other).await.unwrap();
-    assert_eq!(written, accepted, "who was refused has written nothing");
+    assert_eq!(written, accepted, "a refused request has written nothing");
     app.stop().await;
 }

@@ -1,4 +1,4 @@
-//! The history that charts show: the same from every runner, complete, and bounded whatever happens.
+//! The history that charts show: the same from every runner, complete, and bounded in size.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use crate::support::{TestApp, answer, eventually, http};
 const COUNTS: [&str; 4] = ["accepted", "completed", "failed", "ended"];
 const DURATIONS: [&str; 4] = ["lateness_p50_ms", "lateness_p99_ms", "run_p50_ms", "run_p99_ms"];
 
-/// A tickr that takes jobs and runs none of them.
+/// Configure a tickr that accepts jobs and runs none of them.
 fn bystander(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
 }
 
-/// How much the columns add up to: rates times seconds.
+/// Return the sums of the columns: rates times seconds.
 fn sums(answer: &Value, columns: &Value) -> [u64; 4] {
     let (step, last) = (answer["step_ms"].as_f64().unwrap() / 1e3, answer["last_ms"].as_f64().unwrap() / 1e3);
     COUNTS.map(|name| {
@@ -38,7 +38,7 @@ async fn history(tickr: &TestApp, query: &str) -> Value {
     answer.body
 }
 
-/// Wait until the history of a span adds up to this.
+/// Wait until the history of a span has these sums.
 async fn until_sums(tickr: &TestApp, query: &str, wanted: [u64; 4]) {
     let mut seen = [0; 4];
     let what = format!("the history of {query} adds up to {wanted:?}");
@@ -57,7 +57,7 @@ async fn until_sums(tickr: &TestApp, query: &str, wanted: [u64; 4]) {
     }
 }
 
-/// A row of a runner that is not there.
+/// Return a row of a runner that does not exist.
 fn sample(step: Step, at: Timestamp, series: Series, tally: &Tally) -> Sample {
     Sample { step, at, series, counted_to: at + step.width(), figures: Figures::from(tally) }
 }
@@ -90,7 +90,7 @@ async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accep
         _ => json!({"kind": "fail", "payload": {"times": 1}, "retry": {"base_ms": 1}, "queue": "mail"}),
     });
     tickr.enqueue_many(jobs).await;
-    // Through the other runner as well, one by one, and some that fail for good.
+    // Some jobs go through the other runner one by one, and fail for good.
     for _ in 0..10 {
         let job = json!({"kind": "fail", "payload": {"permanent": true}});
         answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&job)).await;
@@ -99,7 +99,7 @@ async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accep
     let failed =
         "SELECT COUNT(*) FROM attempts WHERE verdict IN ('failed', 'rejected', 'timed_out', 'panicked', 'lost')";
     assert_eq!(tickr.count(failed).await, 110);
-    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await, 2, "both runners had a share");
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM attempts").await, 2, "both runners ran some");
     for span in ["5m", "1h", "24h"] {
         until_sums(&tickr, &format!("span={span}"), [310, 300, 110, 310]).await;
     }
@@ -107,7 +107,7 @@ async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accep
     until_sums(&tickr, "span=1h&queue=default", [110, 100, 10, 110]).await;
     until_sums(&tickr, "span=1h&queue=nobodys", [0; 4]).await;
 
-    // Any runner gives the same, column by column.
+    // Every runner answers with the same columns.
     eventually("both runners give the same", || async {
         let there = answer(http().get(format!("http://{}/v1/history?span=24h", other.addr()))).await.body;
         let here = history(&tickr, "span=24h").await;
@@ -121,7 +121,7 @@ async fn the_history_is_the_same_from_every_runner_and_adds_up_to_what_was_accep
     assert_eq!(sums(&queues, &each[0]), [200, 200, 100, 200]);
     assert_eq!(sums(&queues, &each[1]), [110, 100, 10, 110]);
 
-    // A stop writes what is open, also of what came while it stopped.
+    // A stop writes the open slot too, including events that came during the stop.
     answer(http().post(format!("http://{}/v1/jobs", other.addr())).json(&json!({"kind": "noop"}))).await;
     tickr.until_idle().await;
     other.stop(CancellationToken::new()).await;
@@ -138,11 +138,12 @@ async fn percentiles_of_all_runners_together_are_within_the_documented_error() {
     for (span, step) in [(Span::FiveMinutes, Step::FiveSeconds), (Span::Hour, Step::Minute), (Span::Day, Step::Quarter)]
     {
         let at = step.floor(store.clock().now()) - step.width() * 3;
-        // Of the first 1 to 900 ms, of the second 901 to 1000: none knows the percentiles of both.
+        // The lateness is 1 to 900 ms on the first runner and 901 to 1,000 ms on the second. Neither runner alone knows
+        // the percentiles of both.
         for (n, tally) in [lateness(1..=900), lateness(901..=1_000)].iter().enumerate() {
             let rows = [Series::All, queue("mail")].map(|series| sample(step, at, series, tally));
             store.write_samples(&runner(n), rows.to_vec()).await.unwrap();
-            // An answer that was lost is no reason to count twice, nor is one that comes late.
+            // A repeated write, after a lost answer, is not counted twice. Neither is an older row that comes late.
             store.write_samples(&runner(n), rows.to_vec()).await.unwrap();
             let late =
                 Sample { counted_to: at + TimeDelta::seconds(1), ..sample(step, at, Series::All, &lateness([1])) };
@@ -224,7 +225,7 @@ async fn old_rows_go_and_young_ones_stay() {
             }
         }
     }
-    // A runner that starts looks soon, and two at once are not in each other's way.
+    // A runner checks for old rows soon after it starts, and two runners that do so at once do not disturb each other.
     let others = [tickr.another().await, tickr.another().await];
     tickr.until_count("SELECT COUNT(*) FROM samples WHERE runner LIKE 'gone/%'", 3 * 1_200).await;
     for step in Step::ALL {
@@ -245,7 +246,8 @@ async fn a_runner_whose_database_is_away_goes_on_and_writes_the_history_when_it_
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     tickr.enqueue_many((0..50).map(|_| json!({"kind": "noop"}))).await;
     tickr.until_idle().await;
-    // In the book by now, or in the open slot; either way not all of it is in the tables.
+    // The samples are in the memory of the runner or in its open slot. Either way some of them are not yet in the
+    // tables.
     let errors = async || {
         let page = tickr.get("/metrics").await.body;
         let page = page.as_str().unwrap().to_owned();
@@ -276,13 +278,13 @@ async fn of_any_number_of_queues_two_hundred_have_a_history_and_the_rest_share_o
     until_sums(&tickr, "span=24h", [261, 0, 0, 0]).await;
     let kept = tickr.count("SELECT COUNT(DISTINCT queue) FROM samples WHERE queue NOT IN ('', '_other')").await;
     let others = history(&tickr, "span=24h&queue=_other").await;
-    // A turn of the quarter in the middle gives everybody another chance.
+    // If a new quarter of an hour begins during the test, more queues get a history of their own.
     let shared = sums(&others, &others["points"])[0];
     assert!(
         kept <= 400 && i64::try_from(shared).unwrap() + kept >= 261 && shared > 0 && kept >= 200,
         "{kept} {shared}"
     );
-    // What is served here has its place, however late it comes.
+    // A queue that this runner serves has a history of its own, even when its first job comes last.
     until_sums(&tickr, "span=24h&queue=elsewhere", [1, 0, 0, 0]).await;
     let queues = tickr.get("/v1/history/queues?span=24h").await.body;
     let each = queues["queues"].as_array().unwrap();
@@ -291,7 +293,7 @@ async fn of_any_number_of_queues_two_hundred_have_a_history_and_the_rest_share_o
     tickr.stop().await;
 }
 
-/// Ten runners with twenty queues each, in which something happened in every slot that is kept: what a chart costs then.
+/// The cost of a chart with ten runners of twenty queues each, which have samples in every slot that is kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chart_is_read_quickly_from_full_tables() {
     let tickr = TestApp::start_with(bystander, Registry::new()).await;
@@ -302,8 +304,8 @@ async fn a_chart_is_read_quickly_from_full_tables() {
                   UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     for step in Step::ALL {
         let width = i64::from(step.seconds());
-        // Minutes as far as a chart looks, which is what a reading touches; TICKR_TEST_FULL fills them as far as they are
-        // kept. A few more are still to come, because the filling takes its time.
+        // The table has minutes for the span of a chart, which is all that a chart reads. TICKR_TEST_FULL fills it for
+        // the whole retention. A few extra minutes are in the future, because filling takes time.
         let full = std::env::var_os("TICKR_TEST_FULL").is_some();
         let kept = if step == Step::Minute && !full { 120 } else { step.keep().num_seconds() / width };
         let (ahead, now) = (240 / width + 1, step.floor(tickr.app.broker().store().clock().now()).timestamp());
@@ -339,7 +341,7 @@ async fn a_chart_is_read_quickly_from_full_tables() {
     println!("{} rows, medians: {slowest:#?}", tickr.count("SELECT COUNT(*) FROM samples").await);
     let answer = history(&tickr, "span=1h&queue=q3").await;
     assert_eq!(sums(&answer, &answer["points"])[0], 60 * 60 * 10, "every step of every runner");
-    // Generous: an unoptimised build on a busy machine.
+    // The bound is generous, for an unoptimised build on a busy machine.
     assert!(slowest.values().all(|took| *took < Duration::from_secs(1)), "{slowest:#?}");
     tickr.stop().await;
 }

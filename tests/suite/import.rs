@@ -1,5 +1,5 @@
-//! Imports: jobs as lines, of any number, committed and answered part by part, and at most once with a key however often
-//! the line is cut.
+//! Imports: any number of jobs, one per line, committed and answered part by part. With an idempotency key each line is
+//! accepted at most once, however often the connection breaks.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{DEADLINE, TestApp, contract, http};
 
-/// What a whole import is answered: its lines, and its end.
+/// The answer to a whole import: its lines, and its last line.
 #[derive(Debug)]
 struct Imported {
     status: u16,
@@ -50,7 +50,7 @@ async fn import(tickr: &TestApp, query: &str, key: Option<&str>, body: impl Into
     Imported { status, lines, end }
 }
 
-/// NDJSON.
+/// Return the lines as NDJSON.
 fn bytes_of(lines: &[Value]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
@@ -104,7 +104,7 @@ async fn refused_lines_stop_the_import_before_their_part_or_are_passed_over() {
     assert_eq!((&stopped.end["complete"], &stopped.end["accepted"]), (&json!(false), &json!(500)));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
 
-    // Mended and sent again with the same key: the first part is not done again.
+    // The corrected import is sent again with the same idempotency key, and its first part is not done again.
     lines[600] = later(601)[600].to_string();
     lines[650] = later(651)[650].to_string();
     let mended = import(&tickr, "", Some("k"), lines.join("\n")).await;
@@ -117,7 +117,7 @@ async fn refused_lines_stop_the_import_before_their_part_or_are_passed_over() {
     assert_eq!(passed.end, json!({"complete": true, "lines": 700, "accepted": 698, "existing": 0, "rejected": 2}));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1_398);
 
-    // Lines that are no jobs for other reasons.
+    // These lines are refused for other reasons.
     let large = format!(r#"{{"kind":"noop","payload":{{"a":"{}"}}}}"#, "x".repeat(300_000));
     let odd = ["[]", &"[".repeat(100), &large, "\u{feff}{}", "{\"kind\":\"sleep\"}", "nonsense"].join("\n");
     let odd = import(&tickr, "?on_error=continue", None, odd).await;
@@ -164,7 +164,8 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     let other = tickr.another().await;
     let body = bytes_of(&later(3_000));
     for cut in 0..12 {
-        // Over either runner, and at any place; every other one leaves without a word.
+        // The imports go through both runners and break off at different places. Two of three do not wait for any of
+        // the answer.
         let addr = if cut % 2 == 0 { tickr.app.addr() } else { other.addr() };
         let mut socket = TcpStream::connect(addr).await.unwrap();
         let head = format!(
@@ -180,7 +181,7 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
         }
         drop(socket);
     }
-    // The last of those may still be at it.
+    // A runner may still be working on the last of those imports.
     let mut whole = import(&tickr, "", Some("cut"), body.clone()).await;
     while whole.end["problem"]["code"] == "idempotency_in_progress" {
         whole = import(&tickr, "", Some("cut"), body.clone()).await;
@@ -189,7 +190,7 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
     assert!(whole.lines.iter().any(|line| line["replayed"] == true));
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
     assert_eq!(tickr.count("SELECT COUNT(DISTINCT payload) FROM jobs").await, 3_000);
-    // Another body under the same key is refused, and changes nothing.
+    // Another body with the same idempotency key is refused, and changes nothing.
     let foreign = import(&tickr, "", Some("cut"), bytes_of(&noops(10))).await;
     assert_eq!(foreign.end["problem"]["code"], "idempotency_conflict");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3_000);
@@ -201,7 +202,8 @@ async fn an_import_that_breaks_off_anywhere_is_sent_again_and_does_nothing_twice
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
     let tickr = TestApp::start().await;
-    // Sends without end, and reads nothing of the answer: what is between us fills up, and no more is read.
+    // The client sends without end and reads nothing of the answer. When all buffers in between are full, the runner
+    // stops reading.
     let mut socket = TcpStream::connect(tickr.app.addr()).await.unwrap();
     let head = "POST /v1/jobs/import HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n\
                 Content-Length: 1000000000\r\n\r\n";
@@ -215,7 +217,7 @@ async fn a_sender_is_slowed_down_to_what_is_committed_and_read() {
     }
     let committed = tickr.count("SELECT COUNT(*) FROM jobs").await;
     assert!(committed <= sent && committed % 500 == 0, "{committed} of {sent}");
-    // As soon as somebody reads, it goes on.
+    // When the client reads, the import continues.
     let (mut reader, _writer) = socket.split();
     let mut heard = vec![0; 1 << 20];
     let more = async {
@@ -254,7 +256,7 @@ async fn what_was_sent_is_answered_before_the_rest_and_a_sender_that_falls_silen
     }
     let end: Value = serde_json::from_str(heard.lines().last().unwrap()).unwrap();
     assert_eq!((&end["complete"], &end["problem"]["code"]), (&json!(false), &json!("request_timeout")));
-    // Nothing of a part that did not arrive as a whole.
+    // Nothing of an incomplete part is written.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 500);
     drop(sender);
 

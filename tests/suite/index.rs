@@ -1,4 +1,5 @@
-//! Redis as a disposable index: wrong, stale and missing entries change nothing but the moment, and it stays small.
+//! Redis as a disposable index: wrong, stale and missing entries change only when jobs start, and the index stays
+//! small.
 
 use std::time::Duration;
 
@@ -22,13 +23,13 @@ async fn duplicates_strangers_and_garbage_in_a_ready_list_run_each_job_once() {
         pushed.extend(ids.iter().map(ToString::to_string));
         pushed.extend([JobId::new().to_string(), format!("garbage-{turn}"), String::new(), "\u{1F4A5}".into()]);
     }
-    // Before they are due and while they are.
+    // Push the entries before the jobs are due, and while they are due.
     redis.lpush(&list, &pushed).await.unwrap();
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE execute_at > UTC_TIMESTAMP(3)", 0).await;
     redis.lpush(&list, &pushed).await.unwrap();
     tickr.until_idle().await;
     tickr.assert_each_ran_once(50).await;
-    // And after they have ended: the list is emptied, nothing starts.
+    // Push them again after the jobs have ended: the list is emptied, and nothing starts.
     redis.lpush(&list, &pushed).await.unwrap();
     let last = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(last, State::Completed).await;
@@ -46,14 +47,14 @@ async fn a_score_in_the_past_starts_nothing_early() {
         async move { (redis.zcard(key).await.unwrap() == 30).then_some(()) }
     })
     .await;
-    // Again and again, because the reconciler keeps putting the right ones back.
+    // Repeat this, because the reconciler restores the right scores.
     for _ in 0..10 {
         for id in &ids {
             redis.zadd(tickr.key("waiting"), format!("default:{id}"), 1_000).await.unwrap();
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Members that name no job do no harm either.
+    // Members without a job do no harm either.
     redis.zadd(tickr.key("waiting"), "nonsense", 1).await.unwrap();
     tickr.until_idle().await;
     tickr.assert_each_ran_once(30).await;
@@ -80,13 +81,13 @@ async fn jobs_beyond_the_horizon_cost_redis_nothing_and_are_fed_when_it_reaches_
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE started_at < execute_at").await, 0);
     let late_ms =
         tickr.count("SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts").await;
-    // Fed ahead of their time, not found after it.
+    // The jobs are fed before their due time, not found after it.
     assert!(late_ms < 1_000, "{late_ms} ms late");
     assert_eq!(redis.zcard(tickr.key("waiting")).await.unwrap(), 0);
     tickr.stop().await;
 }
 
-/// Run a backlog through a short ready list; the longest length seen.
+/// Run a backlog through a short ready list. Return the longest length of the list.
 async fn backlog(jobs: i64, high: usize, low: usize) -> usize {
     let change = |config: &mut Config| {
         (config.ready_high_water, config.ready_low_water, config.workers) = (high, low, 8);
@@ -109,7 +110,7 @@ async fn backlog(jobs: i64, high: usize, low: usize) -> usize {
     over.cancel();
     let longest = watch.await.unwrap();
     tickr.assert_each_ran_once(jobs).await;
-    // Roughly in order: most start near their place in the line.
+    // The order is kept roughly: most jobs start near their position in the lane.
     let started: Vec<uuid::Uuid> = sqlx::query_scalar("SELECT job_id FROM attempts ORDER BY started_at, job_id")
         .fetch_all(&mut tickr.mysql().await)
         .await
@@ -120,8 +121,8 @@ async fn backlog(jobs: i64, high: usize, low: usize) -> usize {
     let mut off: Vec<usize> = started.iter().enumerate().map(|(at, id)| at.abs_diff(place[id])).collect();
     off.sort_unstable();
     let (middle, farthest) = (off[off.len() / 2], off[off.len() - 1]);
-    println!("{jobs} jobs, high {high}, low {low}: longest list {longest}, farthest from its place {farthest}");
-    assert!(middle <= high.max(100), "{middle} places out of line");
+    println!("{jobs} jobs, high {high}, low {low}: longest list {longest}, farthest from its position {farthest}");
+    assert!(middle <= high.max(100), "{middle} positions out of order");
     tickr.stop().await;
     longest
 }
@@ -161,7 +162,7 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
     .await;
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop", "delay_ms": 300_000}))).await;
     tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop"}))).await;
-    // Not in Redis, and not asked of it.
+    // This job is not in Redis, and is not expected there.
     tickr.enqueue(json!({"kind": "noop", "delay_ms": 86_400_000})).await;
     let both = json!({"due": 2, "upcoming": 3, "executing": 0, "more": false});
     let as_it_is = || async {
@@ -198,7 +199,7 @@ async fn what_redis_holds_stands_beside_what_it_should_and_a_rebuild_that_was_as
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'index.rebuild' AND actor = 'anyone'").await, 1);
     tickr.assert_sound().await;
 
-    // One that has no Redis says so, and has nothing to rebuild.
+    // A runner without Redis says so, and has no index to rebuild.
     let without = |config: &mut Config| {
         config.redis_url = Some(tickr::config::ServerUrl::redis("redis://127.0.0.1:1").unwrap());
     };

@@ -1,4 +1,4 @@
-//! Keys: who may call, and what for.
+//! API keys: which clients may call the API, and which calls they may make.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
     let other = tickr.another().await;
     let (here, there) = (tickr.url(""), format!("http://{}", other.addr()));
 
-    // Open until there is a key, and closed from then on.
+    // The API is open until the first API key exists, and needs one from then on.
     assert_eq!(
         call(&here, Method::GET, "/v1/whoami", "", None).await.body,
         json!({"actor": "anyone", "scope": "admin", "open": true})
@@ -57,7 +57,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         json!({"actor": "key:board", "scope": "read", "open": false})
     );
 
-    // Names are used once, and said well.
+    // Every API key needs a new name, and a wrong scope is refused with its field.
     let again = call(&here, Method::PUT, "/v1/keys/shop", &admin, Some(json!({"scope": "read"}))).await;
     assert_eq!((again.status, again.code()), (409, "name_taken"));
     let wrong = call(&here, Method::PUT, "/v1/keys/x", &admin, Some(json!({"scope": "root"}))).await;
@@ -67,7 +67,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         ["name"]
     );
 
-    // No table knows a key, and nobody is shown one again.
+    // No table holds a secret, and the API does not show one a second time.
     let keys = call(&here, Method::GET, "/v1/keys", &admin, None).await.body;
     let hex = |key: &str| key.bytes().map(|b| format!("{b:02X}")).collect::<String>();
     for key in [&admin, &reads, &produces] {
@@ -94,7 +94,7 @@ async fn keys_open_what_their_scope_names_are_stored_as_digests_and_end_when_rev
         (&json!("enqueue"), &json!("key:ops"), &Value::Null)
     );
 
-    // Revoked: here at once, elsewhere within two seconds. Then nobody has it, and nothing opens again.
+    // A revoked API key is refused here at once and on other runners within two seconds. Nothing can restore it.
     eventually("the other runner takes the key", || async {
         (call(&there, Method::GET, "/v1/kinds", &produces, None).await.status == 200).then_some(())
     })
@@ -127,9 +127,9 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
     let mut config = tickr.config.clone();
     config.http_addr = "0.0.0.0:0".parse().unwrap();
     let refused = App::start(&config, Registry::new()).await;
-    let Err(StartError::Open(_)) = refused else { panic!("it started without anything that it could ask for") };
+    let Err(StartError::Open(_)) = refused else { panic!("it started without an API key or a token") };
 
-    // The first key is made beside the API, by whoever has the database.
+    // The first API key is made without the API, by an operator with access to the database.
     let mut create =
         command(&program(), tickr.dir.path(), &["keys", "create", "first", "--scope", "admin", "--in-store"]);
     create.env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose());
@@ -142,7 +142,7 @@ async fn an_address_beyond_this_host_needs_a_key_or_a_token() {
     assert_eq!(call(&url, Method::GET, "/v1/stats", key, None).await.status, 200);
     app.stop(Default::default()).await;
 
-    // The commands speak the API.
+    // The commands use the API.
     let run = async |args: &[&str]| {
         let mut command = command(&program(), tickr.dir.path(), args);
         command.env("TICKR_URL", tickr.url("")).env("TICKR_TOKEN", key).env("USER", "ada");

@@ -1,4 +1,4 @@
-//! The kinds that ship, through a whole tickr: from the API to whoever is at the other end.
+//! The built-in kinds through a whole tickr: from the API to the receiver.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use crate::support::smtp_sink::{SinkOptions, SmtpSink};
 use crate::support::{TestApp, eventually};
 
-/// A call as it arrived.
+/// One received call.
 #[derive(Clone)]
 struct Call {
     method: Method,
@@ -39,7 +39,7 @@ impl Call {
     }
 }
 
-/// A service that takes callbacks, answers as it was told and remembers what came.
+/// A service that receives callbacks, gives the prepared answers and records the calls.
 struct Receiver {
     addr: SocketAddr,
     state: Arc<Received>,
@@ -53,7 +53,7 @@ struct Received {
 }
 
 impl Receiver {
-    /// Answers in this order, then 200.
+    /// Start a receiver that gives these answers in this order, and then 200.
     async fn start(answers: &[(u16, Option<&'static str>)]) -> Self {
         Self::on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answers)
     }
@@ -107,7 +107,7 @@ fn signing(config: &mut Config) {
     config.callback_secret = Config::load(&flags, std::iter::empty(), None).unwrap().config.callback_secret;
 }
 
-/// As the specification of Standard Webhooks tells a receiver to check.
+/// Check a signature as the specification of Standard Webhooks describes it for receivers.
 fn verify(call: &Call, secret: &str) -> bool {
     let key = STANDARD.decode(secret.strip_prefix("whsec_").unwrap()).unwrap();
     let (id, at) = (call.header("webhook-id"), call.header("webhook-timestamp"));
@@ -164,7 +164,7 @@ async fn each_receiver_gets_signatures_by_its_own_secrets_alone() {
     let tickr = TestApp::start_with(set, Registry::new()).await;
     let receiver = Receiver::start(&[]).await;
     let port = receiver.addr.port();
-    // One receiver with several names: the name in the URL says whose it is.
+    // One receiver has several names. The host name in the URL decides which secrets are used.
     let all = [SECRET, &own, &old, &below];
     for (host, signing) in [("127.0.0.1", vec![1, 2]), ("localhost", vec![0]), ("shop.localhost", vec![3])] {
         let url = format!("http://{host}:{port}/{host}");
@@ -189,7 +189,7 @@ async fn each_receiver_gets_signatures_by_its_own_secrets_alone() {
     tickr.stop().await;
 }
 
-/// Answers 500 with the headers that came, as some services do while they are debugged; then 201.
+/// Answer 500 with the received headers, as some services do while they are debugged, and then 201.
 async fn echo(Shared(calls): Shared<Arc<Mutex<u32>>>, headers: HeaderMap) -> Response {
     let mut calls = calls.lock().unwrap();
     *calls += 1;
@@ -225,7 +225,7 @@ async fn the_exchange_of_each_attempt_is_shown_without_anything_secret() {
     }
     assert_eq!(first["response"]["headers"]["x-request-id"], "r-7");
     assert_eq!(first["response"]["headers"]["set-cookie"], Value::Null);
-    // Not in the tables either, in whatever column the receiver's words are kept.
+    // The secrets are not in the tables either, in none of the columns that keep text of the receiver.
     let told = "CONCAT(COALESCE(exchange, ''), COALESCE(error, ''), COALESCE(result, ''))";
     for secret in ["headerheaderheader", "queryqueryquery", "k3yk3yk3yk3yk3y1", "v1,"] {
         let sql = format!("SELECT COUNT(*) FROM attempts WHERE {told} LIKE '%{secret}%'");
@@ -233,14 +233,14 @@ async fn the_exchange_of_each_attempt_is_shown_without_anything_secret() {
     }
     serving.abort();
 
-    // Nobody answers: it is known who was asked.
+    // No server answers there, and the job still shows the address.
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let payload = json!({"url": format!("http://{closed}/")});
     let id = tickr.enqueue(json!({"kind": "http", "payload": payload, "max_attempts": 1})).await;
     let job = tickr.until(id, State::Failed).await;
     let exchange = &job["attempts"][0]["exchange"];
     assert_eq!((&exchange["url"], &exchange["response"]), (&json!(format!("http://{closed}/")), &Value::Null));
-    // Other kinds have none.
+    // Jobs of other kinds show no exchange.
     let id = tickr.enqueue_kind("noop", json!({})).await;
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(job["attempts"][0].get("exchange"), None);
@@ -255,7 +255,7 @@ async fn a_receiver_decides_by_its_status_what_becomes_of_the_job() {
         let payload = json!({"url": receiver.url("/"), "body": {}});
         tickr.enqueue(json!({"kind": "http", "payload": payload, "retry": retry, "max_attempts": max_attempts})).await
     };
-    // Asked to come back: a snooze, which burns no attempt, and not before the time.
+    // The receiver asks to come back later. That is a snooze: it uses no attempt, and the job waits at least that long.
     let busy = Receiver::start(&[(503, Some("1"))]).await;
     let id = callback(&busy, 1).await;
     let job = tickr.until(id, State::Completed).await;
@@ -268,7 +268,8 @@ async fn a_receiver_decides_by_its_status_what_becomes_of_the_job() {
         .map(|a| a["started_at"].as_str().unwrap().parse().unwrap())
         .collect();
     assert!(times[1] - times[0] >= chrono::TimeDelta::seconds(1), "{times:?}");
-    // The same id, so that a receiver recognises the repetition; another token, so that it can refuse a late one.
+    // The id stays the same, so that a receiver recognises the repetition. The token changes, so that it can refuse a
+    // late call.
     let calls = busy.calls();
     assert_eq!(calls[0].header("webhook-id"), calls[1].header("webhook-id"));
     assert_ne!(calls[0].header("tickr-attempt-token"), calls[1].header("tickr-attempt-token"));
@@ -284,7 +285,7 @@ async fn a_receiver_decides_by_its_status_what_becomes_of_the_job() {
     assert!(job["last_error"].as_str().unwrap().contains("410"));
     assert_eq!(gone.calls().len(), 1);
 
-    // Nobody there: retried, until there is somebody.
+    // No server listens, and the job is retried until one does.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     drop(listener);
@@ -325,7 +326,7 @@ fn with_report(config: &mut Config) {
     config.reports.queries.insert("sample".into(), query);
 }
 
-/// The decoded attachment of a mail with one.
+/// Return the name and the decoded attachment of a mail.
 fn attachment(mail: &str) -> (String, Vec<u8>) {
     let mail = mail.replace("\r\n", "\n");
     let boundary = mail.split_once("boundary=\"").unwrap().1.split_once('"').unwrap().0.to_owned();

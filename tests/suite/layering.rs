@@ -1,9 +1,12 @@
-//! The shape of the code: imports go down only, each server has one door, and nothing gives up with a panic.
+//! The layers of the code: imports go down only, one module uses each server's crate, and production code does not
+//! panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// From top to bottom. Whoever stands higher may use whoever stands lower; neighbours on one line keep apart.
+use crate::support::documents::{document, documents, root};
+
+/// The modules from top to bottom. A module may use the modules below it, but not the others on its own level.
 const LAYERS: &[&[&str]] = &[
     &["bench"],
     &["app"],
@@ -15,10 +18,10 @@ const LAYERS: &[&[&str]] = &[
     &["job"],
 ];
 
-/// Stands apart: uses nothing of the rest, and only programs and tests use it.
+/// This module uses no other module, and only programs and tests use it.
 const APART: &str = "services";
 
-/// A crate, and the modules that may name it.
+/// Crates, and the modules that may name them.
 const DOORS: &[(&str, &[&str])] = &[
     ("sqlx", &["store"]),
     ("redis", &["index"]),
@@ -30,10 +33,10 @@ const DOORS: &[(&str, &[&str])] = &[
     ("clap", &["config", "app", "cmd"]),
 ];
 
-/// What has no place outside tests.
+/// Calls that only tests may contain.
 const GIVING_UP: &[&str] = &[".unwrap()", ".unwrap_err()", "todo!(", "unimplemented!(", "dbg!("];
 
-/// A line of code outside tests and comments, with where it stands.
+/// A line of code outside tests and comments, with its position.
 struct Line {
     file: PathBuf,
     number: usize,
@@ -47,7 +50,7 @@ impl Line {
         format!("{}:{}: {}", self.file.display(), self.number, self.text.trim())
     }
 
-    /// Is `word::` or `word;` named here as a path of its own, not as the end of another?
+    /// Return whether the line names `word::` or `word;` as a path of its own, and not as the end of another path.
     fn names(&self, word: &str) -> bool {
         self.text.match_indices(word).any(|(at, _)| {
             let before = self.text[..at].chars().next_back();
@@ -58,7 +61,7 @@ impl Line {
         })
     }
 
-    /// The modules of this library that the line names with `crate::` or `tickr::`.
+    /// Return the modules of this library that the line names with `crate::` or `tickr::`.
     fn modules(&self) -> Vec<&str> {
         let mut found = Vec::new();
         for root in ["crate::", "tickr::"] {
@@ -69,7 +72,7 @@ impl Line {
                 let rest = &self.text[at + root.len()..];
                 let word = |text: &'_ str| text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
                 match rest.strip_prefix('{') {
-                    // `use crate::{job, store::Store}`: the first word of each part at this depth.
+                    // `use crate::{job, store::Store}`: the first name of each part at this depth.
                     Some(group) => {
                         let (mut depth, mut start) = (0, true);
                         for (at, c) in group.char_indices() {
@@ -108,7 +111,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     found.sort();
 }
 
-/// Everything that is built into the program: without comments, without `#[cfg(test)]` modules and their files.
+/// Read all code that is built into the program: without comments, and without `#[cfg(test)]` modules and their files.
 fn code() -> Vec<Line> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut lines = Vec::new();
@@ -143,7 +146,7 @@ fn code() -> Vec<Line> {
     lines
 }
 
-/// The files of modules that are declared under `#[cfg(test)]` without a body.
+/// Return the files of modules that are declared under `#[cfg(test)]` without a body.
 fn test_files(path: &Path, text: &str) -> Vec<PathBuf> {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let at = lines.iter().enumerate().filter(|(_, line)| **line == "#[cfg(test)]").map(|(at, _)| at);
@@ -154,7 +157,8 @@ fn test_files(path: &Path, text: &str) -> Vec<PathBuf> {
     named.map(|name| dir.join(format!("{name}.rs"))).collect()
 }
 
-/// Numbered lines outside `#[cfg(test)] mod … { … }`, which ends with a brace in its own column.
+/// Return the numbered lines outside `#[cfg(test)] mod … { … }`. Such a module ends with a brace in the column of its
+/// start.
 fn without_tests(text: &str) -> Vec<(usize, String)> {
     let (mut kept, mut pending, mut inside) = (Vec::new(), false, None::<String>);
     for (at, line) in text.lines().enumerate() {
@@ -193,7 +197,7 @@ fn imports_go_down_only() {
         for used in line.modules().into_iter().filter(|used| *used != line.module) {
             let fine = match (depth(&line.module), depth(used)) {
                 (Some(from), Some(to)) => from < to,
-                // A name of the crate's root, such as `tickr::run`, is nobody's module.
+                // A name in the crate's root, such as `tickr::run`, belongs to no module.
                 (Some(_), None) => used != APART,
                 (None, _) => false,
             };
@@ -203,7 +207,7 @@ fn imports_go_down_only() {
         }
     }
     assert!(wrong.is_empty(), "imports that go up or sideways:\n{}", wrong.join("\n"));
-    // The map above is whole.
+    // The map above has every module.
     let mut modules: Vec<&str> = lines.iter().map(|line| line.module.as_str()).collect();
     modules.dedup();
     let unknown: Vec<&&str> =
@@ -216,7 +220,7 @@ fn each_server_has_one_door() {
     let mut wrong = Vec::new();
     for line in code() {
         for (name, doors) in DOORS {
-            // `services` has a file about Redis, and the store's own names are not the crate's.
+            // `services` has a file named `redis`, and the store uses names of its own that look like the crate.
             let own = line.module == APART && *name == "redis";
             if line.names(name) && !doors.contains(&line.module.as_str()) && !own {
                 wrong.push(format!("{} ({name} belongs to {doors:?})", line.place()));
@@ -246,32 +250,165 @@ fn the_reader_of_sources_reads_what_it_should() {
 }
 
 #[test]
-fn the_readme_has_the_configuration_table_of_this_binary() {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    let (_, rest) = readme.split_once("<!-- configuration: tickr config --reference -->\n").unwrap();
-    let (table, _) = rest.split_once("<!-- end of configuration -->").unwrap();
-    assert_eq!(table.trim(), tickr::config::markdown_table().trim(), "paste the output of `tickr config --reference`");
+fn the_documents_have_the_configuration_table_of_this_binary() {
+    let page = document("docs/CONFIGURATION.md").text;
+    let (before, rest) = page.split_once("<!-- configuration: tickr config --reference -->\n").unwrap();
+    let (table, after) = rest.split_once("<!-- end of configuration -->").unwrap();
+    let mark = "<!-- configuration: tickr config --reference -->";
+    let whole =
+        format!("{before}{mark}\n{}\n<!-- end of configuration -->{after}", tickr::config::markdown_table().trim());
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("CONFIGURATION.md");
+    fs::write(&made, whole).unwrap();
+    assert!(
+        table.trim() == tickr::config::markdown_table().trim(),
+        "docs/CONFIGURATION.md is not what the sources say; copy {}",
+        made.display()
+    );
 }
 
-/// Every `module::test` between back quotes in the documents is one that runs.
+/// Every `module::test` between back quotes in the documents is a test that runs.
 #[test]
 fn the_documents_name_tests_that_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut named = 0;
-    for document in ["README.md", "ARCHITECTURE.md"] {
-        let text = fs::read_to_string(root.join(document)).unwrap();
-        for quoted in text.split('`').skip(1).step_by(2) {
+    for document in documents() {
+        for quoted in document.quoted() {
             let Some((module, test)) = quoted.split_once("::") else { continue };
             let plain = |name: &str| {
                 !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || "_0123456789".contains(c))
             };
-            let source = root.join("tests/suite").join(module).with_extension("rs");
+            let source = root().join("tests/suite").join(module).with_extension("rs");
             if plain(module) && plain(test) && source.exists() {
                 let source = fs::read_to_string(&source).unwrap();
-                assert!(source.contains(&format!("fn {test}(")), "{document} names {quoted}, which there is not");
+                assert!(
+                    source.contains(&format!("fn {test}(")),
+                    "{} names {quoted}, which does not exist",
+                    document.name
+                );
                 named += 1;
             }
         }
     }
-    assert!(named > 40, "{named}");
+    assert!(named > 150, "{named}");
+}
+
+/// Every source file between back quotes in the documents exists, from the root, or below `internal/` or `tests/`.
+#[test]
+fn the_documents_name_source_files_that_exist() {
+    let mut sources = Vec::new();
+    for part in ["internal", "cmd", "tests", "examples"] {
+        below(&root().join(part), &mut sources);
+    }
+    let mut named = 0;
+    for document in documents() {
+        for quoted in document.quoted() {
+            let is_source = [".rs", ".lua", ".sh", ".js"].iter().any(|end| quoted.ends_with(end));
+            if !is_source || quoted.contains([' ', '*', '…']) {
+                continue;
+            }
+            let places = ["", "internal", "tests", "tests/suite"].map(|folder| root().join(folder).join(&quoted));
+            // A bare name may be anywhere.
+            let somewhere = !quoted.contains('/') && sources.iter().any(|path| path.ends_with(&quoted));
+            assert!(
+                somewhere || places.iter().any(|path| path.exists()),
+                "{} names {quoted}, which does not exist",
+                document.name
+            );
+            named += 1;
+        }
+    }
+    assert!(named > 60, "{named}");
+}
+
+/// Collect every file below a folder.
+fn below(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { below(&path, found) } else { found.push(path) }
+    }
+}
+
+/// Every link of a document leads to a file, and to a heading of it.
+#[test]
+fn the_links_of_the_documents_lead_somewhere() {
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for from in documents() {
+        for link in from.links().into_iter().filter(|link| !link.contains("://")) {
+            count += 1;
+            let (path, anchor) =
+                link.split_once('#').map_or((link.as_str(), None), |(path, anchor)| (path, Some(anchor)));
+            let folder = Path::new(&from.name).parent().unwrap();
+            let target = if path.is_empty() { root().join(&from.name) } else { root().join(folder).join(path) };
+            if !target.exists() {
+                wrong.push(format!("{}: {link}: no such file", from.name));
+            } else if let Some(anchor) = anchor {
+                let target = target.canonicalize().unwrap();
+                let to = documents().into_iter().find(|to| root().join(&to.name).canonicalize().unwrap() == target);
+                if !to.is_some_and(|to| to.anchors().iter().any(|heading| heading == anchor)) {
+                    wrong.push(format!("{}: {link}: no such heading", from.name));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "links that lead nowhere:\n{}", wrong.join("\n"));
+    assert!(count > 50, "only {count} links were read");
+    // The index has every page.
+    let index = document("docs/README.md");
+    let pages = documents().into_iter().filter_map(|page| Some(page.name.strip_prefix("docs/")?.to_owned()));
+    let missing: Vec<String> =
+        pages.filter(|page| page != "README.md" && !index.links().iter().any(|link| link == page)).collect();
+    assert!(missing.is_empty(), "docs/README.md does not name {missing:?}");
+}
+
+/// The map of ARCHITECTURE.md names every part of the library, and nothing that does not exist.
+#[test]
+fn the_map_of_the_architecture_is_whole() {
+    let map = document("ARCHITECTURE.md").blocks_of("text").remove(0).text;
+    let mut named = Vec::new();
+    for line in map.lines() {
+        let inside = line.len() - line.trim_start().len();
+        let Some(word) = line.split_whitespace().next().filter(|_| inside == 0 || inside == 2) else { continue };
+        let path = if inside == 0 { word.to_owned() } else { format!("internal/{word}") };
+        assert!(root().join(&path).exists(), "the map names {path}, which does not exist");
+        named.push(path.trim_end_matches('/').to_owned());
+    }
+    for part in ["internal", "tests"] {
+        for entry in fs::read_dir(root().join(part)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            // No parts: the tour itself, the settings of a tool, and a table.
+            let other = ["lib.rs", "contract", "MUTATIONS.md"].contains(&name.as_str());
+            assert!(other || named.contains(&format!("{part}/{name}")), "the map does not name {part}/{name}");
+        }
+    }
+}
+
+/// The head of each `mod.rs` lists the files of its folder. A file that is not listed is one that no newcomer finds.
+#[test]
+fn the_head_of_every_module_names_every_file_of_it() {
+    let internal = root().join("internal");
+    let mut sources = Vec::new();
+    files(&internal, &mut sources);
+    let (mut wrong, mut heads) = (Vec::new(), 0);
+    for head in sources.iter().filter(|path| path.ends_with("mod.rs") || **path == internal.join("lib.rs")) {
+        let text = fs::read_to_string(head).unwrap();
+        let map: String = text.lines().take_while(|line| line.starts_with("//!")).collect();
+        let folder = head.parent().unwrap();
+        heads += 1;
+        let mut parts: Vec<String> = Vec::new();
+        for source in sources.iter().filter(|path| *path != head) {
+            let Ok(below) = source.strip_prefix(folder) else { continue };
+            let first = Path::new(below.components().next().unwrap().as_os_str()).with_extension("");
+            parts.push(first.to_str().unwrap().to_owned());
+        }
+        parts.dedup();
+        let tests = test_files(head, &text);
+        for part in parts.iter().filter(|part| !tests.contains(&folder.join(part).with_extension("rs"))) {
+            let forms = [format!("`{part}`"), format!("`{part}.rs`"), format!("`{part}/`"), format!("`{part}/mod.rs`")];
+            // rustdoc links may give a name its path, as in [`bench`](mod@bench).
+            if !forms.iter().any(|form| map.contains(form)) {
+                wrong.push(format!("{} does not name {part}", head.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(heads > 10, "only {heads} heads were read");
+    assert!(wrong.is_empty(), "maps with gaps:\n{}", wrong.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! Leases: whoever lost one writes nothing, whoever lives loses none.
+//! Leases: a runner that lost a lease writes nothing, and a runner that is alive loses no lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,12 +20,12 @@ use crate::support::{Runner, TestApp, eventually};
 
 const LOST: &str = "SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'";
 
-/// A tickr that takes jobs, reaps and runs none of them.
+/// Start a tickr that accepts jobs and reaps, but runs no job.
 async fn bystander() -> TestApp {
     TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
 }
 
-/// Everything that is known of a job but for late notes and the renewed lease.
+/// Read all that the tables hold of a job, except for late notes and the renewed lease.
 async fn told(tickr: &TestApp, id: JobId) -> Vec<String> {
     let sql = "SELECT CONCAT_WS(' ', 'owed', state, execute_at, attempt, spared, losses, runner, HEX(token), started_at) \
                FROM owed WHERE id = ? UNION ALL \
@@ -34,7 +34,8 @@ async fn told(tickr: &TestApp, id: JobId) -> Vec<String> {
     sqlx::query_scalar(sql).bind(id.uuid()).bind(id.uuid()).fetch_all(&mut tickr.mysql().await).await.unwrap()
 }
 
-/// A runner that claims a job, is suspended beyond its lease, and wakes when another runner executes the job: its log.
+/// Start a runner that claims a job, is suspended for longer than its lease, and resumes while another runner executes
+/// the job.
 async fn zombie(tickr: &TestApp, job: Value) -> (JobId, Runner, Runner) {
     let one = [("TICKR_WORKERS", "1")];
     let zombie = Runner::start(tickr, &one);
@@ -59,7 +60,7 @@ async fn zombie(tickr: &TestApp, job: Value) -> (JobId, Runner, Runner) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zombie_that_finishes_late_changes_nothing_but_a_note() {
     let tickr = bystander().await;
-    // Does not listen, so that it finishes its work whatever it is told: soon after it goes on, within the grace.
+    // The handler ignores requests to stop, so it finishes its work within the grace period after the runner resumes.
     let (id, mut zombie, mut other) = zombie(&tickr, json!({"kind": "spin", "payload": {"ms": 3_000}})).await;
     let job = tickr.until(id, State::Completed).await;
     assert_eq!(tickr.verdicts(id).await, ["lost", "succeeded"]);
@@ -96,17 +97,18 @@ async fn a_zombie_in_the_middle_of_its_work_is_told_to_stop() {
 async fn an_outage_of_mysql_that_outlasts_every_lease_loses_no_attempt() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 4).await;
     let other = tickr.another().await;
-    // They run on for two seconds when they are told to stop, so that their attempts are open when MySQL is back.
+    // The handlers continue for two seconds after the request to stop, so that their attempts are open when MySQL is
+    // back.
     let stubborn = json!({"kind": "sleep", "payload": {"ms": 8_000, "stubborn": true}});
     let ids = tickr.enqueue_many((0..8).map(|_| stubborn.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 8).await;
-    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM owed").await, 2, "each has some");
-    // Leases are two seconds. Both reapers look within three, and may hang until MySQL is back.
+    assert_eq!(tickr.count("SELECT COUNT(DISTINCT runner) FROM owed").await, 2, "each runner has some");
+    // Leases last two seconds. Both reapers check within three seconds, and may hang until MySQL is back.
     tickr.services().mysql().pause().unwrap();
     tokio::time::sleep(Duration::from_millis(3_200)).await;
     tickr.services().mysql().resume().unwrap();
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing' AND attempt = 1", 0).await;
-    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner lived");
+    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner was alive");
     for id in ids {
         tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     }
@@ -124,7 +126,8 @@ impl Kind for Slow {
     const NAME: &'static str = "slow";
 }
 
-/// A kind whose first executions block a thread for so long that they outlast their lease, the grace and a lease more.
+/// Return a kind whose first executions block a thread for longer than their lease, the grace period and one more
+/// lease.
 fn slow(first: &Arc<AtomicUsize>) -> Registry {
     let (mut own, first) = (Registry::new(), Arc::clone(first));
     own.register(move |_: Slow, _: Context| {
@@ -152,14 +155,15 @@ async fn runners_that_could_not_renew_are_not_judged_before_they_had_the_chance(
     }
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
     tickr.until_count("SELECT COUNT(*) FROM runners WHERE busy = 2", 2).await;
-    // MySQL does everything but take a heartbeat. Every reaper looks once in three seconds, in which all leases are over.
+    // MySQL accepts everything except a heartbeat. Every reaper checks once within three seconds, when all leases have
+    // expired.
     let mut lock = tickr.mysql().await;
     let mut held = lock.begin().await.unwrap();
     sqlx::query("SELECT id FROM runners FOR UPDATE").fetch_all(&mut *held).await.unwrap();
     tokio::time::sleep(Duration::from_millis(5_500)).await;
     held.rollback().await.unwrap();
     tickr.until_idle().await;
-    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner lived");
+    assert_eq!(tickr.count(LOST).await, 0, "lost although every runner was alive");
     tickr.assert_sound().await;
     for runner in runners {
         runner.stop(CancellationToken::new()).await;
@@ -213,11 +217,11 @@ async fn a_runner_that_cannot_renew_stops_its_handlers_before_their_leases_end()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
-    // By hand: TICKR_BLOCK_MS=120000 cargo test --test suite handlers_that_block_every_thread
+    // To run it by hand: TICKR_BLOCK_MS=120000 cargo test --test suite handlers_that_block_every_thread
     let ms: u64 = std::env::var("TICKR_BLOCK_MS").ok().and_then(|ms| ms.parse().ok()).unwrap_or(9_000);
     let tickr = bystander().await;
     let mut runner = Runner::start(&tickr, &[("TICKR_WORKERS", "32"), ("TICKR_LEASE", "3s")]);
-    // Somebody is silent, so the reaper searches the owed rows at every look.
+    // One runner is silent, so the reaper searches the owed rows at every check.
     tickr
         .sql(
             "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -226,13 +230,13 @@ async fn handlers_that_block_every_thread_for_many_leases_lose_none() {
         .await;
     let threads = std::thread::available_parallelism().unwrap().get();
     let jobs = (0..threads).map(|_| json!({"kind": "spin", "payload": {"ms": ms}}));
-    // Beside them one that only waits: nothing drives it, nothing but the heartbeat keeps its lease.
+    // One more job only waits. No thread is free to drive it, and only the heartbeat keeps its lease.
     let waiting = tickr.enqueue_kind("sleep", json!({"ms": ms / 2})).await;
     tickr.until(waiting, State::Executing).await;
     let ids = tickr.enqueue_many(jobs).await;
     let all = i64::try_from(threads).unwrap() + 1;
     let began = Instant::now();
-    // The one that waits goes on when the threads are free again.
+    // The waiting job continues when the threads are free again.
     let longest = Duration::from_millis(ms * 3 / 2) + crate::support::DEADLINE;
     while tickr.count("SELECT COUNT(*) FROM attempts").await < all {
         assert!(began.elapsed() < longest, "{}", runner.log());

@@ -1,4 +1,4 @@
-//! Logs: lines that a collector can rely on, and nothing in them that is nobody's business.
+//! Logs: lines that a log collector can rely on, without any secrets.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use tickr::telemetry::log_fields_table;
 use crate::support::program::{Program, command, outcome, tickr};
 use crate::support::{TestApp, eventually, http};
 
-/// What must not show anywhere, by where it was given.
+/// Texts that must not appear anywhere, grouped by the place where they were given.
 const CANARIES: &[&str] = &[
     "canary-redis-password",
     "canary-api-token",
     "canary-smtp-password",
-    // base64 of a secret, as it is configured
+    // The base64 form of a secret, as it is configured
     "Y2FuYXJ5LWNhbGxiYWNrLXNlY3JldC0xMjM0NQ",
     "Y2FuYXJ5LW9mLWEtc2luZ2xlLWhvc3QtMTIzNA",
     "canary-otlp-header",
@@ -51,7 +51,7 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
     let mut serve = command(&tickr(), dir.path(), &["serve"]);
     serve
         .env("TICKR_MYSQL_URL", store.config.mysql_url().unwrap().expose())
-        // Nobody is there: every call fails and says why.
+        // No server listens there, so every call fails and logs the reason.
         .env("TICKR_REDIS_URL", "redis://tickr:canary-redis-password@127.0.0.1:1/0")
         .env("TICKR_HTTP_ADDR", "127.0.0.1:0")
         .env("TICKR_TEST_KINDS", "1")
@@ -100,7 +100,7 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         let (status, body) = send("/v1/jobs", job.clone(), "canary-api-token-of-this-test", trace).await;
         assert_eq!(status, 201, "{job:#} {body:#}");
     }
-    // What is refused quotes no more than what is taken.
+    // The answer to a refused request quotes no more than the answer to an accepted one.
     let wrong = json!({"kind": "sleep", "payload": {"ms": "canary-payload"}});
     assert_eq!(send("/v1/jobs", wrong, "canary-api-token-of-this-test", trace).await.0, 422);
     assert_eq!(send("/v1/jobs", json!({"kind": "noop"}), "canary-bearer", trace).await.0, 401);
@@ -119,7 +119,7 @@ async fn no_secret_and_no_payload_shows_in_the_log_or_the_metrics_at_any_level()
         let line = log.lines().find(|line| line.contains(canary));
         assert!(line.is_none(), "{canary} is in the log: {line:?}");
     }
-    // It did tell what is worth telling, at every level.
+    // The log has the expected lines, at every level.
     assert!(log.contains("request answered") && log.contains("attempt ended"), "{log}");
 
     let lines: Vec<Map<String, Value>> =

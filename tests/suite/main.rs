@@ -1,5 +1,6 @@
-//! Every integration test, in one program: one link, one pair of private servers, a database and a key prefix for each
-//! test. Tests wait for events with a deadline, never for time to pass.
+//! Every integration test in one program: linked once, with one pair of private servers, and with a database and a key
+//! prefix for each test. Tests wait for events with a deadline. They wait for time to pass only where an outage has to
+//! last, or where nothing must happen.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on stops")]
 #![expect(clippy::large_futures, reason = "the future of a test is made once, and its size costs nothing")]
@@ -48,6 +49,7 @@ mod operations;
 mod panics;
 mod poison;
 mod problems;
+mod prose;
 mod queues;
 mod readme;
 mod recovery;

@@ -1,4 +1,4 @@
-//! The metrics page, the table of metrics, and what the dashboard and the alert rules ask for.
+//! The metrics page, the table of metrics, and the metrics that the dashboard and the alert rules use.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,14 +13,14 @@ use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::support::{Runner, TestApp, contract, eventually, http};
 
-/// What only shows after something that this file does not bring about.
+/// Metrics that appear only after events that this file does not cause.
 const RARE: &[&str] = &[
     // Defects, and faults that have tests of their own.
     "tickr_blocked_handlers_total",
     "tickr_loop_panics_total",
     "tickr_store_repeats_total",
     "tickr_batches_split_total",
-    // Only with a schedule, a dead letter, a collector.
+    // They need a schedule, a dead letter or a collector.
     "tickr_schedule_ticks_total",
     "tickr_schedule_lateness_seconds",
     "tickr_alerts_total",
@@ -30,7 +30,7 @@ const RARE: &[&str] = &[
     "tickr_spans_total",
 ];
 
-/// A page, parsed.
+/// A parsed page of metrics.
 #[derive(Debug, Default)]
 struct Page {
     types: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ impl Page {
         page
     }
 
-    /// The sum of the samples of this name that have these labels.
+    /// Return the sum of the samples with this name and these labels.
     fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let fits = |sample: &&Sample| {
             sample.name == name
@@ -77,7 +77,7 @@ impl Page {
     }
 }
 
-/// `a="1",b="2"`: no value of ours has a comma or a quote.
+/// Parse `a="1",b="2"`. No value of tickr contains a comma or a quote.
 fn labels(text: &str) -> BTreeMap<String, String> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=').unwrap();
@@ -90,7 +90,7 @@ fn metric(name: &str) -> Option<&'static Metric> {
     METRICS.iter().find(|metric| metric.name == name)
 }
 
-/// The metric that a sample of the page, or a name in an expression, belongs to.
+/// Return the metric that a sample of the page, or a name in an expression, belongs to.
 fn metric_of_series(name: &str) -> Option<&'static Metric> {
     let of_histogram = |suffix| {
         let found = name.strip_suffix(suffix).and_then(metric);
@@ -106,7 +106,7 @@ async fn scrape(base: &str) -> Page {
     Page::parse(&answer.text().await.unwrap())
 }
 
-/// A tickr that runs nothing: its queue is nobody's.
+/// Start a tickr that runs nothing: no job goes to its queue.
 async fn idle() -> TestApp {
     TestApp::start_with(|config| config.queues = vec!["nowhere".into()], Registry::new()).await
 }
@@ -115,7 +115,7 @@ async fn post(base: &str, path: &str, body: Value) -> Value {
     http().post(format!("{base}{path}")).json(&body).send().await.unwrap().json().await.unwrap()
 }
 
-/// Work of every sort, through the API at `base`; how many jobs are to end.
+/// Enqueue work of every sort, through the API at `base`. Return the number of jobs that will end.
 async fn work(base: &str) -> usize {
     let jobs = [
         json!({"kind": "noop"}),
@@ -132,7 +132,7 @@ async fn work(base: &str) -> usize {
     }
     let batch = vec![json!({"kind": "noop"}); 20];
     post(base, "/v1/jobs/batch", json!({"jobs": batch})).await;
-    // What callers make up must not become labels.
+    // Names that clients invent must not become labels.
     let strangers: Vec<Value> = (0..40).map(|n| json!({"kind": "noop", "queue": format!("made-up-{n}")})).collect();
     post(base, "/v1/jobs/batch", json!({"jobs": strangers})).await;
     for n in 0..10 {
@@ -157,7 +157,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     })
     .await;
     let rare = |name: &str| RARE.contains(&name);
-    // The reconciler has made a pass and a reading is newer than the last job.
+    // Wait until the reconciler has made a pass and a reading is newer than the last job.
     let page = eventually("the page has everything", || async {
         let page = scrape(&base).await;
         let missing: Vec<&str> = METRICS
@@ -194,10 +194,10 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
                 "status" => words(&["2xx", "4xx"]).contains(value),
                 "server" => words(&["mysql", "redis"]).contains(value),
                 "version" => value == env!("CARGO_PKG_VERSION"),
-                // Words of the program's own.
+                // Fixed words of the program.
                 _ => value.len() <= 20 && value.chars().all(|c| c.is_ascii_lowercase() || " _".contains(c)),
             };
-            assert!(fits, "{sample:?}: nobody said that {label} may be {value:?}");
+            assert!(fits, "{sample:?}: {label} may not be {value:?}");
         }
     }
 
@@ -212,7 +212,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert_eq!(page.sum("tickr_jobs", &[("queue", "_other"), ("state", "waiting")]), 40.0);
     assert_eq!(page.sum("tickr_jobs_ended", &[("queue", "mail"), ("state", "completed")]), 1.0);
     assert_eq!(page.sum("tickr_jobs_ended", &[("state", "failed")]), 3.0);
-    // One more start than there are jobs, and no wait for the second.
+    // There is one start more than there are jobs, and the wait is counted for first starts only.
     assert_eq!(page.sum("tickr_lateness_seconds_count", &[]), jobs as f64 + 1.0);
     assert_eq!(page.sum("tickr_wait_seconds_count", &[]), jobs as f64);
     let waited = page.sum("tickr_wait_seconds_sum", &[("queue", "mail")]);
@@ -220,7 +220,7 @@ async fn the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up() {
     assert_eq!(page.sum("tickr_run_seconds_count", &[]), jobs as f64 + 1.0);
     assert_eq!(page.sum("tickr_settle_seconds_count", &[]), jobs as f64 + 1.0);
     assert!(page.sum("tickr_claim_seconds_count", &[]) > jobs as f64);
-    assert!(page.sum("tickr_oldest_due_seconds", &[]) > 0.0, "forty jobs wait for nobody");
+    assert!(page.sum("tickr_oldest_due_seconds", &[]) > 0.0, "forty jobs wait and no runner serves them");
     assert_eq!(page.sum("tickr_runners", &[]), 2.0);
     assert_eq!(page.sum("tickr_up", &[]), 2.0);
     assert_eq!((page.sum("tickr_worker_slots", &[]), page.sum("tickr_worker_slots_busy", &[])), (64.0, 0.0));
@@ -242,7 +242,7 @@ async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
     let up = |page: &Page| (page.sum("tickr_up", &[("server", "mysql")]), page.sum("tickr_up", &[("server", "redis")]));
     eventually("both are up", || async { (up(&scrape(&base).await) == (1.0, 1.0)).then_some(()) }).await;
 
-    // Frozen, not closed: nothing answers, nothing refuses.
+    // The servers are frozen, not closed: they neither answer nor refuse.
     tickr.services().mysql().pause().unwrap();
     tickr.services().redis().pause().unwrap();
     let slowest = Cell::new(Duration::ZERO);
@@ -255,7 +255,7 @@ async fn a_scrape_answers_while_mysql_and_redis_do_not_and_says_so() {
     .await;
     let slowest = slowest.get();
     println!("slowest scrape while MySQL and Redis are frozen: {} ms", slowest.as_millis());
-    // Half a second, and what a busy machine adds. The servers' own limits are 2 and 10 s.
+    // Half a second, plus a margin for a busy machine. The servers' own limits are 2 and 10 s.
     assert!(slowest < Duration::from_millis(1_500), "{slowest:?}");
     assert!(page.sum("tickr_reading_age_seconds", &[]) > 0.0);
     assert_eq!(page.sum("tickr_index_state", &[("state", "degraded")]), 1.0);
@@ -313,7 +313,8 @@ fn what_the_sources_count_is_in_the_table() {
     assert!(counted > 25, "{counted}");
 }
 
-/// An expression without its strings, and the names in it that are ours, each with the labels that are asked of it.
+/// Return the names of tickr's metrics in an expression, each with the labels that the expression selects. Strings are
+/// left out.
 fn asked(expression: &str) -> Vec<(String, Vec<String>)> {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut found = Vec::new();
@@ -331,16 +332,17 @@ fn asked(expression: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// The labels that an expression groups by.
+/// Return the labels that an expression groups by.
 fn grouped(expression: &str) -> Vec<String> {
     let lists = expression.split("by (").skip(1).filter_map(|rest| rest.split(')').next());
     lists.flat_map(|list| list.split(',')).map(|label| label.trim().to_owned()).collect()
 }
 
-/// Every name in an expression is a series of the page, and every label one of its own, of the bucket or of the scrape.
+/// Check that every name in an expression is a series of the page, and that every label belongs to it, to the histogram
+/// buckets or to the scrape.
 fn hold(place: &str, expression: &str) -> BTreeSet<&'static str> {
     let asked = asked(expression);
-    assert!(!asked.is_empty(), "{place} asks for nothing: {expression}");
+    assert!(!asked.is_empty(), "{place} uses no metric: {expression}");
     let mut names = BTreeSet::new();
     let mut known = BTreeSet::from(["job", "instance", "le"]);
     for (name, labels) in &asked {
@@ -350,7 +352,7 @@ fn hold(place: &str, expression: &str) -> BTreeSet<&'static str> {
             assert!(there, "{place}: {name} has no label {label}");
         }
         if metric.of == Of::All {
-            // Added up over runners, it would be counted once for each.
+            // Every runner reports this value, so a sum over runners would count it several times.
             let before = &expression[..expression.find(name.as_str()).unwrap()];
             let innermost = ["sum", "max", "min", "delta", "absent"].into_iter().max_by_key(|word| before.rfind(word));
             assert_ne!(innermost, Some("sum"), "{place}: {name} is the same from every runner");
@@ -359,7 +361,7 @@ fn hold(place: &str, expression: &str) -> BTreeSet<&'static str> {
         names.insert(metric.name);
     }
     for label in grouped(expression) {
-        assert!(known.contains(label.as_str()), "{place} groups by {label}, which nothing in it has");
+        assert!(known.contains(label.as_str()), "{place} groups by {label}, which none of its metrics has");
     }
     let (open, close) = (expression.matches('(').count(), expression.matches(')').count());
     assert_eq!(open, close, "{place}: {expression}");
@@ -414,7 +416,7 @@ fn the_alert_rules_ask_for_what_there_is_and_say_what_to_do() {
             for part in ["summary", "description"] {
                 assert!(rule["annotations"][part].as_str().is_some_and(|text| text.len() > 15), "{name} has no {part}");
             }
-            // Labels that a text shows are still there after the grouping.
+            // The labels that an annotation shows must remain after the grouping.
             let texts = format!("{:?}", rule["annotations"]);
             for (at, mark) in texts.match_indices("$labels.") {
                 let rest = &texts[at + mark.len()..];

@@ -1,4 +1,5 @@
-//! Migrations: any number of processes at once, killed anywhere, refused for a right, held up by others.
+//! Migrations: any number of processes at once, killed at any moment, refused for a missing right, delayed by other
+//! sessions.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -14,10 +15,10 @@ use tokio::process::Command;
 use crate::support::program::{Program, command, on_servers, outcome, tickr};
 use crate::support::{answer, connect, database, drop_database, eventually, http, servers};
 
-/// The last migration of the binaries that left the migrating to their driver.
+/// The last migration of the binaries whose migrations were run by their driver.
 const LAST_OF_THE_DRIVER: i64 = 23;
 
-/// An empty database of the test's own.
+/// An empty database for one test.
 struct Empty {
     name: String,
     url: String,
@@ -47,7 +48,7 @@ impl Empty {
         .await
     }
 
-    /// Every table as the server describes it, and every migration as it stands in the ledger.
+    /// Describe every table as the server does, and every migration as the ledger has it.
     async fn shape(&self) -> Vec<String> {
         let mut shape = Vec::new();
         let mut conn = connect(&self.url).await;
@@ -61,7 +62,7 @@ impl Empty {
         shape
     }
 
-    /// As the binaries before this one did it, up to a version.
+    /// Migrate up to a version as older binaries did.
     async fn migrated_by_the_driver_to(&self, version: i64) {
         let mut conn = connect(&self.url).await;
         driver().await.run_to(version, &mut conn).await.unwrap();
@@ -79,14 +80,14 @@ impl Empty {
         migrated
     }
 
-    /// `tickr …` on this database.
+    /// Make the command `tickr …` for this database.
     fn tickr(&self, args: &[&str]) -> Command {
         let mut command = command(&tickr(), self.dir.path(), args);
         on_servers(&mut command, &self.url, &servers().redis_url(), &self.name);
         command
     }
 
-    /// The same, as another account that connects without a password.
+    /// Make the same command for another account, which connects without a password.
     fn tickr_as(&self, user: &str, args: &[&str]) -> Command {
         let mut command = self.tickr(args);
         command.env("TICKR_MYSQL_URL", as_user(&self.url, user, ""));
@@ -102,7 +103,7 @@ impl Empty {
     }
 }
 
-/// The same place for another account.
+/// Return the URL of the same database for another account.
 fn as_user(url: &str, user: &str, password: &str) -> String {
     let (_, place) = url.split_once('@').unwrap();
     format!("mysql://{user}:{password}@{place}").replace(":@", "@")
@@ -119,7 +120,7 @@ async fn driver() -> Migrator {
     migrator
 }
 
-/// What an undisturbed migration makes.
+/// Return the tables that an undisturbed migration makes.
 async fn undisturbed() -> Vec<String> {
     let database = Empty::new().await;
     database.migrate_with(&MigrateSettings::default()).await.unwrap();
@@ -152,7 +153,7 @@ async fn four_first_starts_at_once_on_an_empty_database_all_start() {
     between.drop().await;
 }
 
-/// What a cluster gives: a lock for each of its nodes, so none between them.
+/// A cluster gives each of its nodes a lock of its own, so the lock does not protect one node from another.
 #[tokio::test(flavor = "multi_thread")]
 async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock() {
     let wanted = undisturbed().await;
@@ -171,13 +172,14 @@ async fn migrations_at_once_come_to_the_same_tables_where_a_server_gives_no_lock
 async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
     const LINES: usize = 3;
     const KILLS: usize = 200;
-    /// Kills of one database before it is left alone.
+    /// Number of kills of one database, before it is migrated to the end.
     const KILLS_OF_ONE: usize = 5;
     let wanted = undisturbed().await;
     let tables = wanted.iter().filter(|part| part.starts_with("CREATE TABLE")).count();
     let line = async || {
         let (mut kills, mut half_done) = (0, 0);
-        // What a whole run takes now: measured again whenever one comes to its end, as the machine is busy or not.
+        // The time that a whole run takes. It is measured again whenever a run comes to its end, because the load of
+        // the machine changes.
         let mut usual = Duration::from_millis(300);
         while kills < KILLS.div_ceil(LINES) {
             let database = Empty::new().await;
@@ -204,12 +206,12 @@ async fn a_migration_killed_two_hundred_times_is_completed_by_the_next_run() {
     let lines = futures_util::future::join_all((0..LINES).map(|_| line())).await;
     let (kills, half_done) = lines.into_iter().fold((0, 0), |sum, line| (sum.0 + line.0, sum.1 + line.1));
     assert!(kills >= KILLS, "{kills}");
-    // Otherwise they were killed before they did anything, or after.
+    // If there are fewer, the kills came before the first change or after the last one.
     assert!(half_done >= 20, "only {half_done} of {kills} left a database half done");
 }
 
-/// As a binary leaves it that was killed, or refused, in the middle of a version: its statements up to a point, and a row
-/// that says so.
+/// An older binary was killed or refused in the middle of a version. It left some of the statements of that version,
+/// and a row that says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_an_older_binary_left_half_done_is_completed() {
     let wanted = undisturbed().await;
@@ -236,7 +238,8 @@ async fn a_database_that_an_older_binary_left_half_done_is_completed() {
     });
     futures_util::future::join_all(half_done).await;
 
-    // One that says so of everything, and one whose operator added a column of seven and took the row away by hand.
+    // In one database every version is marked as incomplete. In the other, an operator has added one column of seven
+    // and removed the row by hand.
     let all = Empty::new().await;
     all.migrated_by_the_driver_to(LAST_OF_THE_DRIVER).await;
     all.sql("UPDATE _sqlx_migrations SET success = FALSE").await;
@@ -275,7 +278,7 @@ async fn tables_of_the_first_binaries_stay_as_they_are_and_get_what_is_new() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_table_of_another_program_is_named_and_not_touched() {
-    // The usual table of a popular framework, and a name that a late migration uses.
+    // One is the usual table of a popular framework, the other has a name that a late migration uses.
     let tables = [
         ("jobs", "CREATE TABLE jobs (id BIGINT PRIMARY KEY, queue VARCHAR(255), payload LONGTEXT, attempts TINYINT)"),
         ("verifications", "CREATE TABLE verifications (id BIGINT PRIMARY KEY, mail VARCHAR(255))"),
@@ -330,10 +333,10 @@ async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() 
             "{:?}",
             database.tables().await
         );
-        // A start is refused in the same words.
+        // A start is refused with the same text.
         let (code, _, serve) = outcome(database.tickr_as(user, &["serve", "--http-addr", "127.0.0.1:0"])).await;
         assert!(code == 1 && serve.contains(named[1]), "{serve}");
-        // The statement is right as it is.
+        // The printed statement works as it is.
         database.sql(format!("GRANT {}", named.join(" ON "))).await;
         let (code, _, said) = outcome(database.tickr_as(user, &["migrate"])).await;
         assert_eq!(code, 0, "{said}");
@@ -342,7 +345,7 @@ async fn an_account_that_may_not_is_told_the_grant_before_anything_is_changed() 
     }
 }
 
-/// As a backup, a report or `tickr verify` holds it.
+/// Open a snapshot of the attempts, as a backup, a report or `tickr verify` holds it.
 async fn snapshot_of_attempts(database: &Empty) -> (MySqlConnection, i64) {
     let mut reader = connect(&database.url).await;
     reader.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ").await.unwrap();
@@ -358,9 +361,10 @@ async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is
     database.migrated_by_the_driver_to(LAST_OF_THE_DRIVER - 1).await;
     let (mut reader, id) = snapshot_of_attempts(&database).await;
 
-    // First with patience that ends: told, bounded, and nothing half done.
+    // First the patience of the migration ends: it reports what it waits for, stops in time and leaves nothing half
+    // done.
     let mut program = Program::spawn(database.tickr(&["migrate", "--patience", "6s"]));
-    // What a settle writes, again and again.
+    // Write repeatedly what a settle writes.
     let mut writer = connect(&database.url).await;
     writer.execute("SET SESSION innodb_lock_wait_timeout = 50, lock_wait_timeout = 60").await.unwrap();
     let settle = "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, end_state) \
@@ -382,7 +386,7 @@ async fn a_migration_that_waits_for_a_snapshot_lets_settles_pass_and_says_who_is
     }
     assert!(settled > 20 && slowest < Duration::from_secs(5), "{settled} settled, the slowest took {slowest:?}");
 
-    // Then with a snapshot that ends.
+    // Then the snapshot ends.
     let mut program = Program::spawn(database.tickr(&["migrate"]));
     program.says("waits for a table").await;
     reader.execute("COMMIT").await.unwrap();
@@ -416,7 +420,7 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     until_it_says(0, &format!("connection {id} ")).await;
     let mut second = serve(1);
     until_it_says(1, "another process").await;
-    // A startup probe loses its patience.
+    // A startup probe gives up and kills the runner.
     first.signal("KILL").await;
     first.ends().await;
     until_it_says(1, &format!("connection {id} ")).await;
@@ -424,7 +428,7 @@ async fn serve_answers_probes_while_it_waits_for_a_migration_and_starts_when_it_
     second.runs_a_job().await;
     let ready = answer(http().get(format!("http://{}/readyz", addresses[1]))).await;
     assert_eq!((ready.status, &ready.body["status"]), (200, &json!("ready")));
-    // With nothing missing, a start waits for nothing and asks for no right beyond those of every day.
+    // With no migration missing, a start does not wait and needs only the usual rights.
     let user = &database.name;
     database
         .sql(format!("CREATE USER '{user}'@'%'; GRANT SELECT, INSERT, UPDATE, DELETE ON {user}.* TO '{user}'@'%'"))

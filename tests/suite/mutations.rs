@@ -1,11 +1,12 @@
-//! The table of safeguards, and the script that takes them out: they name the same cuts, the code still has what is cut,
-//! and the tests are there. What `make mutants` would say after an hour, as far as the texts alone can say it.
+//! The table of safeguards and the script that takes them out. Both have the same cuts, the code still contains what is
+//! cut, and the tests exist. This checks everything about `make mutants` that needs no build.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// Marks a line of the table whose safeguard no replacement of text takes out. It needs no entry in the script.
+/// Marks a row of the table whose safeguard cannot be taken out by a replacement of text. It needs no entry in the
+/// script.
 const BY_HAND: &str = " (by hand)";
 
 /// One call of `mutant` in the script.
@@ -15,7 +16,7 @@ struct Mutant {
     tests: Vec<String>,
 }
 
-/// What is replaced, where, and by what.
+/// One replacement: the file, the old text and the new text.
 struct Cut {
     files: Vec<String>,
     old: String,
@@ -23,7 +24,7 @@ struct Cut {
 }
 
 impl Mutant {
-    /// Its line in the table: the files in the order in which they are cut, without what most of them begin with.
+    /// Return its row in the table: the files in the order in which they are cut, without the common prefix.
     fn line(&self) -> (String, String) {
         let mut files: Vec<&str> = Vec::new();
         for file in self.cuts.iter().flat_map(|cut| &cut.files) {
@@ -41,7 +42,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap_or_else(|_| panic!("no file {path}"))
 }
 
-/// The words of a script up to a closing brace that stands alone, as a shell reads them.
+/// Split a script into words as a shell does, up to a closing brace on a line of its own.
 fn words(script: &str) -> Vec<String> {
     let (mut words, mut word) = (Vec::new(), None::<String>);
     let mut chars = script.chars();
@@ -83,7 +84,7 @@ fn mutants(script: &str) -> Vec<Mutant> {
     mutants
 }
 
-/// The lines of the table: what is taken out, where, and what turns red.
+/// Return the rows of the table: the safeguard, the files, and the tests that turn red.
 fn table(document: &str) -> Vec<[String; 3]> {
     let (_, table) = document.split_once("| safeguard taken out | in | turns red |\n|---|---|---|\n").expect("a table");
     let lines = table.lines().take_while(|line| line.starts_with('|'));
@@ -96,7 +97,7 @@ fn table(document: &str) -> Vec<[String; 3]> {
         .collect()
 }
 
-/// Is this a test that runs by itself?
+/// Return whether this is a test that runs by default.
 fn is_test(name: &str) -> bool {
     let Some((module, test)) = name.split_once("::") else { return false };
     let source = read(&format!("tests/suite/{module}.rs"));
@@ -140,7 +141,7 @@ fn the_table_of_safeguards_is_what_the_script_takes_out() {
     let taken_out: BTreeMap<&str, (String, String)> =
         mutants.iter().map(|mutant| (mutant.name.as_str(), mutant.line())).collect();
     let (mut wrong, mut listed) = (Vec::new(), BTreeSet::new());
-    let table = table(&read("ARCHITECTURE.md"));
+    let table = table(&read("tests/MUTATIONS.md"));
     for [name, files, tests] in &table {
         if !listed.insert(name.as_str()) {
             wrong.push(format!("the table has twice: {name}"));
@@ -154,7 +155,7 @@ fn the_table_of_safeguards_is_what_the_script_takes_out() {
     }
     let missing = taken_out.iter().filter(|(name, _)| !listed.contains(*name));
     wrong.extend(missing.map(|(name, (files, tests))| format!("the table has not: | {name} | {files} | {tests} |")));
-    assert!(wrong.is_empty(), "ARCHITECTURE.md and tests/mutations.sh:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "tests/MUTATIONS.md and tests/mutations.sh:\n{}", wrong.join("\n"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! MySQL as the truth: what it may do to its clients, under load, and what holds all the same. Each test ends with
-//! tables that are sound and with every job run as often as it should.
+//! MySQL as the source of truth: its faults under load, and the promises that hold all the same. After each test the
+//! tables are sound, and every job has run as often as it should.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, DEADLINE, Proxy, Runner, TestApp, answer, draft, eventually, http};
 
-/// A tickr that takes jobs and runs none of them.
+/// Configure a tickr that accepts jobs and runs none of them.
 fn bystander(config: &mut Config) {
     config.queues = vec!["elsewhere".into()];
 }
 
-/// Enqueue without a pause until `over`, one to three jobs at a time, some with unique keys. The jobs that were
-/// accepted, and how often nothing was.
+/// Enqueue without a pause until `over`, one to three jobs at a time, some with unique keys. Return the accepted jobs,
+/// and the number of refused requests.
 async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) {
     let (mut accepted, mut refused) = (Vec::new(), 0);
     while !over.is_cancelled() {
@@ -52,7 +52,8 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
     (accepted, refused)
 }
 
-/// Every accepted job is done, and none ran twice. How many attempts were lost, because nobody heard of their claim.
+/// Check that every accepted job is completed and none ran twice. Return the number of attempts that were lost because
+/// the answer to their claim did not arrive.
 async fn assert_done(tickr: &TestApp, accepted: &[JobId]) -> i64 {
     tickr.until_idle().await;
     for id in accepted {
@@ -65,7 +66,7 @@ async fn assert_done(tickr: &TestApp, accepted: &[JobId]) -> i64 {
     tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await
 }
 
-/// The answer that a caller gets while MySQL is out.
+/// Check the answer to a request while MySQL is out.
 fn assert_out(answer: &Answer) {
     assert_eq!((answer.status, answer.code()), (503, "store_unavailable"), "{:#}", answer.body);
     assert_eq!(answer.header("retry-after"), "1");
@@ -75,11 +76,12 @@ fn assert_out(answer: &Answer) {
     }
 }
 
-/// Processor time that a process has used.
+/// Return the processor time that a process has used.
 #[cfg(target_os = "linux")]
 fn used(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // After the name, which may hold anything: user and system time are the 12th and 13th, in hundredths of a second.
+    // The name of the process may contain anything, so read behind it: user and system time are the 12th and 13th
+    // field, in hundredths of a second.
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     let ticks: u64 = fields[11..13].iter().map(|text| text.parse::<u64>().unwrap()).sum();
     Duration::from_millis(ticks * 10)
@@ -100,7 +102,7 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
     let ask = async |path: &str| answer(client.get(format!("{base}{path}"))).await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 1_500}});
     let running = tickr.enqueue_many((0..10).map(|_| sleep.clone())).await;
-    // Due in the middle of the outage.
+    // These jobs become due in the middle of the outage.
     let due = tickr.enqueue_many((0..50).map(|n| json!({"kind": "noop", "delay_ms": 2_000 + n * 40}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 10).await;
     assert_eq!(ask("/readyz").await.status, 200);
@@ -123,12 +125,12 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
         ask("/v1/jobs"),
         ask("/v1/stats"),
     );
-    // Slower, because the pool tries for a while.
+    // This takes longer than one refused connection, because the pool tries for a while.
     assert!(out.elapsed() < Duration::from_secs(8), "{:?}", out.elapsed());
     for answer in [&answers.0, &answers.1, &answers.2, &answers.3, &answers.4, &answers.5] {
         assert_out(answer);
     }
-    // A look at MySQL stands for half a second, and this one is from after that.
+    // A check of MySQL is used for half a second. This probe comes later, so its check is newer.
     let ready = ask("/readyz").await;
     assert_eq!((ready.status, &ready.body["status"]), (503, &json!("store_unavailable")));
     assert_eq!(ask("/livez").await.status, 200);
@@ -140,7 +142,7 @@ async fn while_mysql_is_out_the_api_says_so_nothing_spins_and_what_runs_keeps_it
     let share = used.as_secs_f64() / watched.elapsed().as_secs_f64();
     println!("while mysql is out: {:.1} % of a core, {lines} log lines in 3 s", share * 100.0);
     assert!(share < 0.2, "{share}");
-    // Ten verdicts wait, a heartbeat, a reaper, a reconciler: each says so now and then.
+    // Ten verdicts, a heartbeat, a reaper and a reconciler wait. Each of them logs that now and then.
     assert!(lines < 60, "{lines} lines:\n{}", runner.log());
 
     tickr.services().mysql().start_again().unwrap();
@@ -171,7 +173,7 @@ async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothin
             for row in killer.fetch_all("SHOW PROCESSLIST").await.unwrap() {
                 let (id, command): (u64, String) = (number(&row), row.try_get("Command").unwrap());
                 if id != own && command != "Daemon" {
-                    // It may be gone by itself.
+                    // The connection may have ended by itself.
                     killed += usize::from(killer.execute(AssertSqlSafe(format!("KILL {id}"))).await.is_ok());
                     tokio::time::sleep(Duration::from_millis(15)).await;
                 }
@@ -185,12 +187,13 @@ async fn connections_killed_one_by_one_under_load_lose_nothing_and_double_nothin
     let lost = assert_done(&tickr, &accepted).await;
     println!("{} jobs, {killed} connections killed, {refused} enqueues refused, {lost} claims lost", accepted.len());
     assert!(killed > 50 && accepted.len() > 100, "{killed} killed, {} accepted", accepted.len());
-    // A killed connection is replaced and its work repeated; nobody should notice but by bad luck three times in a row.
+    // A killed connection is replaced and its work repeated. A client sees an error only if that fails three times in a
+    // row.
     assert!(refused + lost as usize <= accepted.len() / 50, "{refused} refused, {lost} lost");
     tickr.stop().await;
 }
 
-/// The id of a line of the process list, whose type differs between servers.
+/// Read the id in a row of the process list. Its type differs between servers.
 fn number(row: &sqlx::mysql::MySqlRow) -> u64 {
     row.try_get::<u64, _>("Id").or_else(|_| row.try_get::<i64, _>("Id").map(|id| id as u64)).unwrap()
 }
@@ -208,12 +211,13 @@ async fn answers_lost_under_load_lose_nothing_and_double_nothing() {
     let mut looker = behind.mysql().await;
     let lose = async {
         while proxy.cuts() < 40 {
-            // The commits of inserts and settles; and the writes of claims, which are not committed yet.
+            // The commits of inserts and settles, and the writes of claims, which are not committed yet.
             for text in ["COMMIT", "BEGIN;UPDATE owed FORCE INDEX"] {
                 let cuts = proxy.cuts();
                 proxy.cut_after(text);
                 eventually("an answer is lost", || async { (proxy.cuts() > cuts).then_some(()) }).await;
-                // A call gives up after three losses, so it must have had its way before the next.
+                // A call gives up after three losses, so wait until the calls so far have succeeded before the next
+                // loss.
                 let last: Option<Vec<u8>> =
                     sqlx::query_scalar("SELECT MAX(id) FROM jobs").fetch_one(&mut looker).await.unwrap();
                 let (mut owed, cut) = (1, Instant::now());
@@ -236,19 +240,19 @@ async fn answers_lost_under_load_lose_nothing_and_double_nothing() {
     let lost = assert_done(&behind, &accepted).await;
     println!("{} jobs, {} answers lost, {refused} enqueues refused, {lost} claims lost", accepted.len(), proxy.cuts());
     assert!(accepted.len() > 100, "{}", accepted.len());
-    assert_eq!((refused, lost), (0, 0), "each loss is repaired by the next run");
+    assert_eq!((refused, lost), (0, 0), "the next run of the call repairs each loss");
     assert_eq!(behind.count("SELECT COUNT(*) FROM jobs").await, accepted.len() as i64);
     runner.stop(CancellationToken::new()).await;
     behind.stop().await;
 }
 
-/// Hold what `sql` locks for longer than anybody waits for a lock, while `work` runs.
+/// Hold the locks of `sql` for longer than any lock wait of tickr, while `work` runs.
 async fn while_locked<T>(tickr: &TestApp, sql: &'static str, work: impl Future<Output = T>) -> T {
     let mut holder = tickr.mysql().await;
     let mut held = holder.begin().await.unwrap();
     held.execute(sql).await.unwrap();
     let release = async {
-        // The sessions of tickr wait five seconds.
+        // The sessions of tickr wait five seconds for a lock.
         tokio::time::sleep(Duration::from_millis(5_600)).await;
         held.rollback().await.unwrap();
     };
@@ -260,10 +264,11 @@ async fn while_locked<T>(tickr: &TestApp, sql: &'static str, work: impl Future<O
 async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
     let tickr = TestApp::start_with(|config| config.lease = Duration::from_secs(30), Registry::new()).await;
     let jobs = tickr.enqueue_many((0..8).map(|_| json!({"kind": "sleep", "payload": {"ms": 300}}))).await;
-    // Later, so that its entry in the tallies is new when it ends.
+    // This job is due later, so that its row in the tallies is new when it ends.
     let waits = tickr.enqueue(json!({"kind": "noop", "queue": "mail", "delay_ms": 600_000})).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
-    // The last rows that a settle and a cancel write: everything before them has to be undone, and done again.
+    // These are the last rows that a settle and a cancel write, so everything before them has to be undone and done
+    // again.
     let cancelled = while_locked(&tickr, "SELECT * FROM tallies FOR UPDATE", async {
         let began = Instant::now();
         let answer = tickr.post(&format!("/v1/jobs/{waits}/cancel"), json!({})).await;
@@ -279,7 +284,7 @@ async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
     }
     tickr.assert_sound().await;
 
-    // The first rows: nothing is written before.
+    // These are the first rows, so nothing is written before them.
     let next = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 300}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
     let path = format!("/v1/jobs/{}/cancel", next[0]);
@@ -293,7 +298,7 @@ async fn lock_waits_that_time_out_leave_no_half_and_are_repeated() {
     tickr.stop().await;
 }
 
-/// A tickr that logs in as an account without special rights, which is what a server refuses first.
+/// Start a tickr that logs in with an account without special rights, because servers refuse such accounts first.
 async fn ordinary(tickr: &TestApp, change: impl FnOnce(&mut Config)) -> App {
     let url = tickr.config.mysql_url().unwrap().expose().to_owned();
     for host in ["localhost", "127.0.0.1"] {
@@ -328,11 +333,11 @@ async fn a_read_only_server_is_an_outage_that_ends() {
     assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
     assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop", "unique_key": "k"})).await);
     assert_out(&post(&runner, &format!("/v1/jobs/{}/cancel", running[0]), &json!({})).await);
-    // Reading goes on; a balancer should look elsewhere.
+    // Reads still work. Readiness fails, so that a load balancer chooses another runner.
     assert_eq!(ask(&runner, &format!("/v1/jobs/{}", running[0])).await.status, 200);
     let ready = ask(&runner, "/readyz").await;
     assert_eq!((ready.status, &ready.body["mysql"]), (503, &json!(false)));
-    // What is due meanwhile is not taken and dropped again and again. (The administrator may still write.)
+    // Jobs that become due meanwhile are not claimed and dropped again and again. (The administrator may still write.)
     let due = tickr.enqueue_many((0..100).map(|_| json!({"kind": "noop"}))).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0);
@@ -355,7 +360,8 @@ async fn a_server_without_a_free_connection_is_an_outage_that_ends() {
     let runner = ordinary(&tickr, |_| {}).await;
     let running = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 500}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
-    // As few as a server can be made to allow, all taken by others; then those of the runner are closed.
+    // The limit is as low as a server allows. Other sessions take all connections, and then those of the runner are
+    // closed.
     let mut own = tickr.mysql().await;
     let mut others = Vec::new();
     for _ in 0..10 {
@@ -397,7 +403,7 @@ async fn a_server_whose_binary_log_would_refuse_every_write_is_refused_at_the_st
     assert!(!refused.is_transient(), "{refused}");
     let said = refused.to_string();
     assert!(said.contains("binlog_format is STATEMENT") && said.contains("ROW"), "{said}");
-    // With rows in it, the log is welcome.
+    // With row format, the binary log is accepted.
     let mut root = crate::support::connect(&own.mysql_url("statement")).await;
     root.execute("SET GLOBAL binlog_format = 'ROW'").await.unwrap();
     let store = Store::connect(&settings, Duration::from_secs(10)).await.unwrap();
@@ -424,13 +430,13 @@ async fn results_outlive_a_password_that_is_changed_while_they_come() {
             let _ = own.execute(AssertSqlSafe(format!("KILL {}", number(&row)))).await;
         }
     }
-    // It is an outage, for callers as well.
+    // For clients it is an outage as well.
     assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await);
     assert_out(&post(&runner, "/v1/jobs", &json!({"kind": "noop", "unique_key": "k"})).await);
     assert_out(&ask(&runner, &format!("/v1/jobs/{}", running[0])).await);
     assert_eq!(ask(&runner, "/readyz").await.status, 503);
     tokio::time::sleep_until(changed + Duration::from_secs(5)).await;
-    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0, "nobody could write a result");
+    assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts").await, 0, "no runner could write a result");
     password("").await;
     for id in &running {
         tickr.until(*id, State::Completed).await;
@@ -441,8 +447,9 @@ async fn results_outlive_a_password_that_is_changed_while_they_come() {
     tickr.stop().await;
 }
 
-/// Errors of servers, clusters and proxies that write nothing now and may later: a proxy without a backend, a proxy or a
-/// cluster's gate that says so in its own way, a group that lost its quorum, a binary log whose disk is full.
+/// Errors of servers, clusters and proxies that can write nothing now and may be able to later: a proxy without a
+/// backend, a proxy or a cluster's gate with an error of its own, a group that lost its quorum, a binary log whose disk
+/// is full.
 const FOREIGN_ERRORS: [u16; 5] = [9001, 1105, 3100, 1026, 1598];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -457,7 +464,7 @@ async fn errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_dou
     let over = CancellationToken::new();
     let faults = async {
         for error in FOREIGN_ERRORS {
-            // Not done, and done all the same; then what begins a transaction.
+            // First the commit is refused and not done, then refused but done. After that, BEGIN is refused.
             proxy.refuse("COMMIT", error, 9);
             eventually("commits are refused", || async { proxy.is_through().then_some(()) }).await;
             proxy.refuse_what_is_done("COMMIT", error, 2);
@@ -490,11 +497,11 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     let sleep = json!({"kind": "sleep", "payload": {"ms": 2_000}});
     let jobs = behind.enqueue_many([sleep.clone(), sleep]).await;
     behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
-    // The gate of a cluster refuses every commit; nothing else fails.
+    // The gate of a cluster refuses every commit, and all other statements work.
     proxy.refuse("COMMIT", 3100, usize::MAX);
     let answer = post(&runner, "/v1/jobs", &json!({"kind": "noop"})).await;
     assert_out(&answer);
-    // A person removes one of the two jobs meanwhile.
+    // An operator deletes one of the two jobs meanwhile.
     let hex = jobs[0].uuid().simple();
     behind.sql(format!("DELETE FROM owed WHERE id = x'{hex}'; DELETE FROM jobs WHERE id = x'{hex}'")).await;
     tokio::time::sleep(Duration::from_millis(3_500)).await;
@@ -502,7 +509,7 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     proxy.pass();
     behind.until(jobs[1], State::Completed).await;
     assert_eq!(behind.verdicts(jobs[1]).await, ["succeeded"]);
-    // Both slots are free again: two jobs that wait for each other's start end.
+    // Both workers are free again: two jobs run at the same time.
     let next = behind.enqueue_many((0..2).map(|_| json!({"kind": "sleep", "payload": {"ms": 2_500}}))).await;
     behind.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
     for id in next {
@@ -513,7 +520,7 @@ async fn a_result_waits_for_as_long_as_mysql_takes_none_and_no_longer_than_its_j
     behind.stop_broken("rows were deleted behind the back of a runner").await;
 }
 
-/// Defaults of a server that change what statements mean, commit nothing, or leave little room.
+/// Return server defaults that change the meaning of statements, turn autocommit off, or leave little room.
 fn strange_defaults() -> Vec<&'static str> {
     let mode = if std::env::var_os("TICKR_MYSQLD").is_some_and(|path| !path.is_empty()) {
         "--sql-mode=ANSI,NO_BACKSLASH_ESCAPES,HIGH_NOT_PRECEDENCE"
@@ -533,7 +540,7 @@ fn strange_defaults() -> Vec<&'static str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     let tickr = TestApp::start_on_servers_with(&strange_defaults(), |_| {}, |config| config.workers = 16).await;
-    // More than a packet in one request, and as much again in many at once.
+    // One request is larger than a packet, and many requests at once are as large together.
     let text = "x".repeat(450);
     let small = (0..500).map(|n| json!({"kind": "noop", "payload": {"n": n, "text": text}}));
     let batch = tickr.post("/v1/jobs/batch", json!({"jobs": small.collect::<Vec<_>>()})).await;
@@ -547,18 +554,18 @@ async fn the_servers_own_defaults_change_nothing_and_its_limits_are_kept() {
     for answer in futures_util::future::join_all(calls).await {
         assert_eq!(answer.status, 201, "{:#}", answer.body);
     }
-    // Quotes and backslashes mean what they mean to tickr, and an empty text is not null.
+    // Quotes and backslashes keep their meaning for tickr, and an empty text is not NULL.
     let odd = json!({"kind": "noop", "payload": {"text": "it's \\ \"x\" || '' `y`"}, "unique_key": "o'c\\\""});
     let id = tickr.enqueue(odd.clone()).await;
     assert_eq!(tickr.until(id, State::Completed).await["payload"], odd["payload"]);
     tickr.until_idle().await;
     tickr.assert_each_ran_once(541).await;
-    // What was acknowledged was committed, for every other session to see.
+    // Acknowledged changes were committed, so every other session sees them.
     let schedule = json!({"every_ms": 3_600_000, "kind": "noop"});
     let put = answer(http().put(tickr.url("/v1/schedules/hourly")).json(&schedule)).await;
     assert!(put.status < 300, "{:#}", put.body);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM schedules").await, 1);
-    // So was what no transaction is around, as the row of the runner.
+    // The same holds for writes outside transactions, such as the row of the runner.
     tickr.until_count("SELECT COUNT(*) FROM runners", 1).await;
     tickr.stop().await;
 }
@@ -585,7 +592,7 @@ async fn a_server_whose_room_for_prepared_statements_is_taken_is_used_without_ne
     let wave = async || {
         let keyed = (0..40).map(|n| json!({"kind": "noop", "unique_key": format!("{n}"), "tags": ["t"]}));
         tickr.enqueue_many(keyed.chain((0..200).map(|_| json!({"kind": "noop"})))).await;
-        // One connection for all looks: each look with its own would count as well.
+        // All checks use one connection, because a connection for each check would be counted as well.
         let mut own = tickr.mysql().await;
         let deadline = tokio::time::Instant::now() + 2 * DEADLINE;
         while own.fetch_one("SELECT COUNT(*) FROM owed").await.unwrap().get::<i64, _>(0) > 0 {

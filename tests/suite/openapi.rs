@@ -1,4 +1,4 @@
-//! The OpenAPI document itself. That every answer fits it is checked with every answer: see `support/contract.rs`.
+//! The OpenAPI document itself. `support/contract.rs` checks every answer against it.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
     assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(document["info"]["title"], "tickr");
 
-    // What the brief promises is all there, and nothing is there that does not answer.
+    // All promised routes are documented.
     let routes: BTreeSet<String> =
         each_operation(&document).map(|(path, method, _)| format!("{} {path}", method.to_uppercase())).collect();
     let promised = [
@@ -91,12 +91,12 @@ async fn the_document_is_sound_and_the_same_as_the_library_gives() {
                 assert_eq!(content.keys().collect::<Vec<_>>(), ["application/problem+json"], "{here} {status}");
             }
         }
-        // Whatever needs a token says so, and health needs none.
+        // Every operation that needs a token says so, and health checks need none.
         let open = ["/livez", "/readyz"].contains(&path.as_str());
         assert_eq!(operation["responses"].get("401").is_none(), open, "{here}");
     }
 
-    // Every reference leads somewhere, and every schema is one.
+    // Every reference has a target, and every schema is valid.
     walk(&document, &mut |key, value| {
         if key == "$ref" {
             let pointer = value.as_str().unwrap().strip_prefix('#').unwrap();

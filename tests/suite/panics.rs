@@ -1,5 +1,5 @@
-//! Code of a kind that panics: in its payload type, in its check, in its handler, wherever it is called from. It costs the
-//! attempt or the request, and nothing else.
+//! Code of a kind that panics: in its payload type, in its check, in its handler, wherever it is called from. A panic
+//! costs the attempt or the request, and nothing else.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -9,7 +9,7 @@ use tickr::job::{JobId, State};
 
 use crate::support::{TestApp, answer, eventually, http};
 
-/// A type that panics over some texts, as a hand-written `Deserialize` with an `unwrap` does.
+/// A payload type that panics for some texts, as a hand-written `Deserialize` with an `unwrap` does.
 #[derive(Serialize, JsonSchema)]
 struct Fragile {
     text: String,
@@ -59,7 +59,7 @@ fn fragile(text: &str) -> Value {
     json!({"kind": "fragile", "payload": {"text": text}, "max_attempts": 1})
 }
 
-/// Jobs with a payload over which the type panics, as another binary accepted them.
+/// Insert jobs with a payload that makes the type panic. Another binary has accepted them.
 async fn booms(tickr: &TestApp, count: usize) -> Vec<JobId> {
     let later = |_| json!({"kind": "fragile", "payload": {"text": "x"}, "max_attempts": 1, "delay_ms": 3_600_000});
     let ids = tickr.enqueue_many((0..count).map(later)).await;
@@ -73,7 +73,7 @@ async fn booms(tickr: &TestApp, count: usize) -> Vec<JobId> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_type_that_panics_over_a_payload_costs_the_attempt_and_no_worker() {
     let tickr = TestApp::start_with(|config| config.workers = 2, glass()).await;
-    // More than there are workers.
+    // There are more of these jobs than workers.
     let bad = booms(&tickr, 3).await;
     let good = tickr.enqueue_many((0..10).map(|_| json!({"kind": "noop"}))).await;
     for id in bad {
@@ -85,7 +85,7 @@ async fn a_type_that_panics_over_a_payload_costs_the_attempt_and_no_worker() {
     for id in good {
         tickr.until(id, State::Completed).await;
     }
-    // Both workers are there still: two jobs that run at the same time.
+    // Both workers are still alive: two jobs run at the same time.
     let naps = tickr.enqueue_many((0..2).map(|_| json!({"kind": "sleep", "payload": {"ms": 1_000}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 2).await;
     for id in naps {
@@ -108,7 +108,7 @@ async fn a_check_that_panics_refuses_the_request_and_harms_nothing() {
         let batch = tickr.post("/v1/jobs/batch", jobs).await;
         assert_eq!((batch.status, batch.code()), (422, "invalid_payload"), "{:#}", batch.body);
 
-        // A line of an import is answered, and its part is not written, as with any other problem.
+        // In an import, the line is answered with its problem and its part is not written, as with any other problem.
         let lines: String = [json!({"kind": "noop"}), fragile(text), json!({"kind": "noop"})]
             .iter()
             .map(|line| format!("{line}\n"))
@@ -153,7 +153,7 @@ async fn a_follow_up_and_a_replay_whose_check_panics_are_not_written() {
     let payload = json!({"payload": {"text": "crack"}});
     let replay = tickr.post(&format!("/v1/jobs/{}/replay", parents[0]), payload).await;
     assert_eq!((replay.status, replay.code()), (422, "invalid_payload"), "{:#}", replay.body);
-    // An operation meets one such job among others, and goes on.
+    // A bulk operation meets one such job among others, and continues.
     tickr.sql("UPDATE jobs SET payload = '{\"text\":\"crack\"}' WHERE payload LIKE '%then boom%'").await;
     tickr.sql("UPDATE jobs SET payload = '{\"text\":\"good\"}' WHERE payload LIKE '%then crack%'").await;
     let body = json!({"action": "replay", "filter": {"kind": "fragile"}});
@@ -178,7 +178,7 @@ async fn a_schedule_whose_payload_panics_stops_no_other_and_says_so() {
         let put = answer(http().put(tickr.url(&format!("/v1/schedules/{name}"))).json(&schedule)).await;
         assert_eq!(put.status, 201, "{:#}", put.body);
     };
-    // It is always due first.
+    // This schedule is always due first.
     put(
         "a-odd",
         json!({"cron": "* * * * * *", "kind": "fragile", "payload": {"text": "x"}, "misfire_grace_ms": 60_000}),
@@ -192,7 +192,7 @@ async fn a_schedule_whose_payload_panics_stops_no_other_and_says_so() {
     let ticks = tickr.get("/v1/schedules/a-odd/ticks").await.body;
     let skipped = ticks["data"].as_array().unwrap().iter().find(|tick| tick["outcome"] == "skipped").unwrap();
     assert!(skipped["reason"].as_str().unwrap().contains("cannot read boom"), "{skipped:#}");
-    // One that is triggered by hand answers as an enqueue does.
+    // A trigger by hand gives the same answer as an enqueue.
     let trigger = tickr.post("/v1/schedules/a-odd/trigger", json!({})).await;
     assert_eq!((trigger.status, trigger.code()), (422, "invalid_payload"), "{:#}", trigger.body);
     for name in ["a-odd", "b-even"] {

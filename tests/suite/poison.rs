@@ -1,5 +1,5 @@
-//! What a dead runner leads to: an innocent job runs again at once, and a job that kills its runners ends, in a process of
-//! its own, while its neighbours hardly notice.
+//! The jobs of a dead runner: an innocent job runs again at once, and a job that kills its runners fails in a process
+//! of its own, with little effect on its neighbours.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Runner, TestApp, eventually, make_suspects};
 
-/// A tickr that takes jobs, reaps and runs none of them.
+/// Start a tickr that accepts jobs and reaps, but runs no job.
 async fn bystander() -> TestApp {
     TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
 }
 
 fn job(kind: &str, payload: &Value) -> Value {
-    // Those that were lost together come back together.
+    // The retry delay is constant, so that jobs that were lost together are due together.
     json!({"kind": kind, "payload": payload, "retry": {"base_ms": 1, "factor": 1.0, "cap_ms": 1, "jitter": 0.0}})
 }
 
@@ -31,7 +31,7 @@ fn sleeping(ms: u64) -> Value {
     job("sleep", &json!({"ms": ms}))
 }
 
-/// Jobs that lost two attempts in a row, as far as the tables tell, and are due.
+/// Enqueue jobs, make the tables say that they lost two attempts in a row, and make them due.
 async fn suspects(tickr: &TestApp, jobs: impl IntoIterator<Item = Value>) -> Vec<JobId> {
     let later = |mut job: Value| {
         job["delay_ms"] = json!(3_600_000);
@@ -53,12 +53,12 @@ async fn lost(tickr: &TestApp) -> i64 {
     tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await
 }
 
-/// What came of a suspect's attempts after those two.
+/// Return the verdicts of a suspect's attempts after those two.
 async fn since(tickr: &TestApp, id: JobId) -> Vec<String> {
     tickr.verdicts(id).await.split_off(SUSPECT_FROM as usize)
 }
 
-/// The process in which a suspect runs, once it runs.
+/// Wait until a suspect runs, and return the id of its process.
 async fn child_of(tickr: &TestApp, id: JobId) -> u32 {
     eventually(&format!("a child executes {id}"), || async {
         let sql = "SELECT r.pid FROM owed o JOIN runners r ON r.id = o.runner \
@@ -84,7 +84,7 @@ fn send(signal: &str, pid: u32) {
     assert!(Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().unwrap().success());
 }
 
-/// Milliseconds from the start to the end of the last attempt, by the database's times.
+/// Return the duration of the last attempt in milliseconds, by the database's times.
 async fn last_attempt_ms(tickr: &TestApp, id: JobId) -> i64 {
     let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 FROM attempts \
                WHERE job_id = ? ORDER BY number DESC LIMIT 1";
@@ -113,7 +113,7 @@ impl Fleet {
         }
     }
 
-    /// Keep them running until this is so.
+    /// Keep the runners running until the query gives this number.
     async fn until(&mut self, tickr: &TestApp, sql: &'static str, wanted: i64, patience: Duration) {
         let began = Instant::now();
         while tickr.count(sql).await != wanted {
@@ -136,7 +136,8 @@ impl Fleet {
     }
 }
 
-/// No job but these has failed, each of them did, and no other lost more attempts than a bystander of two crashes may.
+/// Check that exactly these jobs have failed, and that every other job lost no more attempts than two crashes beside it
+/// explain.
 async fn assert_only_culprits_failed(tickr: &TestApp, culprits: &[JobId]) {
     let failed = "SELECT job_id, error FROM attempts WHERE end_state = 'failed'";
     let rows = sqlx::query(failed).fetch_all(&mut tickr.mysql().await).await.unwrap();
@@ -157,14 +158,14 @@ async fn assert_only_culprits_failed(tickr: &TestApp, culprits: &[JobId]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_aborts_its_runners_fails_and_its_neighbours_lose_two_attempts_at_most() {
     let tickr = bystander().await;
-    // Longer than a crash takes to come, so that it takes neighbours along.
+    // These jobs run for longer than the culprit takes to crash, so that it kills neighbours.
     tickr.enqueue_many((0..10).map(|_| sleeping(400))).await;
     let culprit = tickr.enqueue(job("abort", &json!({"after_ms": 50}))).await;
     tickr.enqueue_many((0..40).map(|_| sleeping(50))).await;
     let mut fleet = Fleet::start(&tickr, 1, &[("TICKR_WORKERS", "16")]);
     fleet.until(&tickr, "SELECT COUNT(*) FROM owed", 0, Duration::from_secs(60)).await;
     println!("{} deaths, {} attempts lost", fleet.deaths, lost(&tickr).await);
-    // The third time it took no runner along.
+    // The third attempt killed no runner.
     assert_eq!(fleet.deaths, SUSPECT_FROM);
     assert_eq!(tickr.verdicts(culprit).await, vec!["lost"; MOST_LOSSES as usize]);
     assert!(lost(&tickr).await > i64::from(MOST_LOSSES), "nothing ran beside it");
@@ -174,7 +175,7 @@ async fn a_job_that_aborts_its_runners_fails_and_its_neighbours_lose_two_attempt
     tickr.stop().await;
 }
 
-/// Culprits among innocents, on runners that are started again.
+/// Run culprits among innocent jobs, on runners that are started again.
 async fn crowd(culprits: usize, innocents: usize, runners: usize, workers: &'static str, ms: u64) -> Duration {
     let tickr = bystander().await;
     let mut jobs: Vec<Value> = (0..innocents).map(|_| sleeping(ms)).collect();
@@ -202,18 +203,18 @@ async fn crowd(culprits: usize, innocents: usize, runners: usize, workers: &'sta
     took
 }
 
-/// `cargo test --test suite -- --ignored --test-threads 1 poison::`
+/// Run by hand: `cargo test --test suite -- --ignored --test-threads 1 poison::`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes a minute; the suite has a smaller one"]
 async fn one_job_that_aborts_among_a_thousand_innocents_fails_alone() {
     crowd(1, 1_000, 3, "64", 500).await;
 }
 
-/// `cargo test --test suite -- --ignored --test-threads 1 poison::`
+/// Run by hand: `cargo test --test suite -- --ignored --test-threads 1 poison::`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes two minutes; the suite has a smaller one"]
 async fn twenty_jobs_that_abort_leave_the_others_half_of_their_throughput() {
-    // Long enough that the silence of the runners, which is a lease each time, is not all there is.
+    // The jobs are long enough that the lease after each death is only a part of the whole time.
     let without = crowd(0, 6_000, 3, "32", 500).await;
     let with = crowd(20, 6_000, 3, "32", 500).await;
     assert!(with < without * 2, "{with:?} with them, {without:?} without");
@@ -228,7 +229,7 @@ async fn several_jobs_that_abort_at_once_fail_and_no_innocent_does() {
 async fn after_one_loss_a_job_runs_again_at_once_before_all_that_waits() {
     let tickr = bystander().await;
     let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "4")]);
-    // Whatever backoff they have, and however long the line is behind which they would have to wait.
+    // Neither the long backoff of these jobs nor the long backlog delays them.
     let mut slow = json!({"kind": "sleep", "payload": {"ms": 600_000}});
     slow["retry"] = json!({"base_ms": 3_600_000, "cap_ms": 3_600_000});
     let unlucky = tickr.enqueue_many((0..4).map(|_| slow.clone())).await;
@@ -241,7 +242,7 @@ async fn after_one_loss_a_job_runs_again_at_once_before_all_that_waits() {
         tickr.until(*id, State::Completed).await;
         assert_eq!(tickr.verdicts(*id).await, ["lost", "succeeded"]);
     }
-    // G3, from the last beat that may have renewed: a lease of two seconds, and five more.
+    // The time from the end of the lost attempts to the start of the next ones.
     let late_ms = tickr
         .count(
             "SELECT TIMESTAMPDIFF(MICROSECOND, MAX(l.finished_at), MAX(a.started_at)) DIV 1000 FROM attempts l \
@@ -258,13 +259,13 @@ async fn after_one_loss_a_job_runs_again_at_once_before_all_that_waits() {
     tickr.stop().await;
 }
 
-/// Kill one of three runners that are half loaded, and see what the others make of it.
+/// The scenario of one killed runner out of three that are half loaded.
 struct HalfLoaded {
     workers: &'static str,
     lease: &'static str,
     job_ms: u64,
     per_second: f64,
-    /// For how long there is load before and after.
+    /// Duration of the load before the kill and after it.
     before: Duration,
     after: Duration,
 }
@@ -300,7 +301,8 @@ impl HalfLoaded {
         tickr.until_idle().await;
         let dead = tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await;
         assert!(dead > 0, "the runner ran nothing when it was killed");
-        // Every step of five seconds: what was started is what the survivors carry, whatever the jobs' length.
+        // The number of starts in each step of five seconds shows what the other runners can carry, whatever the length
+        // of the jobs.
         let steps = self.after.as_secs() / 5;
         let mut rates = Vec::new();
         for step in 0..steps {
@@ -351,7 +353,7 @@ async fn killing_one_of_three_half_loaded_runners_slows_the_others_by_nothing() 
     HalfLoaded { workers: "16", lease: "2s", job_ms: 500, per_second: 48.0, before, after }.run().await;
 }
 
-/// `cargo test --test suite -- --ignored --test-threads 1 poison::`
+/// Run by hand: `cargo test --test suite -- --ignored --test-threads 1 poison::`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the machine for itself; the suite has a smaller one"]
 async fn killing_one_of_three_runners_of_128_workers_slows_the_others_by_nothing() {
@@ -359,7 +361,7 @@ async fn killing_one_of_three_runners_of_128_workers_slows_the_others_by_nothing
     HalfLoaded { workers: "128", lease: "5s", job_ms: 500, per_second: 368.0, before, after }.run().await;
 }
 
-/// `cargo test --test suite -- --ignored --test-threads 1 poison::`
+/// Run by hand: `cargo test --test suite -- --ignored --test-threads 1 poison::`
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the machine for itself; the suite has a smaller one"]
 async fn killing_one_of_three_runners_with_long_jobs_slows_the_others_by_nothing() {
@@ -376,14 +378,14 @@ async fn suspects_run_in_processes_of_their_own_beside_ordinary_work() {
     tickr.until(slow, State::Executing).await;
     let ids = suspects(&tickr, (0..3).map(|_| sleeping(1_500))).await;
     let child = child_of(&tickr, ids[0]).await;
-    // As it stands in the list while it lives.
+    // The list of runners shows the process while it is alive.
     let listed = tickr.get("/v1/runners").await.body;
     let listed = listed["data"].as_array().unwrap();
     let shown = listed.iter().find(|runner| runner["pid"] == child).unwrap_or_else(|| panic!("{listed:#?}"));
     let parent = listed.iter().find(|other| other["pid"] == runner.pid()).unwrap();
     assert_eq!((&shown["parent"], &shown["slots"]), (&parent["id"], &json!(0)));
     assert_eq!(parent["parent"], Value::Null);
-    // No secret where others on the host can read it.
+    // The command line shows no secret, because other users of the host can read it.
     let line = std::fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap();
     assert_eq!(line, "tickr\0run-suspect\0");
     assert_eq!(std::fs::read_to_string(format!("/proc/{child}/oom_score_adj")).unwrap().trim(), "1000");
@@ -391,7 +393,7 @@ async fn suspects_run_in_processes_of_their_own_beside_ordinary_work() {
         tickr.until(*id, State::Completed).await;
         assert_eq!(since(&tickr, *id).await, ["succeeded"]);
     }
-    // Each in a process of its own, and struck off the list at its end.
+    // Each suspect had a process of its own, which left the list at its end.
     let processes = "SELECT COUNT(DISTINCT a.runner) FROM attempts a JOIN runners r ON r.id = a.runner \
                      WHERE r.parent IS NOT NULL AND r.stopped_at IS NOT NULL";
     tickr.until_count(processes, 3).await;
@@ -412,7 +414,7 @@ async fn suspects_run_in_processes_of_their_own_beside_ordinary_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_that_is_killed_loses_its_attempt_at_once_and_the_third_loss_fails_the_job() {
     let tickr = bystander().await;
-    // So long that no attempt of this test is found by its lease.
+    // The lease is so long that no attempt of this test is found by it.
     let mut runner = Runner::start(&tickr, &[("TICKR_LEASE", "60s")]);
     let id = suspect(&tickr, sleeping(600_000)).await;
     let child = child_of(&tickr, id).await;
@@ -449,9 +451,9 @@ async fn a_child_whose_runner_is_killed_gives_its_job_back_and_ends() {
     }
     let sql = "SELECT TIMESTAMPDIFF(MICROSECOND, ?, MAX(finished_at)) DIV 1000 FROM attempts";
     let found_ms: i64 = sqlx::query_scalar(sql).bind(killed).fetch_one(&mut tickr.mysql().await).await.unwrap();
-    // The lease and five seconds, were they found by it.
+    // Found by the lease alone, it would take the lease plus five seconds.
     assert!(found_ms < 10_000, "given back after {found_ms} ms");
-    // Unburned, and as suspect as before.
+    // No attempt is used up, and the jobs are suspects as before.
     let as_before = "SELECT COUNT(*) FROM owed WHERE losses = 2 AND attempt - spared = 2 AND state = 'waiting'";
     assert_eq!(tickr.count(as_before).await, 2, "{:?}", tickr.job(ids[0]).await);
     tickr.sql("UPDATE jobs SET payload = '{\"ms\": 10}'").await;
@@ -511,13 +513,13 @@ async fn a_suspect_of_a_paused_queue_or_of_one_at_its_limit_is_not_started() {
     let mut runner = Runner::start(&tickr, &[("TICKR_QUEUES", "still,narrow,open"), ("TICKR_WORKERS", "8")]);
     set_limit(&tickr, "narrow").await;
     assert_eq!(tickr.post("/v1/queues/still/pause", json!({})).await.status, 200);
-    // The runner follows within two seconds; then its limit holds.
+    // The runner learns of the settings within two seconds, and from then on its limit holds.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let holder = tickr.enqueue(queue("narrow", sleeping(600_000))).await;
     tickr.until(holder, State::Executing).await;
     let still = suspect(&tickr, queue("still", sleeping(10))).await;
     let second = suspect(&tickr, queue("narrow", sleeping(2_000))).await;
-    // Others go on, suspects too.
+    // Jobs of other queues still run, including suspects.
     let open = suspect(&tickr, queue("open", sleeping(10))).await;
     tickr.until(open, State::Completed).await;
     let after = tickr.enqueue(queue("open", sleeping(1_000))).await;
@@ -526,7 +528,7 @@ async fn a_suspect_of_a_paused_queue_or_of_one_at_its_limit_is_not_started() {
     for id in [still, second] {
         assert_eq!(tickr.job(id).await["state"], "retrying");
     }
-    // A suspect that runs has the only permit.
+    // The running suspect holds the only permit.
     tickr.post(&format!("/v1/jobs/{holder}/cancel"), json!({})).await;
     child_of(&tickr, second).await;
     let third = tickr.enqueue(queue("narrow", sleeping(10))).await;
@@ -553,14 +555,14 @@ async fn a_suspect_keeps_the_permit_of_its_queue_while_its_runner_stands_still()
     };
     let env = [("TICKR_QUEUES", "narrow"), ("TICKR_LEASE", "2s")];
     let mut holder = Runner::start(&tickr, &env);
-    // Longer than its runner may stand still before others take its permits: a lease and four seconds.
+    // The job takes longer than its runner may be suspended before others take its permits: a lease and four seconds.
     let long = suspect(&tickr, narrow(11_000)).await;
     child_of(&tickr, long).await;
     let mut other = Runner::start(&tickr, &env);
     let second = tickr.enqueue(narrow(10)).await;
     holder.signal("STOP");
     tickr.until(long, State::Completed).await;
-    // Then the permit is free, though its runner still stands.
+    // Now the permit is free, though its runner is still suspended.
     tickr.until(second, State::Completed).await;
     assert_eq!(since(&tickr, long).await, ["succeeded"]);
     let between = "SELECT TIMESTAMPDIFF(MICROSECOND, MAX(a.finished_at), MAX(b.started_at)) FROM attempts a, attempts b \
@@ -610,7 +612,7 @@ async fn a_flood_of_suspects_does_not_starve_ordinary_work() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_job_that_eats_all_memory_kills_its_process_and_not_its_runner() {
     let tickr = bystander().await;
-    // Room for the runner, and some gigabytes more, for it and for each of its children.
+    // The limit leaves room for the runner and some gigabytes more, for it and for each of its children.
     let mut runner = Runner::start_limited(&tickr, 8 << 20, &[]);
     let neighbour = tickr.enqueue(sleeping(600_000)).await;
     tickr.until(neighbour, State::Executing).await;
@@ -647,8 +649,8 @@ async fn a_stop_gives_suspects_the_grace_and_gives_back_what_does_not_finish() {
     }
     let unburned = "SELECT COUNT(*) FROM owed WHERE attempt - spared = 2 AND state = 'waiting'";
     assert_eq!(tickr.count(unburned).await, 2);
-    // They heard the word: the one that listens gave its job back at once, the stubborn one was given two seconds. A process
-    // that hears nothing is killed, both at the same time.
+    // The handlers were told to stop: one gave its job back at once, and the stubborn one was given two seconds.
+    // Processes that are not told are killed, both at the same time.
     let apart = "SELECT TIMESTAMPDIFF(MICROSECOND, MIN(finished_at), MAX(finished_at)) DIV 1000 FROM attempts \
                  WHERE verdict = 'interrupted'";
     let apart = tickr.count(apart).await;
@@ -708,7 +710,7 @@ async fn a_stop_gives_suspects_back_that_wait_for_their_turn() {
         config.shutdown_grace = Duration::ZERO;
     };
     let runner = tickr.another_with(busy, Registry::new()).await;
-    // It has the only place for suspects.
+    // This job has the only worker for suspects.
     let first = suspect(&tickr, sleeping(600_000)).await;
     tickr.until(first, State::Executing).await;
     let ids = suspects(&tickr, (0..20).map(|_| sleeping(10))).await;
@@ -746,7 +748,7 @@ async fn without_redis_suspects_wait_for_room_without_spinning() {
     let per_second = (asked().await - before) as f64 / began.elapsed().as_secs_f64();
     println!("{per_second:.0} questions/s");
     assert!(per_second < 200.0, "{per_second} questions/s");
-    // Others pass it.
+    // Ordinary jobs overtake the waiting suspect.
     let ordinary = tickr.enqueue(sleeping(10)).await;
     tickr.until(ordinary, State::Completed).await;
     assert_eq!(tickr.job(second).await["state"], "retrying");

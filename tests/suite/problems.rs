@@ -1,5 +1,5 @@
-//! Bad input: each kind of it is answered with a problem document and a stable code, nothing of it is accepted, and the
-//! next good request works.
+//! Bad input: each sort is answered with a problem document and a stable code, nothing of it is accepted, and the next
+//! good request works.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tokio::net::TcpStream;
 
 use crate::support::{Answer, TestApp, answer, contract, eventually, http};
 
-/// What is sent, and what must come back.
+/// A request, and the answer that it must get.
 struct Case {
     what: &'static str,
     body: String,
     status: u16,
     code: &'static str,
-    /// Where the first error must point; nothing when the problem has no place.
+    /// Pointer of the first error; `None` if the problem has no place.
     pointer: Option<&'static str>,
 }
 
@@ -29,7 +29,7 @@ fn at(what: &'static str, body: impl Into<String>, code: &'static str, pointer: 
     Case { what, body: body.into(), status: 422, code, pointer: Some(pointer) }
 }
 
-/// A noop job with one more field, as text: much of what is wrong here cannot be said with a JSON value.
+/// Return a noop job with one more field, as text, because a JSON value cannot express many of these errors.
 fn with(field: &str, value: &str) -> String {
     format!(r#"{{"kind": "noop", "{field}": {value}}}"#)
 }
@@ -52,7 +52,7 @@ fn bad_jobs() -> Vec<Case> {
         case("a lone surrogate in the kind", r#"{"kind": "\ud800"}"#, 400, "invalid_json"),
         case("a lone surrogate in the key", with("unique_key", r#""\udc00x""#), 400, "invalid_json"),
         case("form data", "kind=noop", 400, "invalid_json"),
-        // Too deep, wherever.
+        // Too deep, at any place.
         case("5,000 levels", deep(5_000), 400, "too_deep"),
         case("5,000 levels in the payload", with("payload", &deep(5_000)), 400, "too_deep"),
         case("65 levels in all", with("payload", &deep(64)), 400, "too_deep"),
@@ -120,7 +120,7 @@ fn bad_jobs() -> Vec<Case> {
         "/payload/url",
     ));
     cases.push(at(
-        "a report nobody configured",
+        "a report that is not configured",
         r#"{"kind": "report", "payload": {"query": "salaries"}}"#,
         "invalid_payload",
         "/payload/query",
@@ -159,7 +159,7 @@ fn bad_jobs() -> Vec<Case> {
         at("a queue of 65 letters", with("queue", &format!("\"{}\"", "q".repeat(65))), "invalid_request", "/queue"),
         at("a key of 256 bytes", with("unique_key", &format!("\"{long}\"")), "invalid_request", "/unique_key"),
         at(
-            "a key of 128 wide letters",
+            "a unique key of 128 wide letters",
             with("unique_key", &format!("\"{}\"", "ü".repeat(128))),
             "invalid_request",
             "/unique_key",
@@ -200,7 +200,7 @@ fn bad_batches() -> Vec<Case> {
             "/jobs/0",
         ),
         at("a job that is none", jobs(r#"[{"kind": "noop"}, 7]"#), "invalid_request", "/jobs/1"),
-        at("a field nobody knows", jobs(r#"[{"kind": "noop", "colour": 1}]"#), "invalid_request", "/jobs/0/colour"),
+        at("an unknown field", jobs(r#"[{"kind": "noop", "colour": 1}]"#), "invalid_request", "/jobs/0/colour"),
         at("an unknown kind in a batch", jobs(r#"[{"kind": "noop"}, {"kind": "x"}]"#), "unknown_kind", "/jobs/1/kind"),
         at("a bad payload in a batch", jobs(r#"[{"kind": "sleep"}]"#), "invalid_payload", "/jobs/0/payload"),
         case("a batch that is not JSON", r#"{"jobs": ["#, 400, "invalid_json"),
@@ -229,7 +229,7 @@ async fn every_bad_input_has_its_code_and_changes_nothing() {
             for leak in ["SELECT", "INSERT", "sqlx", "panicked", ".rs:"] {
                 assert!(!shown.contains(leak), "{what}: {shown}");
             }
-            // The document refuses with us, as far as a schema can.
+            // The OpenAPI document refuses the same bodies, as far as a schema can.
             let read: Option<Value> = serde_json::from_str(&body).ok();
             if let Some(read) = read.filter(|_| code == "invalid_request" && pointer != Some("/delay_ms")) {
                 let dates = ["/execute_at", "/kind", "/payload", "/retry/factor"];
@@ -323,7 +323,7 @@ async fn a_body_beyond_the_limit_is_answered_413_however_it_is_sent() {
         let chunked = send(&tickr, path, reqwest::Body::wrap_stream(futures_util::stream::iter(chunks))).await;
         assert_eq!((chunked.status, chunked.code()), (413, "too_large"), "chunked");
     }
-    // Just within it.
+    // Bodies just within the limit, and just beyond it.
     let limit = tickr.config.body_limit_bytes;
     let shell = with("payload", r#"{"a": ""}"#).len();
     for (size, status) in [(limit, 201), (limit + 1, 413)] {
@@ -398,10 +398,10 @@ async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
             hanging.push(socket);
         }
     }
-    // 200 of them, and everybody else is served.
+    // There are 200 of these clients, and all other clients are served.
     let id = tickr.enqueue_kind("noop", json!({})).await;
     tickr.until(id, State::Completed).await;
-    // They leave in the middle of their sentence; others leave before they hear the answer.
+    // These clients disconnect in the middle of a request. Others disconnect before they get the answer.
     drop(hanging);
     let body = r#"{"kind":"noop","queue":"left"}"#;
     for _ in 0..50 {
@@ -412,8 +412,8 @@ async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
         );
         socket.write_all(request.as_bytes()).await.unwrap();
     }
-    // Jobs are whole or not there, and the connections to the store are all at home: more requests than there are
-    // connections, at the same time, are served.
+    // Jobs are complete or absent, and no connection to the store is lost: more requests at once than there are
+    // connections are served.
     let some = async |n: u64| tickr.enqueue(json!({"kind": "noop", "payload": {"n": n}})).await;
     futures_util::future::join_all((0..32).map(some)).await;
     let jobs = tickr.count("SELECT COUNT(*) FROM jobs").await;
@@ -428,13 +428,13 @@ async fn clients_that_hang_or_leave_hold_nobody_up_and_leave_nothing() {
     let open = "SELECT COUNT(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist p \
                 ON p.id = t.trx_mysql_thread_id WHERE p.db = DATABASE() AND p.command = 'Sleep'";
     eventually("no transaction is left open", async || {
-        // The server shows the same picture again to whoever asks within 100 ms of the last time.
+        // Within 100 ms the server repeats its last result, so wait longer than that.
         tokio::time::sleep(Duration::from_millis(120)).await;
         (tickr.count(open).await == 0).then_some(())
     })
     .await;
 
-    // A client that goes on after a pause is still heard.
+    // A request that continues after a pause is still answered.
     let mut slow = TcpStream::connect(tickr.app.addr()).await.unwrap();
     slow.write_all(
         b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n",
@@ -483,7 +483,7 @@ async fn a_client_is_told_in_words_what_would_be_right() {
             .collect();
         assert_eq!((answer.status, told), (422, vec![(pointer, detail)]), "{body}");
     }
-    // All wrong types at once.
+    // Several fields with the wrong type at once.
     let many = json!({"kind": 7, "delay_ms": "soon", "execute_at": "tomorrow", "priority": -1, "surplus": true});
     let mut pointers = tickr.post("/v1/jobs", many).await;
     let mut told = pointers.pointers();
@@ -494,7 +494,7 @@ async fn a_client_is_told_in_words_what_would_be_right() {
     assert_eq!(pointers.body["errors"][0]["detail"], "must be a whole number, 0 or more");
     pointers = tickr.get("/v1/jobs?lim=1").await;
     assert_eq!((pointers.status, pointers.pointers()), (422, vec!["lim"]));
-    // Nothing that a parser says for its programmer reaches a client.
+    // No text of a parser that is meant for programmers reaches a client.
     for body in ["", "{", "[1,2]", "7", r#"{"kind":"noop"} x"#, r#"{"kind":"noop","delay_ms":1e3}"#] {
         let answer = send(&tickr, "/v1/jobs", body).await;
         let said = answer.body.to_string();

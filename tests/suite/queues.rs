@@ -1,4 +1,4 @@
-//! Queues: pause, priorities and limits, changed while everything runs.
+//! Queues: pause, priorities and limits, changed while the system runs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ async fn resume(tickr: &TestApp, queue: &str) {
     assert_eq!((resumed.status, &resumed.body["paused"]), (200, &Value::Null), "{:#}", resumed.body);
 }
 
-/// Wait until this process has heard of what was set.
+/// Wait until this process knows the setting.
 async fn heard(app: &App, what: impl Fn(&Settings) -> bool) {
     let mut settings = app.controls().listen();
     let heard = settings.wait_for(|settings| what(settings));
@@ -48,14 +48,14 @@ fn queues(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
-/// Jobs in the order of their starts.
+/// Return the jobs in the order of their starts.
 async fn started(tickr: &TestApp) -> Vec<JobId> {
     let mut mysql = tickr.mysql().await;
     let ids = sqlx::query_scalar("SELECT job_id FROM attempts ORDER BY started_at, job_id").fetch_all(&mut mysql).await;
     ids.unwrap().into_iter().map(JobId::from_uuid).collect()
 }
 
-/// Most jobs of a queue that ran at the same moment, by the ledger.
+/// Return the largest number of jobs of a queue that ran at the same moment, by the ledger.
 async fn most_at_once(tickr: &TestApp, queue: &str) -> i64 {
     let sql = format!(
         "SELECT CAST(COALESCE(MAX(n), 0) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b JOIN jobs k ON k.id = b.job_id \
@@ -69,7 +69,7 @@ async fn most_at_once(tickr: &TestApp, queue: &str) -> i64 {
 async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
     let tickr = TestApp::start_with(|config| config.queues = queues(&["default", "mail"]), Registry::new()).await;
     let other = tickr.another().await;
-    // Another one that has no Redis and reads from the store.
+    // Another runner has no Redis and reads from the store.
     let without = |config: &mut tickr::config::Config| {
         config.redis_url = Some(ServerUrl::redis("redis://127.0.0.1:1").unwrap());
     };
@@ -90,7 +90,7 @@ async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
     for id in rest {
         tickr.until(id, State::Completed).await;
     }
-    // A job that is told to run now waits for its queue as well.
+    // A job that is made due at once waits for its paused queue as well.
     let moved = call(&tickr, Method::POST, &format!("/v1/jobs/{}/run-now", mail[0]), None).await;
     assert_eq!(moved.status, 200);
     let waiting = "SELECT COUNT(*) FROM owed WHERE queue = 'mail' AND state = 'waiting'";
@@ -100,13 +100,13 @@ async fn a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on() {
         0
     );
 
-    // It goes on soon, on all of them.
+    // After the resume, the queue continues soon on all runners.
     let asked = Instant::now();
     resume(&tickr, "mail").await;
     for id in mail {
         tickr.until(id, State::Completed).await;
     }
-    println!("40 jobs of a queue that went on were done after {} ms", asked.elapsed().as_millis());
+    println!("40 jobs of a resumed queue were done after {} ms", asked.elapsed().as_millis());
     let acts =
         tickr.count("SELECT COUNT(*) FROM audit WHERE target = 'mail' AND action IN ('queue.pause', 'queue.resume')");
     assert_eq!(acts.await, 2);
@@ -132,7 +132,7 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
     for app in [&tickr.app, &other] {
         heard(app, |settings| settings.queues.contains_key("one")).await;
     }
-    // Of which each takes one permit ahead, as far as there are any.
+    // Each runner takes one permit ahead, as far as there are any.
     tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'slow' AND permits > 0", 2).await;
     let slow = (0..30).map(|_| json!({"kind": "sleep", "payload": {"ms": 100}, "queue": "slow"}));
     let one = (0..60).map(|_| json!({"kind": "noop", "queue": "one"}));
@@ -144,13 +144,13 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
     }
     let took = asked.elapsed();
     println!("30 jobs of 100 ms with a limit of 3, and 60 with a limit of 1: {} ms", took.as_millis());
-    // Not one job per look at the clock: a place that is free is taken at once. That would be a minute; alone it takes
-    // about 1.1 s.
+    // A free permit is taken at once, and not only at the next periodic check. With one job per check the jobs would
+    // take a minute; alone they take about 1.1 s.
     assert!(took < Duration::from_secs(40), "{took:?}");
     assert_eq!(most_at_once(&tickr, "slow").await, 3);
     assert_eq!(most_at_once(&tickr, "one").await, 1);
 
-    // A lower limit stops nobody and starts nothing; without one everything runs.
+    // A lower limit stops no running job and starts no new one. Without a limit all jobs run.
     set(&tickr, "slow", json!({"concurrency": null})).await;
     let view = call(&tickr, Method::GET, "/v1/queues/slow", None).await.body;
     assert_eq!((&view["concurrency"], &view["permits"]), (&Value::Null, &Value::Null));
@@ -158,11 +158,11 @@ async fn a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it() {
     let long = tickr.enqueue_many(long).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'slow' AND state = 'executing'", 20).await;
     set(&tickr, "slow", json!({"concurrency": 5})).await;
-    // Both have said how many they run, which is more than the limit.
+    // Both runners have reported how many jobs they run, which is more than the limit.
     tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue = 'slow' AND permits > 0", 2).await;
     tickr.until_count("SELECT CAST(SUM(permits) AS SIGNED) FROM queue_permits WHERE queue = 'slow'", 20).await;
     let more = tickr.enqueue(json!({"kind": "noop", "queue": "slow"})).await;
-    // Fifteen may end before the next may start.
+    // Fifteen jobs may end before the next one may start.
     for id in &long[..15] {
         call(&tickr, Method::POST, &format!("/v1/jobs/{id}/cancel"), None).await;
     }
@@ -194,7 +194,8 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     set(&tickr, "one", json!({"concurrency": 1})).await;
     set(&tickr, "stuck", json!({"concurrency": 1})).await;
     tickr.until_count("SELECT COUNT(*) FROM queue_permits WHERE queue IN ('one', 'stuck') AND permits > 0", 2).await;
-    // A runner that froze inside its transaction does this. The permits of this queue cannot be brought in line meanwhile.
+    // A runner that froze inside its transaction holds this lock. Meanwhile the permits of this queue cannot be
+    // updated.
     let mut frozen = tickr.mysql().await;
     sqlx::query("BEGIN").execute(&mut frozen).await.unwrap();
     sqlx::query("SELECT * FROM queues WHERE name = 'stuck' FOR UPDATE").execute(&mut frozen).await.unwrap();
@@ -203,7 +204,7 @@ async fn a_limited_queue_goes_on_while_the_row_of_another_one_is_locked() {
     for id in tickr.enqueue_many((0..60).map(|_| json!({"kind": "noop", "queue": "one"}))).await {
         tickr.until(id, State::Completed).await;
     }
-    // One job per block of the fetcher would be a minute. Alone it takes less than two seconds.
+    // One job per block of the fetcher would take a minute. Alone this takes less than two seconds.
     assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     sqlx::query("ROLLBACK").execute(&mut frozen).await.unwrap();
     for id in stuck {
@@ -224,7 +225,7 @@ async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
     let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
     let tickr = TestApp::start_with(short, Registry::new()).await;
     set(&tickr, "one", json!({"concurrency": 1})).await;
-    // One runner has the only place and dies with it.
+    // One runner holds the only permit and dies with it.
     let mut child = Runner::start(&tickr, &[("TICKR_QUEUES", "one")]);
     let sleep = json!({"kind": "sleep", "payload": {"ms": 600_000}, "queue": "one", "max_attempts": 1});
     let id = tickr.enqueue(sleep).await;
@@ -239,7 +240,7 @@ async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
         "SELECT COUNT(*) FROM queue_permits p JOIN runners r ON r.id = p.runner WHERE r.stopped_at IS NOT NULL";
     assert_eq!(tickr.count(of_the_dead).await, 0);
 
-    // Another one is the only one who can run this, while the heir keeps the place in case that something comes.
+    // Only another runner can run this job, while the heir keeps the permit in case a job comes for it.
     let mut own = Registry::new();
     own.register(|_: Special, _: Context| async { Ok(().into()) });
     let able = tickr.another_with(of_one, own).await;
@@ -255,7 +256,8 @@ async fn permits_of_a_killed_runner_are_free_again_and_an_idle_one_gives_way() {
     tickr.stop().await;
 }
 
-/// Most jobs of a queue that ran at the same moment, but for attempts that were lost: no runner could stop those in time.
+/// Return the largest number of jobs of a queue that ran at the same moment. Lost attempts do not count, because no
+/// runner could stop them in time.
 async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
     let sql = format!(
         "SELECT CAST(COALESCE(MAX(n), 0) AS SIGNED) FROM (SELECT (SELECT COUNT(*) FROM attempts b JOIN jobs k ON k.id = b.job_id \
@@ -267,7 +269,7 @@ async fn most_kept_at_once(tickr: &TestApp, queue: &str) -> i64 {
 
 const OF_ONE: [(&str, &str); 3] = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "2s"), ("TICKR_WORKERS", "4")];
 
-/// Two runners that serve a queue with a limit of one, and a job of it that runs.
+/// Start two runners that serve a queue with a limit of one, and wait until a job of that queue runs.
 async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2] {
     set(tickr, "one", json!({"concurrency": 1})).await;
     let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
@@ -280,7 +282,7 @@ async fn two_of_one(tickr: &TestApp, environment: &[(&str, &str)]) -> [Runner; 2
     [first, second]
 }
 
-/// Stop the one of two processes that has the permit, while a job runs in it. That one comes first.
+/// Suspend the process that has the permit, while a job runs in it. Return that one first.
 async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
     let [first, second] = &runners;
     let runs = "SELECT CAST(r.pid AS SIGNED) FROM owed o JOIN runners r ON r.id = o.runner WHERE o.state = 'executing'";
@@ -291,9 +293,9 @@ async fn stop_the_holder(tickr: &TestApp, runners: [Runner; 2]) -> [Runner; 2] {
         let is_first = pid == i64::from(first.pid());
         let holder = if is_first { first } else { second };
         holder.signal("STOP");
-        // What it had said already has been heard by then.
+        // By then its earlier messages have arrived.
         tokio::time::sleep(Duration::from_millis(200)).await;
-        // Stopped within a transaction it would hold the locks of the queue for as long as it sleeps.
+        // A process that is suspended inside a transaction would hold the locks of the queue all the time.
         let locks = "SET innodb_lock_wait_timeout = 1; SELECT name FROM queues WHERE name = 'one' FOR UPDATE";
         let free = sqlx::raw_sql(locks).fetch_all(&mut tickr.mysql().await).await.is_ok();
         if free && running().await == Some(pid) {
@@ -312,12 +314,12 @@ async fn a_limit_holds_after_its_holder_slept() {
     let short = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(2);
     let tickr = TestApp::start_with(short, Registry::new()).await;
     let [holder, heir] = stop_the_holder(&tickr, two_of_one(&tickr, &OF_ONE).await).await;
-    // Longer than its lease and the four seconds after which another may have its place.
+    // Longer than its lease plus the four seconds after which another runner may take its permit.
     let by_heir =
         format!("SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.pid = {}", heir.pid());
     let by_heir: &'static str = Box::leak(by_heir.into_boxed_str());
     let before = tickr.count(by_heir).await;
-    eventually("the heir has taken its place", || async { (tickr.count(by_heir).await >= before + 2).then_some(()) })
+    eventually("the heir has taken its permit", || async { (tickr.count(by_heir).await >= before + 2).then_some(()) })
         .await;
     holder.signal("CONT");
     tickr.until_idle().await;
@@ -338,7 +340,8 @@ async fn a_permit_that_waited_for_work_is_not_good_after_its_holder_slept() {
     let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
     tickr.enqueue_many((0..20).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) >= 2 FROM attempts", 1).await;
-    // From its first beat on it looks for work. Nothing ends here, so it has no reason to ask about its permit before.
+    // From its first heartbeat on it looks for work. No job of it ends here, so nothing else makes it check its permit
+    // earlier.
     holder.signal("CONT");
     tickr.until_idle().await;
     assert_eq!(most_kept_at_once(&tickr, "one").await, 1);
@@ -365,8 +368,8 @@ async fn a_limit_holds_after_mysql_stood_still() {
     let tickr = TestApp::start_alone(|_| {}, short).await;
     let of_four_seconds = [("TICKR_QUEUES", "one"), ("TICKR_LEASE", "4s"), ("TICKR_WORKERS", "4")];
     let runners = two_of_one(&tickr, &of_four_seconds).await;
-    // Longer than a lease and the four seconds after which another may have its place. The heir is back first, and may not
-    // hold the silence of the holder against it, because MySQL answered no beat.
+    // Longer than a lease plus the four seconds after which another runner may take the permit. The heir continues
+    // first. It must not count the silence of the holder as death, because MySQL answered no heartbeat.
     let [holder, heir] = stop_the_holder(&tickr, runners).await;
     tickr.services().mysql().pause().unwrap();
     tokio::time::sleep(Duration::from_secs(10)).await;
@@ -383,12 +386,12 @@ async fn a_limit_holds_after_mysql_stood_still() {
 async fn permits_that_are_gone_are_asked_for_anew() {
     let tickr = TestApp::start().await;
     set(&tickr, "one", json!({"concurrency": 1})).await;
-    // As no other runner wants a permit, it has no other reason to ask.
+    // No other runner wants a permit, so this runner has no other reason to request one.
     let alone = Runner::start(&tickr, &OF_ONE);
     let sleep = json!({"kind": "sleep", "payload": {"ms": 300}, "queue": "one"});
     tickr.enqueue_many((0..50).map(|_| sleep.clone())).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 1).await;
-    // Another runner has them, as far as the tables tell.
+    // The tables say that another runner has the permits.
     tickr
         .sql(
             "DELETE FROM queue_permits; INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -396,7 +399,7 @@ async fn permits_that_are_gone_are_asked_for_anew() {
              INSERT INTO queue_permits (queue, runner, permits, wanting) VALUES ('one', 'else/1-abcdef', 1, FALSE)",
         )
         .await;
-    // What runs ends, and nothing starts any more.
+    // The running jobs end, and no job starts any more.
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE queue = 'one' AND state = 'executing'", 0).await;
     eventually("nothing starts", || async {
         let before = tickr.count("SELECT COUNT(*) FROM attempts").await;
@@ -415,7 +418,7 @@ async fn a_permit_is_not_free_while_an_attempt_under_it_is_open() {
     set(&tickr, "one", json!({"concurrency": 1})).await;
     let ids = tickr.enqueue_many((0..2).map(|_| json!({"kind": "noop", "queue": "one"}))).await;
     let store = tickr.app.broker().store();
-    // A runner claimed a job after its last beat, and fell silent.
+    // A runner claimed a job after its last heartbeat, and fell silent.
     let (silent, child, other) = (RunnerId::of_process("a"), RunnerId::of_process("b"), RunnerId::of_process("c"));
     let kinds = || vec!["noop".parse().unwrap()];
     let claimed = store.claimant(silent.clone(), kinds(), Duration::from_secs(60)).claim(ids[0]).await.unwrap();
@@ -434,7 +437,7 @@ async fn a_permit_is_not_free_while_an_attempt_under_it_is_open() {
         store.take_permits(&"one".parse().unwrap(), &other, asked, Arc::new(|_, _| true)).await.unwrap()
     };
     assert_eq!(ask().await, PermitGrant::Permits(0), "its attempt is open");
-    // It ended, and the silent runner's suspect runs in a process of its own, that beats.
+    // That attempt ended. The silent runner's suspect runs in a process of its own, which sends heartbeats.
     let suspect = store.claimant(child.clone(), kinds(), Duration::from_secs(60)).claim(ids[1]).await.unwrap();
     assert!(matches!(suspect, Claim::Won(_)), "{suspect:?}");
     let ended = format!("DELETE FROM owed WHERE runner = '{silent}';");
@@ -465,7 +468,7 @@ async fn ids_of_ended_jobs_do_not_hold_up_a_queue_with_a_limit() {
     let asked = Instant::now();
     resume(&tickr, "one").await;
     tickr.until(id, State::Completed).await;
-    // A claim for each of them takes a millisecond at the very best.
+    // A claim for each of them would take a millisecond at the very least.
     let took = asked.elapsed();
     assert!(took < Duration::from_secs(10), "behind 40,000 ids of ended jobs it was done after {took:?}");
     tickr.stop().await;
@@ -486,7 +489,7 @@ async fn a_limit_below_the_number_of_runners_is_not_handed_over_after_every_job(
         sqlx::query_scalar("SELECT runner FROM attempts ORDER BY started_at").fetch_all(&mut mysql).await.unwrap();
     let handed_over = by.windows(2).filter(|pair| pair[0] != pair[1]).count();
     println!("240 jobs by three runners, handed over {handed_over} times");
-    // In some fifteen seconds. While it is handed over nothing runs, for up to a second.
+    // The whole run takes some fifteen seconds. During each handover no job runs, for up to a second.
     assert!(handed_over <= 4, "handed over {handed_over} times");
     drop(runners);
     tickr.stop().await;
@@ -513,7 +516,7 @@ async fn urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_s
     };
     let (last, b, a, first) =
         (many("last", 40).await, many("b", 100).await, many("a", 100).await, many("first", 60).await);
-    // All of them are where the fetcher can see them before it may look.
+    // All jobs are in Redis before the fetcher may look.
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'", 300).await;
     let mut redis = tickr.redis().await;
     eventually("the ready lists are full", || async {
@@ -538,11 +541,11 @@ async fn urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_s
         places[places.len() / 2]
     };
     let (first, a, b, last_middle) = (middle(&first), middle(&a), middle(&b), middle(&last));
-    println!("middle places of 300: first {first}, a {a}, b {b}, last {last_middle}");
-    // While the queues went on one by one, a few started out of order.
+    println!("median positions of 300: first {first}, a {a}, b {b}, last {last_middle}");
+    // While the queues were resumed one by one, a few jobs started out of order.
     assert!(first < a && first < b && a < last_middle && b < last_middle, "{first} {a} {b} {last_middle}");
     assert!(a.abs_diff(b) < 40, "{a} {b}");
-    // One turn in twenty is theirs, whatever the others have: in 200 starts about ten.
+    // One turn in twenty goes to the least urgent queue, whatever the others have: about ten in 200 starts.
     let early = last.iter().filter(|id| place(id) < 200).count();
     assert!((4..=30).contains(&early), "{early} of the least urgent among the first 200");
     tickr.stop().await;
@@ -567,7 +570,7 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     assert_eq!(call(&tickr, Method::POST, "/v1/queues/Mail/pause", Some(json!({}))).await.pointers(), ["name"]);
     assert_eq!(call(&tickr, Method::GET, "/v1/queues/mail", None).await.status, 404);
 
-    // Nobody overwrites what they have not seen.
+    // A change with the tag of an older version is refused.
     let mine = call(&tickr, Method::PATCH, "/v1/queues/mail", Some(json!({"priority": 3}))).await;
     let tag = mine.header("etag").to_owned();
     let with_tag = async |tag: &str, change: Value| {
@@ -579,12 +582,12 @@ async fn what_is_set_about_a_queue_is_checked_versioned_and_shown() {
     let late = with_tag(&tag, json!({"concurrency": 9})).await;
     assert_eq!((late.status, late.code()), (412, "precondition_failed"));
     assert_eq!(with_tag("x", json!({"concurrency": 9})).await.pointers(), ["if-match"]);
-    // A tag is read as for jobs and schedules: a list, or any; a weak one allows no change.
+    // A tag is read as for jobs and schedules: a list of tags, or `*`. A weak tag allows no change.
     let one_of = format!("\"999\", {}", theirs.header("etag"));
     assert_eq!(with_tag(&one_of, json!({"concurrency": 7})).await.status, 200);
     assert_eq!(with_tag("*", json!({"concurrency": 7})).await.status, 200);
     assert_eq!(with_tag(&format!("W/{}", theirs.header("etag")), json!({"concurrency": 9})).await.status, 412);
-    // What changes nothing leaves the version as it is.
+    // A request that changes nothing keeps the version.
     assert_eq!(with_tag(theirs.header("etag"), json!({"concurrency": 7})).await.header("etag"), theirs.header("etag"));
 
     let run = async |args: &[&str]| {

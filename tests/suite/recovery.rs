@@ -1,4 +1,4 @@
-//! What tickr makes of lost indexes, dead runners and a killed MySQL: every accepted job still runs, in bounded time.
+//! Recovery from a lost index, dead runners and a killed MySQL: every accepted job still runs, in bounded time.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Runner, TestApp, eventually};
 
-/// Work for a while: due between now and a second from now.
+/// Return jobs that are due between now and a second from now.
 fn soon(jobs: u64) -> impl Iterator<Item = Value> {
     (0..jobs).map(|n| json!({"kind": "noop", "delay_ms": n % 1_000}))
 }
@@ -37,7 +37,7 @@ async fn jobs_run_without_redis_and_a_redis_that_comes_later_is_used() {
     tickr.services().redis().start_again().unwrap();
     until_health(&tickr, Health::Fast).await;
     assert_eq!(tickr.get("/readyz").await.body["index"], "fast");
-    // Through the index from here on: what is due later stands in it.
+    // From here on the index is used: a job that is due later is in it.
     let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 60_000})).await;
     let mut redis = tickr.redis().await;
     let member = format!("default:{id}");
@@ -93,7 +93,7 @@ async fn a_flushed_backlog_longer_than_a_ready_list_is_worked_off_without_pauses
         (config.ready_high_water, config.ready_low_water, config.workers) = (100, 30, 16);
     };
     let tickr = TestApp::start_with(small, Registry::new()).await;
-    // Far enough that all wait when the index is lost.
+    // The jobs are due so late that all of them wait when the index is lost.
     tickr.enqueue_many((0..2_000).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}))).await;
     tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
     let mut redis = tickr.redis().await;
@@ -103,7 +103,7 @@ async fn a_flushed_backlog_longer_than_a_ready_list_is_worked_off_without_pauses
     tickr.until_idle().await;
     let took = began.elapsed();
     println!("2,000 jobs behind a ready list of 100: {took:?}");
-    // A pass of the reconciler every three seconds would bring a hundred each time.
+    // If the reconciler alone refilled the list, every three seconds would bring only a hundred jobs.
     assert!(took < Duration::from_secs(15), "{took:?}");
     tickr.assert_each_ran_once(2_000).await;
     tickr.stop().await;
@@ -130,7 +130,7 @@ async fn a_lost_ready_list_comes_back_within_its_bound() {
         async move { (redis.llen(list).await.unwrap() == 50).then_some(()) }
     })
     .await;
-    // G3, and a second for a busy machine.
+    // The bound of G3, plus a second for a busy machine.
     assert!(lost.elapsed() < Duration::from_secs(7), "{:?}", lost.elapsed());
     tickr.post(&format!("/v1/jobs/{first}/cancel"), json!({})).await;
     tickr.until_idle().await;
@@ -142,7 +142,7 @@ async fn a_lost_ready_list_comes_back_within_its_bound() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_redis_a_runner_finds_its_work_behind_any_backlog_of_others() {
     let tickr = TestApp::start_alone(|own| own.redis().kill9().unwrap(), |_| {}).await;
-    // Overdue and in front: another queue's jobs, and jobs of a kind that nobody here has.
+    // The jobs in front are overdue: those of another queue, and those of a kind that this runner does not have.
     tickr.enqueue_many((0..300).map(|_| json!({"kind": "noop", "queue": "mail"}))).await;
     let far = (0..300).map(|_| json!({"kind": "noop", "delay_ms": 3_600_000}));
     tickr.enqueue_many(far).await;
@@ -164,7 +164,7 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
     let lease = |config: &mut tickr::config::Config| config.lease = Duration::from_secs(3);
     let tickr = TestApp::start_with(lease, Registry::new()).await;
     let id = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_600_000})).await;
-    // A runner that fell silent a lease ago, with a claim of its last moments.
+    // A runner fell silent a lease ago, after a last claim.
     tickr
         .sql(
             "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -182,7 +182,7 @@ async fn a_dead_runner_is_not_forgotten_while_a_lease_of_its_own_runs_on() {
             "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 - 2500 FROM attempts WHERE verdict = 'lost'",
         )
         .await;
-    // G3: the lease and five seconds.
+    // G3: the lease plus five seconds.
     assert!((0..5_000).contains(&late_ms), "{late_ms} ms after the lease");
     tickr.assert_sound().await;
     tickr.stop().await;
@@ -194,7 +194,7 @@ async fn a_lease_that_is_renewed_is_never_reaped() {
     let tickr = TestApp::start_with(lease, Registry::new()).await;
     let id = tickr.enqueue_kind("sleep", json!({"ms": 5_000})).await;
     tickr.until(id, State::Executing).await;
-    // Somebody is silent, so the reaper searches the owed rows at every look.
+    // One runner is silent, so the reaper searches the owed rows at every check.
     tickr
         .sql(
             "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -213,13 +213,13 @@ async fn jobs_of_a_killed_runner_are_lost_and_run_again_elsewhere() {
     let mut first = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
     let ids = tickr.enqueue_many((0..20).map(|_| json!({"kind": "sleep", "payload": {"ms": 600_000}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 20).await;
-    // Shortly the next time, so that this need not take long.
+    // The next attempts are short, so that the test is.
     tickr.sql("UPDATE jobs SET payload = '{\"ms\": 50}'").await;
     first.kill9();
     let killed = Instant::now();
     let mut second = Runner::start(&tickr, &[("TICKR_WORKERS", "20")]);
     tickr.until_count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'", 20).await;
-    // G3: the lease of two seconds and five more, and two for a busy machine.
+    // G3: the lease of two seconds plus five more, and two for a busy machine.
     assert!(killed.elapsed() < Duration::from_secs(9), "{:?}", killed.elapsed());
     tickr.until_idle().await;
     for id in ids {
@@ -285,7 +285,7 @@ async fn killing_mysql_under_load_loses_no_acknowledged_job() {
     let back = Instant::now();
     tickr.until_idle().await;
     println!("{} jobs, done {:?} after mysql was back", acknowledged.len(), back.elapsed());
-    // Attempts whose claim was committed and not answered end with their lease.
+    // Attempts whose claim was committed but not answered end with their lease.
     assert!(back.elapsed() < Duration::from_secs(15), "{:?}", back.elapsed());
     for id in &acknowledged {
         assert_eq!(tickr.job(*id).await["state"], "completed", "{id}");

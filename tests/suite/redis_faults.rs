@@ -1,4 +1,5 @@
-//! Redis as a hint: whatever happens to it, every accepted job runs once, and what it forgot comes back within G3's bound.
+//! Redis as a hint: whatever happens to it, every accepted job runs once, and lost entries come back within the bound
+//! of G3.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Condition, Owed, Relay, TestApp, draft, eventually};
 
-/// G3 for lost index entries, and a second for a busy machine.
+/// The bound of G3 for lost index entries, plus a second for a busy machine.
 const BOUND: Duration = Duration::from_secs(7);
 
 async fn until_health(tickr: &TestApp, wanted: Health) {
@@ -27,7 +28,7 @@ async fn until_health(tickr: &TestApp, wanted: Health) {
     .await;
 }
 
-/// A tickr with servers of its own, whose Redis it reaches through a relay.
+/// Start a tickr with servers of its own, which reaches its Redis through a relay.
 async fn start_behind_a_relay(change: impl FnOnce(&mut Config)) -> (TestApp, Relay) {
     let relay = Relay::start().await;
     let tickr = TestApp::start_alone(
@@ -41,7 +42,7 @@ async fn start_behind_a_relay(change: impl FnOnce(&mut Config)) -> (TestApp, Rel
     (tickr, relay)
 }
 
-/// A connection of the test's own to a server, past any relay.
+/// Open a connection to a server that bypasses any relay.
 async fn direct(services: &Services) -> MultiplexedConnection {
     redis::Client::open(services.redis_url()).unwrap().get_multiplexed_async_connection().await.unwrap()
 }
@@ -55,12 +56,12 @@ async fn info(redis: &mut MultiplexedConnection, name: &str) -> u64 {
     info.get(name).unwrap()
 }
 
-/// Enqueue steadily for a while, a job every `every`, due within the next second; how many.
+/// Enqueue a job at every interval of `every` for a while, due within the next second. Return the number of jobs.
 async fn load(tickr: &TestApp, every: Duration, time: Duration) -> i64 {
     load_ahead(tickr, every, time, 1_000).await
 }
 
-/// As [`load`], due up to so many milliseconds ahead.
+/// Do the same as [`load`], with jobs due up to this many milliseconds ahead.
 async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: i64) -> i64 {
     let broker = tickr.app.broker();
     let mut ticks = tokio::time::interval(every);
@@ -71,16 +72,16 @@ async fn load_ahead(tickr: &TestApp, every: Duration, time: Duration, ahead_ms: 
         let asked = Instant::now();
         broker.enqueue(broker.prepare(draft(&job)).unwrap()).await.unwrap();
         let took = asked.elapsed();
-        // Redis would have been waited for.
+        // An enqueue this slow has waited for Redis.
         slow.extend((took > Duration::from_millis(900)).then_some(took));
         jobs += 1;
     }
-    // In a run of many minutes the disk may take its time now and then.
+    // In a run of many minutes, the disk may be slow now and then.
     assert!(slow.len() as i64 <= jobs / 5_000, "of {jobs} enqueues these took long: {slow:?}");
     jobs
 }
 
-/// How late attempts began, in milliseconds: the 99th percentile and the worst.
+/// Return the lateness of the attempts in milliseconds: the 99th percentile and the maximum.
 async fn lateness(tickr: &TestApp) -> (i64, i64) {
     let mut late: Vec<i64> =
         sqlx::query_scalar("SELECT TIMESTAMPDIFF(MICROSECOND, execute_at, started_at) DIV 1000 FROM attempts")
@@ -98,7 +99,7 @@ async fn assert_late_within(tickr: &TestApp, bound: Duration) {
     assert!(Duration::from_millis(u64::try_from(worst).unwrap()) < bound, "{worst} ms late");
 }
 
-/// Counts the changes of the index's health until it is asked.
+/// Records the changes of the index's health until `end`.
 struct Changes {
     over: CancellationToken,
     seen: tokio::task::JoinHandle<Vec<Health>>,
@@ -128,7 +129,7 @@ impl Changes {
     }
 }
 
-/// A tickr whose only worker is busy until the returned job is cancelled.
+/// Start a tickr whose only worker is busy until the returned job is cancelled.
 async fn start_busy(change: impl FnOnce(&mut Config)) -> (TestApp, tickr::job::JobId) {
     let busy = |config: &mut Config| {
         config.workers = 1;
@@ -140,7 +141,7 @@ async fn start_busy(change: impl FnOnce(&mut Config)) -> (TestApp, tickr::job::J
     (tickr, sleeper)
 }
 
-/// Let the others run, and check that each did, once.
+/// Let the other jobs run, and check that each ran exactly once.
 async fn release(tickr: &TestApp, sleeper: tickr::job::JobId, others: i64) {
     tickr.post(&format!("/v1/jobs/{sleeper}/cancel"), json!({})).await;
     tickr.until_idle().await;
@@ -186,7 +187,7 @@ async fn a_lost_sorted_set_comes_back_within_the_bound() {
     tickr.until_idle().await;
     tickr.assert_each_ran_once(200).await;
     assert_late_within(&tickr, BOUND).await;
-    // What was not due for a while is back before its time.
+    // Jobs that were not due for a while are back in Redis before their time.
     let late_ms = tickr
         .count(
             "SELECT MAX(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 FROM attempts \
@@ -224,12 +225,12 @@ async fn a_refill_that_took_too_long_leaves_its_successors_lock_alone() {
     let (mut redis, overflow, lock) = (tickr.redis().await, tickr.key("overflow"), tickr.key("refill:elsewhere"));
     redis.hset(&overflow, line.as_str(), "1000").await.unwrap();
     let slow = index.begin_refill(&line).await.unwrap().unwrap();
-    // Its lock ends by itself, and another runner begins.
+    // Its lock expires, and another runner begins.
     redis.del(&lock).await.unwrap();
     redis.hset(&overflow, line.as_str(), "2000").await.unwrap();
     let quick = index.begin_refill(&line).await.unwrap().unwrap();
     index.end_refill(&line, slow, None).await.unwrap();
-    assert!(redis.exists(&lock).await.unwrap(), "the lock belongs to the second");
+    assert!(redis.exists(&lock).await.unwrap(), "the lock belongs to the second refill");
     index.end_refill(&line, quick, None).await.unwrap();
     assert!(!redis.exists(&lock).await.unwrap());
     tickr.stop().await;
@@ -253,7 +254,7 @@ async fn an_index_that_went_back_in_time_is_rebuilt_though_no_connection_broke()
         async move { (redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap() > beat + 2).then_some(()) }
     })
     .await;
-    // As a proxy's failover to a replica that lagged does it: nobody's connection breaks.
+    // A proxy's failover to a replica that lagged behind does this, and no connection breaks.
     let restore = async {
         let mut back = redis::pipe();
         back.atomic().del(tickr.key("waiting"));
@@ -278,7 +279,7 @@ async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
     let mut redis = direct(tickr.services()).await;
-    // The snapshot: entries of jobs that will have ended, and of one that will have been put off.
+    // The snapshot has entries of jobs that have ended when it is loaded, and of one whose due time was moved.
     let early = tickr.enqueue_many((0..100).map(|n| json!({"kind": "noop", "delay_ms": 1_500 + n}))).await;
     let later = tickr.enqueue(json!({"kind": "noop", "delay_ms": 3_000})).await;
     eventually("all are scheduled", || {
@@ -297,7 +298,7 @@ async fn redis_restarted_with_stale_data_costs_no_job_more_than_the_bound() {
     for id in early {
         tickr.until(id, State::Completed).await;
     }
-    // What the snapshot does not know.
+    // The snapshot does not contain these jobs.
     tickr.enqueue_many((0..200).map(|n| json!({"kind": "noop", "delay_ms": n * 25}))).await;
     tickr.services().redis().kill9().unwrap();
     tickr.services().redis().start_again().unwrap();
@@ -316,7 +317,8 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
     let limit = info(&mut redis, "used_memory").await + 2_000_000;
     config_set(&mut redis, "maxmemory-policy", "allkeys-lru").await;
     config_set(&mut redis, "maxmemory", &limit.to_string()).await;
-    // Others fill the server: big keys, each younger than ours, so that ours are the oldest again and again.
+    // Other clients fill the server with big keys. Each is newer than the keys of tickr, so that those are always the
+    // oldest.
     let pressure = async {
         let mut gone = 0;
         for n in 0..150 {
@@ -329,11 +331,11 @@ async fn keys_evicted_by_memory_pressure_cost_no_job_more_than_the_bound() {
     let (jobs, gone) =
         tokio::join!(load_ahead(&tickr, Duration::from_millis(5), Duration::from_secs(4), 3_000), pressure);
     println!("{gone} times found without the sorted set");
-    assert!(gone > 0, "nothing of ours was evicted");
+    assert!(gone > 0, "no key of tickr was evicted");
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
     assert_late_within(&tickr, BOUND).await;
-    // The rebuild that an eviction led to has read the settings.
+    // The rebuild after an eviction has read the settings of Redis.
     redis.del(tickr.key("epoch")).await.unwrap();
     eventually("readiness tells of the policy", || async {
         let ready = tickr.get("/readyz").await;
@@ -357,7 +359,7 @@ async fn a_full_redis_that_evicts_nothing_degrades_once_and_heals() {
     tickr.until_idle().await;
     let (after, took) = (info(&mut redis, "total_commands_processed").await, began.elapsed());
     let seen = changes.end().await;
-    assert_eq!(seen, [Health::Fast, Health::Degraded], "no going back and forth");
+    assert_eq!(seen, [Health::Fast, Health::Degraded], "the health changes only once");
     let per_second = (after - before) as f64 / took.as_secs_f64();
     println!("{per_second:.1} commands per second while Redis was full");
     assert!(per_second < 40.0, "{per_second} commands per second");
@@ -386,11 +388,11 @@ async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
             async move { (info(&mut redis, "blocked_clients").await == 1).then_some(()) }
         })
         .await;
-        // The hint is refused; the fetcher does not sit out its pop.
+        // The hint is refused, and the fetcher does not wait for the end of its blocking pop.
         config_set(&mut redis, "maxmemory", "1").await;
         let out = tickr.enqueue_kind("noop", json!({})).await;
         tickr.until(out, State::Completed).await;
-        // And the pop that it left behind takes nothing of what comes next.
+        // The abandoned pop takes none of the next entries.
         config_set(&mut redis, "maxmemory", "0").await;
         until_health(&tickr, Health::Fast).await;
         let back = tickr.enqueue_kind("noop", json!({})).await;
@@ -401,7 +403,7 @@ async fn a_fetcher_that_blocks_turns_to_the_store_and_back_at_once() {
         .count("SELECT CAST(SUM(TIMESTAMPDIFF(MICROSECOND, execute_at, started_at)) DIV 1000 AS SIGNED) FROM attempts")
         .await;
     println!("sixteen jobs were {total_ms} ms late, together");
-    // A block lasts a second, and half of one on average is left.
+    // A block lasts a second, and on average half of it is left.
     assert!(total_ms < 1_600, "{total_ms} ms late, together");
     tickr.stop().await;
 }
@@ -423,14 +425,15 @@ async fn a_demoted_redis_is_left_for_the_store_until_it_is_promoted() {
     let jobs = load(&tickr, Duration::from_millis(5), Duration::from_secs(4)).await;
     tickr.until_idle().await;
     let (after, took) = (info(&mut redis, "total_commands_processed").await, began.elapsed());
-    // Nothing is due any more, so that a look could pass for a mere question.
+    // No job is due any more. A check without work writes nothing, so it could succeed on a replica. The index must
+    // stay degraded all the same.
     eventually("a look at a replica without work", || {
         let mut redis = redis.clone();
         async move { (info(&mut redis, "total_commands_processed").await > after + 8).then_some(()) }
     })
     .await;
     let seen = changes.end().await;
-    assert_eq!(seen, [Health::Fast, Health::Degraded], "no going back and forth");
+    assert_eq!(seen, [Health::Fast, Health::Degraded], "the health changes only once");
     let per_second = (after - before) as f64 / took.as_secs_f64();
     println!("{per_second:.1} commands per second on the replica");
     assert!(per_second < 40.0, "{per_second} commands per second");
@@ -477,12 +480,12 @@ async fn after_a_failover_the_new_master_is_found_though_old_connections_live_on
     tickr.until_idle().await;
     tickr.assert_each_ran_once(jobs).await;
     assert_late_within(&tickr, BOUND).await;
-    // It is the new master that beats.
+    // The heartbeat counter grows on the new master.
     let beat = |mut redis: MultiplexedConnection, key: String| async move {
         redis.get(key).await.unwrap().unwrap().parse::<u64>().unwrap()
     };
     let then = beat(new.clone(), tickr.key("beat")).await;
-    eventually("the new master beats", || {
+    eventually("the counter grows on the new master", || {
         let now = beat(new.clone(), tickr.key("beat"));
         async move { (now.await > then).then_some(()) }
     })
@@ -495,10 +498,10 @@ async fn a_stalled_redis_slows_no_enqueue_and_the_store_takes_over_within_moment
     let tickr = TestApp::start_alone(|_| {}, |config| config.workers = 8).await;
     until_health(&tickr, Health::Fast).await;
     tickr.services().redis().pause().unwrap();
-    // Every enqueue is timed in there.
+    // `load` checks the time of every enqueue.
     let stalled = load(&tickr, Duration::from_millis(5), Duration::from_secs(5)).await;
     tickr.until_idle().await;
-    // Two seconds until it is noticed, and one for a busy machine.
+    // Two seconds until the stall is noticed, plus one for a busy machine.
     assert_late_within(&tickr, Duration::from_secs(3)).await;
     tickr.services().redis().resume().unwrap();
     let resumed = Instant::now();
@@ -542,7 +545,7 @@ async fn a_dead_redis_is_not_hammered() {
         tickr.enqueue_many((0..20).map(|_| json!({"kind": "noop", "delay_ms": 600_000}))).await;
         let (before, began) = (relay.connections(), Instant::now());
         let others = async {
-            // Whoever else asks, and however often.
+            // Other callers ask as often as they can.
             while began.elapsed() < Duration::from_secs(4) {
                 assert!(tickr.app.index().depth(&[]).await.is_err());
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -550,11 +553,11 @@ async fn a_dead_redis_is_not_hammered() {
         };
         tokio::join!(load(&tickr, Duration::from_millis(5), Duration::from_secs(4)), others);
         let per_second = (relay.connections() - before) as f64 / began.elapsed().as_secs_f64();
-        println!("{per_second:.1} connections per second while the line is {condition:?}");
-        assert!(per_second < 4.0, "{per_second} connections per second while the line is {condition:?}");
+        println!("{per_second:.1} connections per second while the relay is {condition:?}");
+        assert!(per_second < 4.0, "{per_second} connections per second while the relay is {condition:?}");
         relay.set(Condition::Pass);
         until_health(&tickr, Health::Fast).await;
-        // Hinted to nobody, and yet there: every outage ends with a rebuild.
+        // These jobs were never hinted to Redis, but they are there, because every outage ends with a rebuild.
         let later = (chrono::Utc::now().timestamp_millis() + 60_000).to_string();
         assert_eq!(redis.zcount(tickr.key("waiting"), later, "+inf").await.unwrap(), 20 * (turn + 1));
     }
@@ -563,7 +566,8 @@ async fn a_dead_redis_is_not_hammered() {
     tickr.stop().await;
 }
 
-/// Seconds without Redis. The long version: `TICKR_TEST_OUTAGE_SECONDS=600 cargo test --test suite without_redis_200`.
+/// Return the seconds without Redis. The long version: `TICKR_TEST_OUTAGE_SECONDS=600 cargo test --test suite
+/// without_redis_200`.
 fn outage() -> Duration {
     let seconds = std::env::var("TICKR_TEST_OUTAGE_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(8))
@@ -589,7 +593,7 @@ async fn without_redis_200_jobs_a_second_start_within_a_second() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
-    // `TICKR_TEST_FAR_JOBS=1000000` for the full million.
+    // `TICKR_TEST_FAR_JOBS=1000000` inserts the full million.
     let jobs = std::env::var("TICKR_TEST_FAR_JOBS").ok().and_then(|text| text.parse().ok()).unwrap_or(200_000);
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
     until_health(&tickr, Health::Fast).await;
@@ -598,7 +602,7 @@ async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
     let began = Instant::now();
     Owed { due: "UTC_TIMESTAMP(3) + INTERVAL 1 DAY", ..Owed::overdue(jobs) }.insert(&tickr, 0).await;
     println!("{jobs} jobs inserted in {:?}", began.elapsed());
-    // By the accepted way, too.
+    // Some jobs go the usual way, through the API.
     tickr.enqueue_many((0..2_000).map(|n| json!({"kind": "noop", "delay_ms": 86_400_000 + n}))).await;
     let lose = async { redis.clone().del(tickr.key("epoch")).await.map(drop).unwrap() };
     let hinted = tickr
@@ -611,7 +615,7 @@ async fn jobs_beyond_the_horizon_leave_the_memory_of_redis_flat() {
     assert!(!redis.exists(tickr.key("waiting")).await.unwrap());
     let after = info(&mut redis, "used_memory").await;
     println!("{jobs} jobs beyond the horizon: {before} bytes before, {after} after");
-    // Buffers of connections come and go.
+    // The buffers of connections change the memory a little.
     assert!(after.saturating_sub(before) < 500_000, "{before} bytes before, {after} after");
     tickr.assert_sound().await;
     tickr.stop().await;

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::database;
 
-/// 10^power rows with their number as `n`, on every server and without a table.
+/// Return SQL for 10^power rows with their number as `n`, which works on every server and needs no table.
 fn many(power: u32) -> String {
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
@@ -25,7 +25,7 @@ fn many(power: u32) -> String {
     format!("(SELECT {} AS n FROM {}) many", number.join(" + "), tables.join(" JOIN "))
 }
 
-/// A database, a folder and a source of one test's own.
+/// A database, a folder and a source for one test.
 struct Bench {
     admin: MySqlConnection,
     database: String,
@@ -49,7 +49,7 @@ impl Bench {
         self.reports_with(sql, &[], Duration::from_secs(60))
     }
 
-    /// A handler with one query called `q`, whose text parameters are bound in this order.
+    /// Make a handler with one query called `q`, whose text parameters are bound in this order.
     fn reports_with(&self, sql: &str, parameters: &[&str], time_limit: Duration) -> Reports {
         let param = |name: &str| ReportParam {
             name: name.into(),
@@ -66,7 +66,8 @@ impl Bench {
             title: "A query".into(),
             description: None,
             sql: sql.into(),
-            // Positional already: these tests ask what the server does, not how the configuration reads.
+            // The parameters are positional already: these tests check what the server does, not how the configuration
+            // is read.
             statement: Statement { sql: sql.into(), params: parameters.iter().map(|&name| name.to_owned()).collect() },
             params: names.into_iter().map(param).collect(),
         };
@@ -80,7 +81,7 @@ impl Bench {
         Reports::new(settings, Arc::clone(&self.source) as Arc<_>)
     }
 
-    /// What a query gives as JSON.
+    /// Return the result of a query as JSON.
     async fn json(&self, sql: &str) -> Value {
         let result = run(self.reports(sql), json!({"query": "q", "format": "json"})).await.unwrap();
         serde_json::from_slice(&self.file(&result)).unwrap()
@@ -90,7 +91,7 @@ impl Bench {
         fs::read(self.dir.path().join(result["file"].as_str().unwrap())).unwrap()
     }
 
-    /// How many statements the server runs for the reports of this test at the moment.
+    /// Return the number of statements that the server runs for the reports of this test at the moment.
     async fn running(&mut self) -> i64 {
         let sql = "SELECT COUNT(*) FROM information_schema.processlist
                    WHERE db = ? AND command = 'Execute' AND id <> CONNECTION_ID()";
@@ -114,7 +115,7 @@ async fn run(reports: Reports, payload: Value) -> Result<Value, Failure> {
     run_in(Context::detached("report"), reports, payload).await
 }
 
-/// What a query that must fail for good says.
+/// Return the error of a query that must fail for good.
 async fn rejection(reports: Reports) -> String {
     match run(reports, json!({"query": "q"})).await {
         Err(Failure::Reject { error }) => error,
@@ -144,8 +145,8 @@ fn files(dir: &Path) -> Vec<String> {
     fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-/// Servers tell what they run only when asked, so this asks again and again. Three seconds: after five they notice a
-/// closed socket by themselves, and that would not show that we told them.
+/// Wait until this holds, for three seconds at most. It asks repeatedly, because servers tell only on request which
+/// statements run. After five seconds they notice a closed socket by themselves, and that would hide a missing cancel.
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(3);
     while !holds().await {
@@ -191,7 +192,7 @@ async fn every_column_type_arrives_exactly() {
             "js": null,
         })
     );
-    // MariaDB keeps JSON as text and does not say that it is JSON.
+    // MariaDB stores JSON as text and does not mark it as JSON.
     let js = js.as_str().map_or(js.clone(), |text| serde_json::from_str(text).unwrap());
     assert_eq!(js, json!({"a": [1, "x"]}));
     let second = answer[1].as_object().unwrap();
@@ -248,7 +249,7 @@ async fn a_report_cannot_write() {
         assert!(!error.contains("TABLE") && !error.contains("FROM"), "{error}");
         assert!(files(bench.dir.path()).is_empty());
     }
-    // Nor after a query that tries to undo it, on the same connection.
+    // Nor can it write after a query that tries to undo the protection, on the same connection.
     let _ = run(bench.reports("SET SESSION TRANSACTION READ WRITE"), json!({"query": "q"})).await;
     rejection(bench.reports("UPDATE t SET n = 2")).await;
     assert_eq!(bench.json("SELECT n FROM t").await, json!([{"n": 1}]));
@@ -277,7 +278,7 @@ async fn a_query_ends_at_its_time_limit() {
         let outcome = run(reports, json!({"query": "q"})).await;
         let Err(Failure::Retry { error }) = outcome else { panic!("{outcome:?}") };
         assert!(error.contains("time limit of 1 s"), "{error}");
-        // By the server itself: we would have waited 2 s longer for it.
+        // The server itself ends the statement: tickr would have waited 2 s longer for it.
         assert!(started.elapsed() < Duration::from_millis(2_800), "{:?}", started.elapsed());
         assert!(files(bench.dir.path()).is_empty());
         assert_eq!(bench.running().await, 0);
@@ -290,7 +291,7 @@ async fn a_stopped_report_ends_on_the_server_too() {
     let mut bench = Bench::new().await;
     let rows = format!("SELECT n, REPEAT('x', 50) AS x FROM {}", many(7));
     for sql in [rows.as_str(), "SELECT SLEEP(30)"] {
-        // Asked to stop…
+        // The report is asked to stop.
         let (ctx, stop) = stoppable();
         let running = tokio::spawn(run_in(ctx, bench.reports(sql), json!({"query": "q"})));
         eventually("the query runs", async || bench.running().await == 1).await;
@@ -300,7 +301,7 @@ async fn a_stopped_report_ends_on_the_server_too() {
         assert!(files(bench.dir.path()).is_empty());
         eventually("the server is idle", async || bench.running().await == 0).await;
 
-        // …and dropped without being asked.
+        // The report is dropped without a request to stop.
         let (ctx, _stop) = stoppable();
         let running = tokio::spawn(run_in(ctx, bench.reports(sql), json!({"query": "q"})));
         eventually("the query runs", async || bench.running().await == 1).await;
@@ -308,14 +309,14 @@ async fn a_stopped_report_ends_on_the_server_too() {
         eventually("the server is idle", async || bench.running().await == 0).await;
         eventually("the file is gone", async || files(bench.dir.path()).is_empty()).await;
     }
-    // The pool has two connections, and neither was lost on the way.
+    // The pool has two connections, and neither was lost.
     for _ in 0..4 {
         assert_eq!(bench.json("SELECT 1 AS one").await, json!([{"one": 1}]));
     }
     bench.end().await;
 }
 
-/// The most memory this process ever held, in KiB.
+/// Return the largest amount of memory that this process ever used, in KiB.
 fn peak_memory_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();

@@ -1,4 +1,4 @@
-//! What follows when an attempt does not succeed.
+//! What happens after an attempt that does not succeed.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tickr::store::MOST_SPARED;
 
 use crate::support::{TestApp, eventually};
 
-/// Milliseconds between the end of the newest attempt and the next execution, as MySQL has them.
+/// Return the milliseconds between the end of the newest attempt and the next execution, as MySQL has them.
 async fn delay_ms(tickr: &TestApp, id: JobId) -> i64 {
     sqlx::query_scalar(
         "SELECT TIMESTAMPDIFF(MICROSECOND, a.finished_at, o.execute_at) DIV 1000 FROM owed o \
@@ -34,7 +34,7 @@ async fn the_default_policy_doubles_from_a_second_and_its_times_stand_in_mysql()
         assert_eq!(job["state"], "retrying");
         let delay = delay_ms(&tickr, id).await;
         assert!((middle * 9 / 10 - 1..=middle * 11 / 10 + 1).contains(&delay), "{delay} ms after attempt {attempt}");
-        // The test does not wait for what it has read.
+        // The test has read the delay and does not wait for it.
         assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
     }
     tickr.stop().await;
@@ -128,7 +128,7 @@ async fn a_hundred_panics_leave_every_worker_alive() {
     tickr.until_idle().await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'panicked'").await, 100);
     assert_eq!(tickr.job(ids[0]).await["last_error"], "panicked: panicked on request");
-    // As many jobs at the same time as there are workers.
+    // As many jobs run at the same time as there are workers.
     let sleepers = tickr.enqueue_many((0..4).map(|_| json!({"kind": "sleep", "payload": {"ms": 60_000}}))).await;
     tickr.until_count("SELECT COUNT(*) FROM owed WHERE state = 'executing'", 4).await;
     for id in sleepers {
@@ -170,11 +170,11 @@ async fn a_handler_that_blocks_its_thread_holds_up_nobody_else_and_loses_no_leas
     tickr.until(beside, State::Completed).await;
     let job = tickr.until(id, State::Failed).await;
     assert_eq!(tickr.verdicts(id).await, ["timed_out"], "{job:#}");
-    // Not before it had really ended.
+    // The attempt ends only when the handler has really ended.
     let ran_ms =
         "SELECT TIMESTAMPDIFF(MICROSECOND, started_at, finished_at) DIV 1000 FROM attempts WHERE verdict = 'timed_out'";
     assert!((3_900..8_000).contains(&tickr.count(ran_ms).await));
-    // Longer than a lease: the heartbeat has a thread of its own.
+    // This is longer than a lease. The heartbeat has a thread of its own.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'lost'").await, 0);
     tickr.stop().await;
 }
@@ -188,10 +188,10 @@ impl Kind for Stuck {
     const NAME: &'static str = "stuck";
 }
 
-/// When handlers began and ended, as they saw it.
+/// Start and end of the executions, as the handlers saw them.
 type Log = Arc<Mutex<Vec<(Instant, Instant)>>>;
 
-/// A kind that blocks a thread and keeps its times.
+/// Return a kind that blocks a thread and records its times.
 fn stuck() -> (Registry, Log) {
     let (mut own, log) = (Registry::new(), Log::default());
     let writes = Arc::clone(&log);
@@ -212,7 +212,7 @@ async fn attempts_of_a_handler_that_blocks_beyond_its_time_limit_never_overlap()
     let (own, log) = stuck();
     let tickr = TestApp::start_with(|_| {}, own).await;
     let retry = json!({"base_ms": 1, "factor": 1.0, "cap_ms": 1});
-    // Longer than the grace for handlers that are told to stop, and shorter than that and a lease.
+    // Longer than the grace for handlers that are told to stop, and shorter than that grace plus a lease.
     let job = json!({"kind": "stuck", "payload": {"ms": 3_200}, "timeout_ms": 100, "max_attempts": 3, "retry": retry});
     let id = tickr.enqueue(job).await;
     tickr.until(id, State::Failed).await;
@@ -236,7 +236,8 @@ async fn a_handler_that_blocks_for_ever_gives_its_slot_back_after_a_lease() {
     let behind = tickr.enqueue_kind("noop", json!({})).await;
     let began = Instant::now();
     tickr.until(behind, State::Completed).await;
-    // The time limit, the grace of two seconds and the lease of two, less the moments before the look that saw it executing.
+    // The time limit, the grace of two seconds and the lease of two, less the moments before the test saw the job
+    // executing.
     assert!((3..8).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
     assert_eq!(tickr.verdicts(id).await, ["timed_out"]);
     tickr.stop().await;
@@ -261,7 +262,7 @@ async fn a_retry_by_an_operator_gives_all_attempts_back() {
     let id = tickr.enqueue(json!({"kind": "fail", "payload": {"times": 2}, "max_attempts": 2, "retry": retry})).await;
     let job = tickr.until(id, State::Failed).await;
     assert_eq!(job["attempt"], 2);
-    // It fails twice in each life.
+    // It fails twice before the retry and twice after it.
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/retry"), json!({})).await.status, 200);
     tickr.until_attempts(id, 4).await;
     let job = tickr.until(id, State::Failed).await;
@@ -274,7 +275,7 @@ async fn a_retry_by_an_operator_gives_all_attempts_back() {
     assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await.status, 200);
     let job = tickr.until(cancelled, State::Completed).await;
     assert_eq!(job["attempt"], 1);
-    // The end of a success is final.
+    // A completed job stays completed.
     let answer = tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await;
     assert_eq!((answer.status, &answer.body["current_state"]), (409, &json!("completed")));
     tickr.assert_sound().await;
@@ -318,7 +319,7 @@ async fn a_stored_job_that_cannot_be_read_fails_alone() {
         .execute(&mut tickr.mysql().await)
         .await
         .unwrap();
-    // All due at once, so that they share their claims.
+    // All jobs are due at once, so that they share their claims.
     tickr.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3)").await;
     tickr.until_idle().await;
     let ends: Vec<(String, i64)> = sqlx::query_as("SELECT verdict, COUNT(*) FROM attempts GROUP BY verdict ORDER BY 1")
@@ -340,7 +341,7 @@ impl Kind for Chatty {
 async fn no_progress_note_costs_a_job_its_lease() {
     let mut own = Registry::new();
     own.register(|_: Chatty, ctx: Context| async move {
-        // Three leases long, and each note would not fit its column once it is written as JSON.
+        // The handler runs for three leases, and each note would not fit its column once it is written as JSON.
         for step in 0..60 {
             ctx.progress(f64::from(step + 1), "\"".repeat(200));
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -349,7 +350,7 @@ async fn no_progress_note_costs_a_job_its_lease() {
     });
     let tickr = TestApp::start_with(|config| config.lease = Duration::from_secs(1), own).await;
     let id = tickr.enqueue_kind("chatty", json!({})).await;
-    // The note is too much, the percentage is kept.
+    // The note is too long and dropped, the percentage is kept.
     eventually("the progress is seen", || async {
         tickr.job(id).await["progress"]["percent"].as_f64().filter(|percent| *percent > 0.0)
     })

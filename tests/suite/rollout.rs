@@ -1,5 +1,5 @@
-//! Two versions of a program at work side by side, in processes of their own (`tests/versions`): the kind `parcel` has another
-//! payload type in each of them, so each reads parcels that the other cannot.
+//! Two versions of a program at work side by side, in processes of their own (`tests/versions`). Each has another
+//! payload type for the kind `parcel`, so each reads parcels that the other cannot read.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,13 +26,13 @@ impl Versions {
     }
 }
 
-/// A tickr that reaps, answers and runs none of the jobs.
+/// Start a tickr that reaps and answers, but runs none of the jobs.
 async fn bystander() -> TestApp {
     TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
 }
 
-/// Start a program. Who lives is told by leases: where that is not what is tried, they are longer than any pause of a busy
-/// machine.
+/// Start a program. The lease decides which runners count as alive. Tests of other things use a lease that is longer
+/// than any pause of a busy machine.
 fn start(tickr: &TestApp, program: &Path, workers: &str, lease: &str) -> Runner {
     let env = [("TICKR_WORKERS", workers), ("TICKR_LEASE", lease), ("TICKR_QUEUES", "default,narrow")];
     Runner::start_program(tickr, program, &env)
@@ -46,17 +46,18 @@ fn parcel(ms: u64, more: &[(&str, &str)]) -> Value {
     json!({"kind": "parcel", "payload": payload})
 }
 
-/// A parcel that both versions read.
+/// Return a parcel that both versions can read.
 fn plain(ms: u64) -> Value {
     parcel(ms, &[])
 }
 
-/// One that only the older version reads: one in two for its field, the others for their way.
+/// Return a parcel that only the older version can read: every second one because of a field, the others because of
+/// their way.
 fn of_old(ms: u64, place: usize) -> Value {
     parcel(ms, &[[("fax", "1")], [("way", "rail")]][place % 2])
 }
 
-/// One that only the newer version reads.
+/// Return a parcel that only the newer version can read.
 fn of_new(ms: u64, place: usize) -> Value {
     parcel(ms, &[[("phone", "1")], [("way", "drone")]][place % 2])
 }
@@ -68,7 +69,7 @@ async fn enqueue(base: &str, jobs: Vec<Value>) -> Vec<JobId> {
     jobs.iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect()
 }
 
-/// The version that can read a row of `jobs`; NULL when both can.
+/// SQL for the version that can read a row of `jobs`; NULL when both can.
 const READER: &str = "CASE WHEN j.payload LIKE '%fax%' OR j.payload LIKE '%rail%' THEN 'old' \
                       WHEN j.payload LIKE '%phone%' OR j.payload LIKE '%drone%' THEN 'new' END";
 
@@ -76,7 +77,8 @@ async fn number(tickr: &TestApp, sql: &str) -> i64 {
     tickr.count(Box::leak(sql.to_owned().into_boxed_str())).await
 }
 
-/// Each job completed, once, in a version that can read it. Those that a runner gave back cost nothing, and none of them twice.
+/// Check that each job completed once, in a version that can read it. A job that a runner gave back has used no
+/// attempt, and no runner gave it back twice.
 async fn each_ended_once_where_it_can_be_read(tickr: &TestApp, jobs: i64) {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, jobs);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, jobs);
@@ -91,13 +93,13 @@ async fn each_ended_once_where_it_can_be_read(tickr: &TestApp, jobs: i64) {
     assert_eq!(tickr.count(others).await, 0);
     let burned = "SELECT COUNT(*) FROM attempts a WHERE a.verdict = 'succeeded' AND a.burned <> 1 + (SELECT COUNT(*) \
                   FROM attempts l WHERE l.job_id = a.job_id AND l.verdict = 'lost')";
-    assert_eq!(tickr.count(burned).await, 0, "something else than a loss burned an attempt");
+    assert_eq!(tickr.count(burned).await, 0, "something other than a loss used up an attempt");
     let often = "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(*) AS n FROM attempts WHERE verdict = 'snoozed' \
                  GROUP BY job_id, runner) a";
-    assert_eq!(tickr.count(often).await, 1, "nothing was given back, or something more than once by one runner");
+    assert_eq!(tickr.count(often).await, 1, "no job was given back, or one runner gave a job back more than once");
 }
 
-/// How many jobs of one version were given back by the other.
+/// Return the number of jobs for one version that the other gave back.
 async fn given_back(tickr: &TestApp, reader: &str) -> i64 {
     let sql = format!(
         "SELECT COUNT(DISTINCT a.job_id) FROM attempts a JOIN jobs j ON j.id = a.job_id \
@@ -117,7 +119,7 @@ async fn two_versions_share_a_load_and_each_job_ends_once_in_one_that_can_read_i
     let (old, new) = (stays_old.base().await, stays_new.base().await);
     dies.base().await;
     leaves.base().await;
-    // No API takes what its own version cannot read.
+    // The API of each version refuses payloads that it cannot read.
     for (base, foreign) in [(&old, of_new(1, 0)), (&old, of_new(1, 1)), (&new, of_old(1, 0)), (&new, of_old(1, 1))] {
         assert_eq!(call(base, Method::POST, "/v1/jobs", "", Some(foreign)).await.status, 422);
     }
@@ -143,11 +145,11 @@ async fn two_versions_share_a_load_and_each_job_ends_once_in_one_that_can_read_i
     each_ended_once_where_it_can_be_read(&tickr, total).await;
     let met = (given_back(&tickr, "old").await, given_back(&tickr, "new").await);
     println!("{pace} jobs/s, given back {met:?}");
-    assert!(met.0 > 0 && met.1 > 0, "none of them met a runner that cannot read it: {met:?}");
+    assert!(met.0 > 0 && met.1 > 0, "no job met a runner that cannot read it: {met:?}");
     tickr.stop().await;
 }
 
-/// How many jobs succeeded in a second, from the first start until the last plain parcel was delivered.
+/// Return the number of jobs that succeeded per second, from the first start until the last plain parcel was delivered.
 async fn pace(tickr: &TestApp) -> f64 {
     let until = "(SELECT MAX(p.finished_at) FROM attempts p JOIN jobs j ON j.id = p.job_id \
                  WHERE p.verdict = 'succeeded' AND j.payload = '{\"ms\":50,\"to\":\"Ada\"}')";
@@ -158,7 +160,8 @@ async fn pace(tickr: &TestApp) -> f64 {
     jobs as f64 * 1e6 / took as f64
 }
 
-/// The pace of two runners of each version with 400 parcels that both read, and as many others as these make.
+/// Return the pace of two runners of each version with 400 parcels that both can read, and as many of the other jobs
+/// that `others` makes.
 async fn pace_beside(versions: &Versions, others: impl Fn(usize) -> Option<(bool, Value)>) -> f64 {
     let tickr = bystander().await;
     let programs = [&versions.old, &versions.new, &versions.old, &versions.new];
@@ -167,7 +170,7 @@ async fn pace_beside(versions: &Versions, others: impl Fn(usize) -> Option<(bool
     for runner in &runners {
         bases.push(runner.base().await);
     }
-    // All of them are due at the same moment, once they are written.
+    // All jobs are due at the same moment, after they are written.
     let due = (Utc::now() + TimeDelta::seconds(2)).to_rfc3339_opts(SecondsFormat::Millis, true);
     let (mut for_old, mut for_new) = (Vec::new(), Vec::new());
     for place in 0..400 {
@@ -232,25 +235,26 @@ async fn when_the_last_runner_that_can_read_a_job_is_gone_it_fails_in_time_and_s
             let job = tickr.until(*id, State::Failed).await;
             let attempts = job["attempts"].as_array().unwrap();
             let verdicts: Vec<&str> = attempts.iter().map(|one| one["verdict"].as_str().unwrap()).collect();
-            // It was given back while the other counted as living, if it was met in that time.
+            // It was given back if a runner claimed it while the other version still counted as alive.
             assert!(matches!(verdicts.as_slice(), ["rejected"] | ["snoozed", "rejected"]), "{job:#}");
             let error = job["last_error"].as_str().unwrap();
             for part in [
                 "read the payload as parcel: unknown ",
                 "no living runner of another version is left that might",
-                "run one that can read it and retry the job",
+                "start one that can, then retry the job",
             ] {
                 assert!(error.contains(part), "{part}: {error}");
             }
             assert_eq!(job["attempt"], 1, "{job:#}");
         }
-        // The runner that is gone counts as living for a lease of four seconds. What a stop says last is a beat as well.
+        // The runner that is gone counts as alive for a lease of four seconds. Its last write, at the stop, counts as a
+        // heartbeat as well.
         let late = "SELECT TIMESTAMPDIFF(MICROSECOND, (SELECT MAX(r.heartbeat_at) FROM runners r WHERE r.id NOT IN \
                     (SELECT a.runner FROM attempts a) AND r.kinds LIKE '%parcel%'), MAX(d.failed_at)) FROM dead_letters d";
         let late = Duration::from_micros(u64::try_from(tickr.count(late).await).unwrap());
-        println!("failed {late:?} after the last beat of what could read it");
+        println!("failed {late:?} after the last heartbeat of a runner that could read it");
         assert!(late >= Duration::from_secs(4) && late <= Duration::from_secs(14), "{late:?}");
-        // What the error asks for helps.
+        // The advice of the error helps.
         let mut back = start(&tickr, readers, "4", "4s");
         back.base().await;
         for id in &ids {
@@ -292,12 +296,13 @@ async fn suspects_run_in_processes_of_a_version_that_can_read_them() {
     for id in &ids {
         tickr.until(*id, State::Completed).await;
     }
-    // The first process of one may have been unable to read it: it is as suspect as before, and kills no runner.
+    // The first process for a job may have been unable to read it. Then the job is a suspect as before, and kills no
+    // runner.
     for killer in killers {
         let job = tickr.until(killer, State::Failed).await;
         assert!(job["last_error"].as_str().unwrap().contains("signal 6 (SIGABRT)"), "{job:#}");
     }
-    // It took no runner along, and every end was written by a process of the right version.
+    // No runner was killed, and a process of the right version wrote every end.
     assert!(!old.has_ended() && !new.has_ended());
     let elsewhere = format!(
         "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id \
@@ -307,12 +312,12 @@ async fn suspects_run_in_processes_of_a_version_that_can_read_them() {
     let in_runners = "SELECT COUNT(*) FROM attempts a JOIN runners r ON r.id = a.runner WHERE r.parent IS NULL";
     assert_eq!(tickr.count(in_runners).await, 0, "run in a runner");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded'").await, 20);
-    // A runner starts one process for what it cannot read, and leaves it alone then.
+    // A runner starts one process for a job that it cannot read, and leaves the job alone after that.
     let often = "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(*) AS n FROM attempts WHERE verdict = 'snoozed' \
                  GROUP BY job_id) a";
-    assert_eq!(tickr.count(often).await, 1, "nothing was given back, or something more than once");
+    assert_eq!(tickr.count(often).await, 1, "no job was given back, or one was given back more than once");
     let burned = "SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded' AND burned <> 3";
-    assert_eq!(tickr.count(burned).await, 0, "to be given back burned an attempt");
+    assert_eq!(tickr.count(burned).await, 0, "a job that was given back used up an attempt");
     for runner in [&mut old, &mut new] {
         runner.signal("TERM");
         assert_eq!(runner.exit_code().await, Some(0));
@@ -351,8 +356,8 @@ async fn a_limit_of_one_holds_over_two_versions_and_jams_on_neither() {
     tickr.stop().await;
 }
 
-/// The options that a job has beside its payload are a type of tickr itself. Both programs here are of one tickr, so one of them
-/// reads and writes the name of a field as another word.
+/// The options of a job, beside its payload, are a type of tickr itself. Both programs here have the same tickr, so the
+/// test makes one of them read and write a field under another name.
 #[tokio::test(flavor = "multi_thread")]
 async fn options_that_one_tickr_cannot_read_wait_for_the_other() {
     let versions = Versions::built().await;
@@ -397,8 +402,8 @@ async fn options_that_one_tickr_cannot_read_wait_for_the_other() {
             }
         }
     }
-    assert!(met > 0, "none of them met the runner that cannot read it");
-    // When the other is gone, what only it could read fails and says so.
+    assert!(met > 0, "no job met the runner that cannot read it");
+    // When the other runner is gone, a job that only it could read fails, with a reason.
     let mut late = with_options(1);
     late["delay_ms"] = json!(3_600_000);
     let id = enqueue(&base_there, vec![late]).await.remove(0);

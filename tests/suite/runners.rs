@@ -1,4 +1,4 @@
-//! Runners as operators see them: what is in their slots, and drain.
+//! Runners as operators see them: the jobs of their workers, and drain.
 
 use serde_json::{Value, json};
 use tickr::app::App;
@@ -12,7 +12,7 @@ fn path(app: &App, rest: &str) -> String {
     format!("/v1/runners/{}{rest}", app.runner().as_str().replace('/', "%2F"))
 }
 
-/// As it stands in the list.
+/// Return a runner as the list shows it.
 async fn shown(tickr: &TestApp, app: &App) -> Value {
     listed(tickr, app.runner().as_str()).await
 }
@@ -24,7 +24,7 @@ async fn listed(tickr: &TestApp, id: &str) -> Value {
     data.iter().find(|runner| runner["id"] == id).unwrap().clone()
 }
 
-/// The ids in its slots.
+/// Return the ids of the jobs that its workers run.
 fn jobs(runner: &Value) -> Vec<JobId> {
     runner["jobs"].as_array().unwrap().iter().map(|job| job["id"].as_str().unwrap().parse().unwrap()).collect()
 }
@@ -35,7 +35,7 @@ async fn drain(tickr: &TestApp, app: &App, reason: &str) -> Answer {
     drained
 }
 
-/// Wait until the process knows whether it is to take work.
+/// Wait until the process knows whether it may take work.
 async fn heard(app: &App, drained: bool) {
     let mut settings = app.controls().listen();
     let heard = settings.wait_for(|settings| settings.drained == drained);
@@ -52,9 +52,9 @@ async fn the_list_of_runners_shows_who_they_are_and_what_runs_in_their_slots() {
         tickr.until(id, State::Executing).await;
         ids.push(id);
     }
-    // Before the next heartbeat.
+    // This comes before the next heartbeat.
     let runner = shown(&tickr, &tickr.app).await;
-    assert_eq!(jobs(&runner), ids, "the longest running first");
+    assert_eq!(jobs(&runner), ids, "the longest running job first");
     let first = &runner["jobs"][0];
     assert_eq!((&first["kind"], &first["queue"]), (&json!("sleep"), &json!("default")));
     assert_eq!((&first["attempt"], &first["max_attempts"]), (&json!(1), &json!(5)));
@@ -65,7 +65,7 @@ async fn the_list_of_runners_shows_who_they_are_and_what_runs_in_their_slots() {
     assert!(!runner["host"].as_str().unwrap().is_empty());
     assert_eq!(shown(&tickr, &other).await["jobs"], json!([]));
 
-    // Both run on the host of the database.
+    // Runner and database run on the same host.
     eventually("the clock was compared", || async {
         let runner = tickr.get(&path(&tickr.app, "")).await.body;
         runner["clock_skew_ms"].as_i64().map(|ms| assert!(ms.abs() < 1_000, "{ms}"))
@@ -96,7 +96,7 @@ async fn behind_a_long_backlog_what_runs_shows_with_the_next_heartbeat_and_never
         Registry::new(),
     )
     .await;
-    // More due work in front than is looked at, of a queue that nobody serves.
+    // More due jobs of a queue that no runner serves come first than the runner looks at.
     tickr.enqueue_many((0..2_500).map(|_| json!({"kind": "noop", "queue": "nowhere"}))).await;
     tickr.sql("UPDATE owed SET execute_at = execute_at - INTERVAL 1 HOUR").await;
     let first = tickr.enqueue_kind("sleep", json!({"ms": 120_000})).await;
@@ -122,7 +122,7 @@ async fn behind_a_long_backlog_what_runs_shows_with_the_next_heartbeat_and_never
 async fn a_drained_runner_starts_nothing_finishes_what_it_runs_and_stays_ready() {
     let tickr = TestApp::start().await;
     let mut apps = vec![tickr.another().await];
-    // Another one that has no Redis and reads from the store.
+    // Another runner has no Redis and reads from the store.
     let without = |config: &mut tickr::config::Config| {
         config.redis_url = Some(ServerUrl::redis("redis://127.0.0.1:1").unwrap());
     };
@@ -139,7 +139,7 @@ async fn a_drained_runner_starts_nothing_finishes_what_it_runs_and_stays_ready()
         heard(app, true).await;
     }
     let ids = tickr.enqueue_many((0..30).map(|_| json!({"kind": "noop"}))).await;
-    // What ran goes on to its end, in its runner.
+    // A running job continues to its end, on its runner.
     let done = tickr.until(long, State::Completed).await;
     assert_eq!(done["attempts"][0]["runner"], its_runner.as_str());
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting'").await, 30);
@@ -149,17 +149,17 @@ async fn a_drained_runner_starts_nothing_finishes_what_it_runs_and_stays_ready()
     assert_eq!(why["reasons"][0]["code"], "runners_draining");
     assert!(why["summary"].as_str().unwrap().contains("kernel update"), "{why:#}");
     assert_eq!(tickr.get("/v1/queues/default").await.body["runners"], 0);
-    // Nothing of it is a fault.
+    // None of this is a fault.
     tickr.assert_sound().await;
 
-    // One of them takes it all.
+    // One of the runners takes all jobs.
     let resumed = tickr.post(&path(&apps[0], "/resume"), json!({})).await;
     assert_eq!((resumed.status, &resumed.body["draining"]), (200, &Value::Null), "{:#}", resumed.body);
     for id in ids {
         let job = tickr.until(id, State::Completed).await;
         assert_eq!(job["attempts"][0]["runner"], apps[0].runner().as_str());
     }
-    // Asked again nothing changes, and nothing is written down.
+    // A repeated request changes nothing, and is not recorded in the audit log.
     drain(&tickr, &tickr.app, "kernel update").await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'runner.drain'").await, 3);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'runner.resume'").await, 1);

@@ -1,5 +1,5 @@
-//! Schedules: every tick is seen to exactly once, by any number of runners, whatever happens to them; what does not fire
-//! says why.
+//! Schedules: each tick is processed exactly once, by any number of runners, whatever happens to them. A tick that does
+//! not fire is recorded with its reason.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, Proxy, Runner, TestApp, answer, eventually, http};
 
-/// A schedule that ticks with every second.
+/// Return a schedule that ticks every second.
 fn every_second() -> Value {
     json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000})
 }
 
-/// A schedule that does not tick while a test runs.
+/// Return a schedule that does not tick while a test runs.
 fn yearly() -> Value {
     json!({"cron": "0 0 1 1 *", "kind": "noop"})
 }
@@ -58,12 +58,12 @@ async fn ticks(tickr: &TestApp, name: &str) -> Vec<Value> {
     ticks
 }
 
-/// Wait for the first line of the ledger.
+/// Wait for the first tick in the ledger.
 async fn first_tick(tickr: &TestApp, name: &str) -> Value {
     eventually(&format!("{name} ticks"), || async { ticks(tickr, name).await.into_iter().next() }).await
 }
 
-/// Make a schedule's next tick lie so many seconds in the past, as if nobody had been there since.
+/// Move a schedule's next tick this many seconds into the past, as if no runner had been up since.
 async fn set_back(tickr: &TestApp, name: &str, seconds: u32) {
     tickr
         .sql(format!(
@@ -77,7 +77,8 @@ fn id(value: &Value) -> JobId {
     value.as_str().unwrap().parse().unwrap()
 }
 
-/// No second of any schedule is missing between its first and its last tick, each fired, and each has its own job.
+/// Check that no second between the first and the last tick of a schedule is missing, that each tick fired, and that
+/// each has its own job.
 async fn assert_seamless(tickr: &TestApp) {
     assert_eq!(
         tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome <> 'fired' OR number <> 0 OR ticks <> 1").await,
@@ -87,7 +88,7 @@ async fn assert_seamless(tickr: &TestApp) {
          AS seconds, COUNT(*) AS ticks FROM ticks GROUP BY schedule) t WHERE seconds <> ticks";
     assert_eq!(tickr.count(torn).await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) - COUNT(DISTINCT job_id) FROM ticks").await, 0);
-    // Jobs come from nowhere else in these tests.
+    // In these tests, only schedules make jobs.
     assert_eq!(tickr.count("SELECT (SELECT COUNT(*) FROM ticks) - (SELECT COUNT(*) FROM jobs)").await, 0);
     assert_eq!(
         tickr.count("SELECT COUNT(*) FROM ticks t LEFT JOIN jobs j ON j.id = t.job_id WHERE j.id IS NULL").await,
@@ -106,7 +107,7 @@ async fn two_runners_fire_two_hundred_ticks_of_a_second_exactly_once_each() {
     };
     join_all(names.iter().enumerate().map(put)).await;
     tickr.until_count("SELECT COUNT(*) >= 200 FROM ticks", 1).await;
-    // As many as there are by now, each of them once.
+    // The deletion stops the schedules. All ticks so far are there, each of them once.
     let stopped = join_all(names.iter().map(|name| delete_of(&tickr, name))).await;
     assert!(stopped.iter().all(|answer| answer.status == 204));
     assert_seamless(&tickr).await;
@@ -135,7 +136,7 @@ async fn delete_of(tickr: &TestApp, name: &str) -> Answer {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_runner_killed_in_the_middle_neither_loses_nor_doubles_a_tick() {
     let tickr = TestApp::start_with(|config| config.test_kinds = false, Registry::new()).await;
-    // The runner of this process does not have the kind, so the others do all of it.
+    // The runner of this process does not have the kind, so the other runners process all ticks.
     let mut doomed = Runner::start(&tickr, &[]);
     let base = doomed.base().await;
     let heir = Runner::start(&tickr, &[]);
@@ -179,7 +180,7 @@ async fn a_tick_whose_commit_is_not_answered_fires_once() {
             json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000, "queue": "nobody-serves-it"});
         assert_eq!(put_with(&through, &format!("second-{n}"), &[], &slow).await.status, 201);
     }
-    // The last write of a tick, after which only its COMMIT follows; and the COMMIT itself.
+    // First the last write of a tick, after which only its COMMIT follows; then the COMMIT itself.
     for text in ["UPDATE schedules SET next_at", "COMMIT", "UPDATE schedules SET next_at", "COMMIT", "COMMIT"] {
         let cuts = proxy.cuts();
         proxy.cut_after(text);
@@ -210,7 +211,7 @@ async fn a_job_says_which_tick_it_comes_from_and_a_tick_which_job_it_made() {
     assert_eq!(job["schedule"], json!({"name": "nightly", "tick_at": tick["due_at"]}));
     assert_eq!((&job["priority"], &job["max_attempts"], &job["timeout_ms"]), (&json!(3), &json!(2), &json!(5_000)));
     assert_eq!((&job["retry"]["base_ms"], &job["payload"]), (&json!(7), &json!({"n": 1})));
-    // Never early, by the database's clock.
+    // It never fires early, by the database's clock.
     assert_eq!(tickr.count("SELECT COUNT(*) FROM ticks WHERE recorded_at < due_at").await, 0);
     let metrics = tickr.get("/metrics").await.body;
     let metrics = metrics.as_str().unwrap();
@@ -230,7 +231,7 @@ async fn a_schedule_is_made_changed_and_deleted_only_as_its_caller_expects() {
     assert_eq!(made.body["created_by"], "anyone");
 
     assert_eq!(put_with(&tickr.app, "nightly", &[("If-None-Match", "*")], &yearly()).await.status, 412);
-    // What it says already changes nothing, not even the tag.
+    // A PUT with the same content changes nothing, not even the tag.
     let same = put_with(&tickr.app, "nightly", &[], &yearly()).await;
     assert_eq!((same.status, same.header("etag")), (200, tag.as_str()));
     let other = with(yearly(), json!({"overlap": "skip"}));
@@ -349,11 +350,11 @@ async fn while_it_is_paused_its_ticks_pass_and_say_so() {
     let pause = async |reason: &str| tickr.post("/v1/schedules/nightly/pause", json!({"reason": reason})).await;
     let paused = pause("the disk is full").await;
     assert_eq!((paused.status, &paused.body["paused"]["reason"]), (200, &json!("the disk is full")));
-    // Who paused it first stays.
+    // A second pause keeps the first reason.
     assert_eq!(pause("another reason").await.body["paused"]["reason"], "the disk is full");
     let fired = tickr.count("SELECT COUNT(*) FROM ticks WHERE outcome = 'fired'").await;
     tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE cause = 'paused'", 1).await;
-    // What nobody has seen to when it is resumed counts as paused as well, whatever the misfire policy.
+    // Ticks that were not processed before the resume count as paused as well, whatever the misfire policy.
     tickr.sql("UPDATE schedules SET paused_at = paused_at - INTERVAL 1 HOUR").await;
     let resumed = tickr.post("/v1/schedules/nightly/resume", json!({})).await;
     assert_eq!((resumed.status, &resumed.body["paused"]), (200, &Value::Null));
@@ -412,7 +413,7 @@ async fn a_tick_does_not_fire_while_the_previous_job_has_not_ended_if_it_says_sk
     let why = lines.last().unwrap()["reason"].as_str().unwrap();
     assert!(why.contains(&first.to_string()), "{why}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
-    // Nor does a trigger, unless it insists.
+    // A trigger does not fire either, except with `overlap=allow`.
     let refused = tickr.post("/v1/schedules/slow/trigger", json!({})).await;
     assert_eq!((refused.status, refused.code()), (409, "previous_unfinished"));
     assert_eq!((&refused.body["holder"], &refused.body["current_state"]), (&json!(first), &json!("executing")));
@@ -437,7 +438,7 @@ async fn all_jobs(tickr: &TestApp) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tick_takes_the_place_of_the_previous_job_if_it_says_replace() {
     let tickr = TestApp::start().await;
-    // One that waits is cancelled.
+    // A waiting job is cancelled.
     let waiting = json!({"queue": "nobody-serves-it", "overlap": "replace"});
     put(&tickr, "waiting", &with(every_second(), waiting)).await;
     let first = id(&first_tick(&tickr, "waiting").await["job_id"]);
@@ -445,7 +446,7 @@ async fn a_tick_takes_the_place_of_the_previous_job_if_it_says_replace() {
     assert!(job["last_error"].as_str().unwrap().starts_with("replaced by job "), "{job:#}");
     assert_eq!(delete_of(&tickr, "waiting").await.status, 204);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM owed").await, 1);
-    // One that executes is asked to stop.
+    // An executing job is asked to stop.
     let running = json!({"kind": "sleep", "payload": {"ms": 600_000}, "overlap": "replace"});
     put(&tickr, "running", &with(every_second(), running)).await;
     let first = id(&first_tick(&tickr, "running").await["job_id"]);
@@ -463,7 +464,7 @@ async fn a_tick_takes_the_place_of_the_previous_job_if_it_says_replace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     let tickr = TestApp::start().await;
-    // Twenty ticks of a minute ago and before, nothing since.
+    // Twenty ticks are missed: those since a minute ago.
     let missed = |policy: &str| {
         with(
             yearly(),
@@ -475,7 +476,8 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     }
     put(&tickr, "long", &with(missed("skip"), json!({"cron": "* * * * * *", "misfire": "skip"}))).await;
     put(&tickr, "many", &with(missed("all"), json!({"cron": "* * * * * *"}))).await;
-    // With the tickers held up by nobody, what matters is what one look finds.
+    // The pause keeps the tickers away. Each UPDATE below resumes a schedule and moves it into the past in one step, so
+    // that one pass finds all its missed ticks.
     let names = ["skip", "one", "all", "long", "many"];
     join_all(names.iter().map(|name| tickr.post_pause(name))).await;
     tickr.sql("DELETE FROM ticks").await;
@@ -491,7 +493,7 @@ async fn after_an_outage_each_policy_does_what_it_says_and_writes_little() {
     for name in names {
         assert_eq!(delete_of(&tickr, name).await.status, 204);
     }
-    // The ticks of the outage; those since the tickers caught up are on time or missed by milliseconds.
+    // These are the ticks of the outage. Ticks after it are on time or late by milliseconds.
     let fired = "SELECT COUNT(*) FROM ticks WHERE outcome = 'fired' AND due_at < recorded_at - INTERVAL 5 SECOND AND schedule = ";
     let late = async |name: &str| {
         let sql = format!("{fired}'{name}'");
@@ -521,7 +523,7 @@ impl TestApp {
 async fn a_payload_that_its_kind_does_not_take_any_more_is_skipped_and_told_without_end_of_the_runner() {
     let tickr = TestApp::start().await;
     put(&tickr, "old", &with(every_second(), json!({"kind": "sleep", "payload": {"ms": 0}}))).await;
-    // As if an older binary, whose kind took it, had accepted it.
+    // An older binary, whose kind allowed this payload, has accepted it.
     tickr.sql("UPDATE schedules SET payload = '{\"ms\": \"long\"}'").await;
     tickr.until_count("SELECT COUNT(*) >= 2 FROM ticks WHERE cause = 'invalid'", 1).await;
     let lines = ticks(&tickr, "old").await;
@@ -529,7 +531,7 @@ async fn a_payload_that_its_kind_does_not_take_any_more_is_skipped_and_told_with
     assert!(why.contains("/ms"), "{why}");
     let refused = tickr.post("/v1/schedules/old/trigger", json!({})).await;
     assert_eq!((refused.status, refused.code(), refused.pointers()), (422, "invalid_payload", vec!["/payload/ms"]));
-    // One that nobody can read holds up nobody.
+    // A schedule that no runner can read does not delay the others.
     tickr.sql("UPDATE schedules SET zone = 'Atlantis/Capital', next_at = '2020-01-01'").await;
     put(&tickr, "new", &every_second()).await;
     assert_eq!(first_tick(&tickr, "new").await["outcome"], "fired");
@@ -540,7 +542,7 @@ async fn a_payload_that_its_kind_does_not_take_any_more_is_skipped_and_told_with
 #[tokio::test(flavor = "multi_thread")]
 async fn schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are() {
     let tickr = TestApp::start().await;
-    // More than one look reads, and all of them in front.
+    // There are more such schedules than one pass reads, and all of them come first.
     for n in 0..70 {
         put(&tickr, &format!("bad-{n}"), &yearly()).await;
     }
@@ -599,7 +601,7 @@ async fn a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line(
     assert_eq!(put_with(&other, "nightly", &[], &yearly()).await.status, 200);
     other.stop(CancellationToken::new()).await;
     assert_seamless(&tickr).await;
-    // Nobody was there for these, and they will not come any more.
+    // No runner processed these ticks, and the change leaves them out.
     let paused = tickr.post("/v1/schedules/nightly/pause", json!({})).await;
     assert_eq!(paused.status, 200);
     tickr.sql("UPDATE schedules SET kind = 'nobody-has-it', paused_at = NULL, paused_by = NULL").await;
@@ -609,7 +611,7 @@ async fn a_change_takes_effect_at_once_and_what_was_due_before_it_gets_its_line(
         ticks(&tickr, "nightly").await.into_iter().filter(|tick| !tick["cause"].is_null()).collect();
     assert_eq!(passed.len(), 1, "{passed:#?}");
     assert_eq!((&passed[0]["cause"], &passed[0]["reason"]), (&json!("changed"), &json!("changed by anyone")));
-    // A name that is used again goes on behind what is known of its ticks, wherever the clock is.
+    // If a name is used again, its ticks continue after the last recorded tick of that name, whatever the clock says.
     assert_eq!(delete_of(&tickr, "nightly").await.status, 204);
     tickr.sql("UPDATE ticks SET due_at = '2049-06-01' WHERE cause = 'changed'").await;
     let again = put(&tickr, "nightly", &yearly()).await;
@@ -677,7 +679,7 @@ async fn listings_go_on_where_they_stopped() {
         }
         assert_eq!(seen.len(), wanted, "{filter}");
     }
-    // Retention forgets by age, schedule by schedule.
+    // Retention removes ticks by age, schedule by schedule.
     let store = tickr.app.broker().store();
     tickr.sql("UPDATE ticks SET recorded_at = '2026-01-01' WHERE number = 0").await;
     let (gone, next) = store.purge_ticks(String::new(), Duration::from_secs(86_400)).await.unwrap();
@@ -703,7 +705,7 @@ async fn one_schedule_that_cannot_be_read_hides_no_other() {
     assert_eq!((told.len(), &told[0]["name"]), (1, &json!("b")));
     let reason = told[0]["reason"].as_str().unwrap();
     assert!(reason.starts_with("zone Atlantis/Capital"), "{reason}");
-    // A page of nothing else goes on all the same.
+    // A listing continues after a page that has only such schedules.
     let mut cursor = String::new();
     let mut seen = Vec::new();
     for readable in [1, 0, 1] {
@@ -721,7 +723,7 @@ async fn one_schedule_that_cannot_be_read_hides_no_other() {
     tickr.stop().await;
 }
 
-/// As many as a page has, and all in front.
+/// There are as many of them as a page has, and all come first.
 #[tokio::test(flavor = "multi_thread")]
 async fn seventy_schedules_that_cannot_be_read_hide_no_other() {
     let tickr = TestApp::start().await;
@@ -770,13 +772,14 @@ async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_c
     assert_eq!(tickr.post("/v1/schedules/nightly/trigger", json!({})).await.status, 201);
     assert_eq!(tickr.post("/v1/schedules/nightly/pause", json!({})).await.status, 200);
 
-    // A restart touches nothing that says the same: neither its ticks nor its pause nor its tag.
+    // A restart changes nothing about a schedule whose declaration stayed the same: not its ticks, its pause or its
+    // tag.
     let tickr = tickr.restart().await;
     let again = tickr.get("/v1/schedules/often").await;
     assert_eq!((&again.body["next_at"], again.header("etag")), (&often.body["next_at"], often.header("etag")));
     assert!(!tickr.get("/v1/schedules/nightly").await.body["paused"].is_null());
 
-    // While a new configuration is rolled out, what it leaves out goes on; afterwards it can be deleted.
+    // While a new configuration is rolled out, schedules that it leaves out continue. Afterwards they can be deleted.
     let schedules = declared("[schedules.nightly]\ncron = \"0 4 * * *\"\nkind = \"noop\"\n");
     let new = tickr.another_with(|config| config.schedules = schedules, Registry::new()).await;
     let shown = tickr.get("/v1/schedules/nightly").await.body;
@@ -788,7 +791,7 @@ async fn what_the_configuration_declares_is_there_after_the_start_and_only_the_c
     assert_eq!(gone.status, 204);
     new.stop(CancellationToken::new()).await;
 
-    // What only the registry knows is told with the line as well.
+    // Errors that only the registry of kinds can find are reported with their line as well.
     let schedules = declared(
         "\n[schedules.nightly]\ncron = \"0 4 * * *\"\nkind = \"sleep\"\npayload = '{}'\n[schedules.x]\nevery = \"1h\"\nkind = \"none\"\n",
     );

@@ -1,4 +1,4 @@
-//! Search: every filter finds its jobs and no others, whatever stands in them, and reads a bounded number of rows.
+//! Search: every filter finds exactly its jobs, whatever text they contain, and reads a bounded number of rows.
 
 use serde_json::{Value, json};
 use tickr::handlers::Registry;
@@ -6,15 +6,15 @@ use tickr::job::{JobId, State};
 
 use crate::support::{TestApp, answer, eventually, http};
 
-/// Far enough away that nothing starts.
+/// So far ahead that no job starts during a test.
 const LATER_MS: u64 = 86_400_000;
 
-/// Percent-encoded.
+/// Encode text for a URL.
 fn encoded(text: &str) -> String {
     text.bytes().map(|b| format!("%{b:02X}")).collect()
 }
 
-/// The jobs of a filter, page by page, oldest first.
+/// Return the jobs of a filter, read page by page, oldest first.
 async fn found(tickr: &TestApp, filter: &str) -> Vec<JobId> {
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
@@ -103,7 +103,7 @@ async fn every_filter_finds_its_jobs_and_no_others() {
     assert_eq!(by_words(&tickr, &format!("{plain} id:{failed}")).await, [plain, failed]);
     assert_eq!(by_words(&tickr, &format!("{plain} {failed} state:failed")).await, [failed]);
 
-    // The same by name.
+    // The same filters by name.
     for (query, wanted) in [
         ("tag=tenant%3A42&state=waiting", vec![tagged, both]),
         ("unique_key=order-7&kind=fail", vec![mended]),
@@ -117,12 +117,12 @@ async fn every_filter_finds_its_jobs_and_no_others() {
         assert_eq!(found(&tickr, query).await, wanted, "{query}");
     }
 
-    // Creation is told by the store's clock, to the moment, not by the ids that hosts made.
+    // The time of creation is exact and comes from the store's clock, not from the ids that hosts make.
     let created = tickr.job(both).await["created_at"].as_str().unwrap().to_owned();
     let after = found(&tickr, &format!("created_after={created}&state=waiting")).await;
     assert!(after.contains(&both) && after.contains(&soon) && !after.contains(&plain), "{after:?}");
-    // An hour off, as a host with a wrong clock makes them: found by everything but a range of creation times that does
-    // not reach its id.
+    // The creation time of this job is a day away from the time in its id, as with a host whose clock is wrong. Every
+    // filter finds it, except a range of creation times that does not reach its id.
     tickr
         .sql(format!(
             "UPDATE jobs SET created_at = created_at - INTERVAL 1 DAY WHERE id = x'{}'",
@@ -131,7 +131,7 @@ async fn every_filter_finds_its_jobs_and_no_others() {
         .await;
     assert_eq!(by_words(&tickr, "created:<1h queue:a state:waiting").await, [tagged]);
 
-    // A retried job has an old end in its ledger, and is found by what it is.
+    // A retried job has an old end in its ledger, and is found by its current state.
     assert_eq!(tickr.post(&format!("/v1/jobs/{cancelled}/retry"), json!({})).await.status, 200);
     tickr.until(cancelled, State::Completed).await;
     assert_eq!(by_words(&tickr, "state:cancelled").await, []);
@@ -162,7 +162,7 @@ async fn payloads_are_searched_by_value_whatever_stands_in_them() {
     ];
     let mut ids = Vec::new();
     for payload in payloads {
-        // Sent as it is written: a JSON library would rewrite the numbers.
+        // The text is sent as it is, because a JSON library would rewrite the numbers.
         let body = format!(r#"{{"kind":"noop","delay_ms":{LATER_MS},"payload":{payload}}}"#);
         let client = reqwest::Client::new();
         let sent = client.post(tickr.url("/v1/jobs")).header("content-type", "application/json").body(body);
@@ -270,7 +270,7 @@ async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
     assert_eq!(by_words(&tickr, "schedule:weekly").await, []);
     assert_eq!(tickr.get("/v1/jobs?schedule=Nightly!").await.pointers(), ["schedule"]);
 
-    // The same words move them.
+    // The same filters select jobs for bulk operations.
     let operate = async |body: Value| -> u64 {
         let started = tickr.post("/v1/operations", body).await;
         assert_eq!(started.status, 202, "{:#}", started.body);
@@ -286,7 +286,7 @@ async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
     assert_eq!(operate(json!({"action": "cancel", "filter": {"schedule": "nightly"}})).await, 4);
     assert_eq!(by_words(&tickr, "schedule:nightly state:cancelled").await, made);
     assert_eq!(by_words(&tickr, "state:cancelled").await, made);
-    // Jobs that are gone are not counted, though the ledger still knows their ticks.
+    // Deleted jobs are not counted, though the ledger still has their ticks.
     assert_eq!(
         operate(json!({"action": "delete", "filter": {"q": "schedule:nightly", "ids": [made[0], made[4]]}})).await,
         2
@@ -295,7 +295,7 @@ async fn a_schedule_finds_the_jobs_it_made_also_for_an_operation() {
     tickr.stop().await;
 }
 
-/// Rows that the server has read from tables so far.
+/// Return the number of rows that the server has read from tables so far.
 async fn rows_read(tickr: &TestApp) -> i64 {
     let sql = "SELECT CAST(SUM(VARIABLE_VALUE) AS SIGNED) FROM VARIABLES_OF WHERE VARIABLE_NAME IN \
                ('HANDLER_READ_KEY', 'HANDLER_READ_NEXT', 'HANDLER_READ_PREV', 'HANDLER_READ_FIRST', 'HANDLER_READ_LAST', \
@@ -310,12 +310,12 @@ async fn rows_read(tickr: &TestApp) -> i64 {
     sqlx::query_scalar(sqlx::AssertSqlSafe(sql.replace("VARIABLES_OF", schema))).fetch_one(&mut conn).await.unwrap()
 }
 
-/// With 60,000 owed and 60,000 ended jobs no look at them, of whatever filter, reads more than its bound of rows, and a
-/// walk comes to its end all the same.
+/// With 60,000 owed and 60,000 ended jobs, no page of any filter reads more rows than its bound, and a walk through all
+/// pages still ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
     let tickr = TestApp::start_alone(|_| {}, |_| {}).await;
-    // Ids of ten days, one every seven seconds or so; every second job has ended, one of them by failing.
+    // The ids cover ten days, one every seven seconds or so. Every second job has ended, one of them with a failure.
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let numbers = format!(
@@ -390,7 +390,7 @@ async fn a_page_reads_a_bounded_number_of_rows_whatever_it_looks_for() {
     let day = tickr.get("/v1/jobs/count?created_after=2026-05-30&created_before=2026-05-31").await.body;
     assert_eq!((day["capped"].as_bool(), day["count"].as_u64().is_some_and(|n| n > 5_000)), (Some(true), true));
 
-    // Whoever goes on finds it, though it takes several pages.
+    // A client that continues through the pages finds the job, though it takes several pages.
     let (mut pages, mut hits, mut cursor) = (0, 0, String::new());
     loop {
         let page = tickr.get(&format!("/v1/jobs?q={}{cursor}", encoded("state:failed error:needle"))).await.body;

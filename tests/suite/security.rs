@@ -1,5 +1,5 @@
-//! What a key that was given to one client must not do to others: read and replace their jobs, outlive its revocation, take
-//! every place, enqueue other kinds. And what an API without keys must not do for pages and proxies.
+//! Limits of an API key: its client cannot read or replace the jobs of other clients, use it after it was revoked, take
+//! every stream, or enqueue other kinds. And limits of an API without API keys, against web pages and proxies.
 
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,9 @@ use tokio::sync::mpsc;
 use crate::support::program::{command, outcome, tickr as program};
 use crate::support::{Answer, DEADLINE, TestApp, answer, call, contract, eventually, http, make_key};
 
-/// What a job holds that is its producer's business.
+/// Content of a job that only its producer may see.
 const CANARY: &str = "Bearer CANARY-SHOP-SECRET";
-/// How soon a revoked key is refused everywhere, for requests under way too.
+/// Longest time until a revoked API key is refused everywhere, for open requests too.
 const REVOKED: Duration = Duration::from_secs(2);
 
 async fn post(url: &str, path: &str, key: &str, body: Value) -> Answer {
@@ -28,7 +28,7 @@ async fn get(url: &str, path: &str, key: &str) -> Answer {
     call(url, Method::GET, path, key, None).await
 }
 
-/// Wait until this runner lets the key in, or does not any more.
+/// Wait until this runner answers with this status for the API key.
 async fn knows(url: &str, key: &str, status: u16) {
     eventually("the other runner knows of the key", || async {
         (get(url, "/v1/whoami", key).await.status == status).then_some(())
@@ -36,7 +36,7 @@ async fn knows(url: &str, key: &str, status: u16) {
     .await;
 }
 
-/// An import of these lines, all at once: what it answers, line by line.
+/// Send an import of these lines at once. Return its answer, line by line.
 async fn import(url: &str, query: &str, key: &str, lines: &[Value]) -> Vec<Value> {
     let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
     let request = http().post(format!("{url}/v1/jobs/import{query}")).bearer_auth(key);
@@ -69,7 +69,8 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     let (first, path) = (id_of(&first), format!("/v1/jobs/{}", id_of(&first)));
     let other = json!({"iban": "XX00"});
 
-    // Another producer is told that the key is taken, by which job, and how far that is: nothing of what it holds.
+    // Another producer learns that the unique key is taken, the id of the job that holds it and its state, but none of
+    // its content.
     let stranger = json!({"id": first, "state": "waiting", "foreign": true});
     let mut told = Vec::new();
     for key in [None, Some("k")] {
@@ -98,7 +99,7 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     let lines = import(&url, "", &mallory, &[job(other.clone(), "return")]).await;
     assert_eq!(lines[0], json!({"line": 1, "id": first, "existing": true}));
 
-    // It may not have the job ended either, in whichever way it asks.
+    // It cannot end that job either, with any `on_conflict`.
     for on_conflict in ["reject", "replace"] {
         let taken = post(&url, "/v1/jobs", &mallory, job(other.clone(), on_conflict)).await;
         assert_eq!((taken.status, taken.code(), &taken.body["holder"]), (409, "key_taken", &json!(first)));
@@ -116,7 +117,7 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'job.replace'").await, 0);
 
-    // The producer itself, its other key, operators and readers see all of it.
+    // The producer itself, its other API key, operators and readers see the whole job.
     for key in [&shop, &shop2, &admin] {
         let held = post(&url, "/v1/jobs", key, job(other.clone(), "return")).await;
         assert_eq!((held.status, &held.body["payload"]), (200, &json!({"authorization": CANARY})));
@@ -125,7 +126,7 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
         assert_eq!(get(&url, &path, key).await.body["payload"], json!({"authorization": CANARY}));
         assert_eq!(get(&url, &format!("{path}/result"), key).await.status, 202);
     }
-    // They replace it, and that is written down: who, which job, by which.
+    // They may replace the job, and the audit log records the actor, the job and its replacement.
     let second = post(&url, "/v1/jobs", &shop2, job(other.clone(), "replace")).await;
     assert_eq!((second.status, get(&url, &path, &shop).await.body["state"].clone()), (201, json!("cancelled")));
     let third = post(&url, "/v1/jobs", &admin, job(other.clone(), "replace")).await;
@@ -146,10 +147,10 @@ async fn a_unique_key_shows_and_replaces_only_what_its_own_producer_made() {
             (json!("job.replace"), json!("key:shop-2"), json!(first), json!(id_of(&second))),
         ]
     );
-    // What an operator made is the operator's.
+    // A job of an operator belongs to the operator.
     assert_eq!(post(&url, "/v1/jobs", &shop, job(other.clone(), "return")).await.body["foreign"], true);
 
-    // After its end a job is shown as before, and an ordinary job to each key that knows its id.
+    // After its end, the job is shown as before. An ordinary job is shown to each API key that knows its id.
     assert_eq!(get(&url, &path, &mallory).await.body, json!({"id": first, "state": "cancelled", "foreign": true}));
     let plain = post(&url, "/v1/jobs", &shop, json!({"kind": "noop", "payload": other, "delay_ms": 3_600_000})).await;
     assert_eq!(get(&url, &format!("/v1/jobs/{}", id_of(&plain)), &mallory).await.body["payload"], other);
@@ -184,7 +185,7 @@ async fn a_job_keeps_its_producer_through_retries_and_replays_and_has_none_of_ol
     let path = format!("/v1/jobs/{}", id_of(&replayed));
     assert!(sees(&path, &shop).await && !sees(&path, &mallory).await);
 
-    // Of a job that an older binary accepted it is not known whose it is: only operators reach it.
+    // The producer of a job that an older binary accepted is unknown, so only operators can reach the job.
     let later = json!({"kind": "noop", "unique_key": "old", "delay_ms": 3_600_000, "on_conflict": "replace"});
     let old = post(&url, "/v1/jobs", &shop, later.clone()).await;
     tickr.sql("UPDATE jobs SET options = NULL WHERE unique_key = 'old'").await;
@@ -228,7 +229,7 @@ impl Slow {
     }
 }
 
-/// A stream of events, and when it ended.
+/// Follow a stream of events, and return the time when it ended.
 fn follow(url: String, key: &str) -> tokio::task::JoinHandle<Instant> {
     let request = http().get(url);
     let request = if key.is_empty() { request } else { request.bearer_auth(key) };
@@ -253,7 +254,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
 
-    // What was opened without a key ends when the first key is made.
+    // Streams that were opened without an API key end when the first one is made.
     let admin = make_key(&urls[0], "", "ops", json!({"scope": "admin"})).await;
     let made = Instant::now();
     for stream in [anonymous, elsewhere] {
@@ -284,7 +285,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     }
     for import in busy.iter().chain(&idle) {
         import.send("before", 500).await;
-        // The next part has begun, and is not whole.
+        // The next part has begun, and is not complete.
         import.send("after", 1).await;
     }
     tickr.until_count("SELECT COUNT(*) FROM job_tags WHERE tag = 'before'", 2_000).await;
@@ -295,7 +296,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
     let revoked = Instant::now();
     let soon = |ended: Instant, what: &str| {
         let took = ended.saturating_duration_since(revoked);
-        println!("{what} ended {} ms after the key", took.as_millis());
+        println!("{what} ended {} ms after the API key", took.as_millis());
         assert!(took < REVOKED, "{what}: {took:?}");
     };
     for stream in streams {
@@ -314,7 +315,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
         assert_eq!((&end["complete"], &end["accepted"]), (&json!(false), &json!(500)));
         assert_eq!(end["problem"]["code"], "unauthorized");
     }
-    // A client that goes on sending has ended as well: what it sends is not accepted.
+    // A client that continues to send was ended as well: its lines are not accepted.
     for import in busy {
         let line = json!({"kind": "noop", "tags": ["after"], "delay_ms": 3_600_000});
         let _ = import.lines.send(format!("{line}\n").repeat(500)).await;
@@ -323,7 +324,7 @@ async fn streams_imports_and_waits_end_with_their_key_on_every_runner() {
         assert_eq!(lines.last().unwrap()["problem"]["code"], "unauthorized");
     }
     assert_eq!(tickr.count("SELECT COUNT(*) FROM job_tags WHERE tag = 'after'").await, 0);
-    // Other keys have not noticed.
+    // Clients with other API keys are not affected.
     assert!(kept.iter().all(|stream| !stream.is_finished()));
     kept.iter().for_each(tokio::task::JoinHandle::abort);
     other.stop(Default::default()).await;
@@ -348,7 +349,8 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
                 .await,
         );
     }
-    // A quarter for one key, seven of eight for all of them, the eighth for operators.
+    // One API key may use a quarter of the streams, all of them together seven eighths, and the last eighth is for
+    // operators.
     let mut held = Vec::new();
     for (n, key) in keys.iter().enumerate() {
         let mut own = 0;
@@ -362,14 +364,14 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
         let share = refused.body["detail"].as_str().unwrap().contains("its share of TICKR_HTTP_STREAMS");
         assert_eq!(share, n < 3, "{:#}", refused.body);
     }
-    held.push(open(&admin).await.expect("an operator gets in"));
+    held.push(open(&admin).await.expect("an operator gets a stream"));
     assert_eq!(open(&admin).await.unwrap_err(), 429);
-    // Places come back with the streams that held them.
+    // Closed streams make room for new ones.
     drop(held);
     let again = eventually("there is room again", || async { open(&keys[4]).await.ok() }).await;
     drop(again);
 
-    // Imports: sixteen in all, four for one key.
+    // Sixteen imports may run at once, four per API key.
     let mut imports = Vec::new();
     for _ in 0..4 {
         let import = Slow::begin(&url, &keys[0]);
@@ -391,7 +393,7 @@ async fn one_key_takes_a_share_of_streams_and_imports_and_leaves_room_for_others
     tickr.stop().await;
 }
 
-/// A request as it is written here, with the status of its answer and the answer.
+/// Send a request as raw text. Return the status of its answer and the answer.
 async fn raw(tickr: &TestApp, request: &str) -> (u16, String) {
     let mut socket = tokio::net::TcpStream::connect(tickr.app.addr()).await.unwrap();
     socket.write_all(request.as_bytes()).await.unwrap();
@@ -439,12 +441,12 @@ async fn an_open_api_refuses_pages_of_other_sites_proxies_and_hosts_that_cannot_
             assert!(answer.contains("tickr keys create") && answer.contains("\"forbidden\""), "{headers:?}: {answer}");
         }
     }
-    // A program that speaks HTTP/1.0 sends no Host.
+    // An HTTP/1.0 client sends no Host header.
     assert_eq!(raw(&tickr, "GET /v1/stats HTTP/1.0\r\n\r\n").await.0, 200);
-    // Health is read by whatever asks.
+    // Health checks are open to all clients.
     let probe = "GET /livez HTTP/1.1\r\nHost: tickr.svc\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n";
     assert_eq!(raw(&tickr, probe).await.0, 200);
-    // With a key the way in does not matter.
+    // With an API key, the origin of the request does not matter.
     let admin = make_key(&tickr.url(""), "", "ops", json!({"scope": "admin"})).await;
     let keyed = "Host: jobs.example\r\nX-Forwarded-For: 192.0.2.1\r\nSec-Fetch-Site: cross-site\r\n";
     assert_eq!(ask(&format!("{keyed}Authorization: Bearer {admin}\r\n")).await.0, 200);
@@ -462,7 +464,7 @@ async fn a_key_for_some_kinds_enqueues_no_others() {
     let refused = post(&url, "/v1/jobs", &shop, email.clone()).await;
     assert_eq!((refused.status, refused.code(), refused.pointers()), (403, "forbidden", vec!["/kind"]));
     assert!(refused.body["errors"][0]["detail"].as_str().unwrap().contains("http, noop"), "{:#}", refused.body);
-    // Unknown kinds are others, too: the key learns nothing of what there is beside its own.
+    // Unknown kinds are refused in the same way, so the client learns nothing about the kinds that exist.
     assert_eq!(post(&url, "/v1/jobs", &shop, json!({"kind": "nowhere"})).await.status, 403);
 
     let batch = post(&url, "/v1/jobs/batch", &shop, json!({"jobs": [noop, {"kind": ""}, email]})).await;
@@ -477,7 +479,7 @@ async fn a_key_for_some_kinds_enqueues_no_others() {
     assert_eq!(tickr.count("SELECT COUNT(*) FROM jobs").await, 3);
     assert_ne!(post(&url, "/v1/jobs", &admin, email).await.status, 403);
 
-    // Limits are for producers, and are said well.
+    // Limits on kinds are for producers only, and errors name their field.
     for (key, pointers) in [
         (json!({"scope": "read", "kinds": ["noop"]}), vec!["/kinds"]),
         (json!({"scope": "admin", "producer": "shop"}), vec!["/producer"]),
@@ -488,7 +490,7 @@ async fn a_key_for_some_kinds_enqueues_no_others() {
         assert_eq!((wrong.status, wrong.code(), wrong.pointers()), (422, "invalid_request", pointers), "{key}");
     }
 
-    // The command line makes such keys, and shows them.
+    // The command line creates such API keys, and shows them.
     let run = async |args: &[&str]| {
         let mut command = command(&program(), tickr.dir.path(), args);
         command.env("TICKR_URL", &url).env("TICKR_TOKEN", &admin);
@@ -566,7 +568,7 @@ async fn what_a_command_prints_steers_no_terminal() {
     let pause = http().post(tickr.url("/v1/queues/mail/pause")).json(&json!({"reason": steering}));
     assert!(answer(pause.header("Tickr-Actor", "ada@\u{202e}x".as_bytes())).await.status < 300);
     let stored = tickr.count("SELECT COUNT(*) FROM audit WHERE actor = 'anyone (ada@x)'").await;
-    assert_eq!(stored, 1, "the audit has the name without its mark");
+    assert_eq!(stored, 1, "the audit log has the name without the control character");
     for args in [
         vec!["jobs", "show", &id.to_string()],
         vec!["jobs", "show", &id.to_string(), "--json"],
@@ -585,7 +587,7 @@ async fn what_a_command_prints_steers_no_terminal() {
         }
         if args.contains(&"--json") && args.contains(&"show") && args.contains(&"jobs") {
             let shown: Value = serde_json::from_str(&out).unwrap();
-            assert_eq!(shown["payload"]["text"], steering, "JSON says the same in other words");
+            assert_eq!(shown["payload"]["text"], steering, "JSON has the same text in another encoding");
         }
     }
     tickr.stop().await;
@@ -602,7 +604,7 @@ async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
         assert_eq!(get(&url, "/v1/stats", &format!("tickr_guess-{n}")).await.status, 401);
         took.push(began.elapsed());
     }
-    // Five at once, then each a tenth of a second later than the one before.
+    // Five are answered at once, and each of the others a tenth of a second later than the one before.
     assert!(took[9] >= Duration::from_millis(500), "{took:?}");
     assert!(took.iter().all(|took| *took < DEADLINE), "{took:?}");
     let fast = async |key: &str, status: u16| {
@@ -614,7 +616,7 @@ async fn keys_that_are_tried_in_vain_are_slowed_and_good_ones_are_not() {
         }
         best
     };
-    // Neither is a good key, from the same address, nor a client that sends none.
+    // A valid API key from the same address is not slowed down, and neither is a client that sends none.
     let (good, none) = (fast(&admin, 200).await, fast("", 401).await);
     assert!(good < Duration::from_millis(400) && none < Duration::from_millis(400), "{good:?} {none:?}");
     tickr.stop().await;
@@ -648,7 +650,7 @@ async fn mails_name_only_senders_and_recipients_that_the_configuration_allows() 
     assert_eq!(good.status, 201, "{:#}", good.body);
     tickr.until(id_of(&good).parse().unwrap(), State::Completed).await;
 
-    // What was accepted before the limits came is held by them when it runs.
+    // A job that was accepted before the limits existed is subject to them when it runs.
     let id = id_of(
         &tickr
             .post(

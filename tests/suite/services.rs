@@ -1,4 +1,4 @@
-//! The private servers: they start anywhere, keep to themselves, and never outlive their owner.
+//! The private servers: they start in any folder, refuse other users, and never outlive their owner.
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -58,7 +58,7 @@ fn killing_the_owner_leaves_no_process_and_no_file() {
 fn an_owner_that_ends_without_dropping_leaves_nothing_either() {
     let dir = root().join(format!("ended-{}", std::process::id()));
     let mut owner = helper("ephemeral", &dir);
-    // The helper ends at the end of its input, by `exit`, which runs no destructor.
+    // The helper ends when its input ends, by `exit`, which runs no destructor.
     drop(owner.stdin.take());
     assert!(owner.wait().unwrap().success());
     wait_until("the servers, guards and files are gone", || processes_naming(&dir).is_empty() && !dir.exists());
@@ -72,7 +72,7 @@ fn a_folder_whose_owner_was_killed_starts_again_with_its_data() {
     owner.kill().unwrap();
     owner.wait().unwrap();
 
-    // No wait in between: the servers of the killed owner are on their way out, and the start must wait for them.
+    // The test does not wait: the servers of the killed owner are still stopping, and the start must wait for them.
     let services = Services::start(&persistent(&dir.0)).unwrap();
     execute(&services.mysql_url("kept"), "CREATE TABLE t (id INT PRIMARY KEY)");
     drop(services);
@@ -104,7 +104,7 @@ fn a_folder_with_files_of_others_is_never_ephemeral() {
 
 #[test]
 fn the_usual_ports_may_be_taken() {
-    // Whether this test gets the ports or finds them taken by others, they are taken.
+    // The ports are taken either by this test or by other programs.
     let _taken = [3306, 6379].map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)));
     let services = Services::start(&Options::ephemeral_under(root()).transport(Transport::Tcp)).unwrap();
     mysql_version(&services);
@@ -203,7 +203,7 @@ fn a_server_that_cannot_start_shows_its_last_words() {
     assert!(error.to_string().contains("no-such-flag"), "{error}");
 }
 
-/// Not a test of its own: the process that [`helper`] starts, and that the tests above kill.
+/// Not a test of its own: the process that [`helper`] starts and that the tests above kill.
 #[test]
 fn the_helper_process() {
     let Some(kind) = env::var_os(HELPER) else { return };
@@ -219,7 +219,7 @@ fn the_helper_process() {
     std::process::exit(0);
 }
 
-/// Another process that owns servers in `dir`; returns once they run.
+/// Start another process that owns servers in `dir`. Return when they run.
 fn helper(kind: &str, dir: &Path) -> std::process::Child {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "services::the_helper_process", "--nocapture"])
@@ -253,7 +253,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The command lines of all processes that mention `dir`, apart from this program and its helpers.
+/// Return the command lines of all processes that mention `dir`, apart from this program and its helpers.
 fn processes_naming(dir: &Path) -> Vec<String> {
     let dir = dir.to_str().unwrap();
     let lines: Vec<String> = match fs::read_dir("/proc") {
@@ -305,7 +305,7 @@ fn redis_ping(services: &Services) -> String {
 
 fn ping(url: &str) -> String {
     block_on(async {
-        // The client gives up after half a second by default, which is what a paused server must outlast.
+        // By default the client gives up after half a second, which is too short for a paused server.
         let config = redis::AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let client = redis::Client::open(url).unwrap();
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.unwrap();

@@ -1,4 +1,4 @@
-//! Finished reports are served and mailed by every runner, and they end.
+//! Finished reports: every runner serves and mails them, and they are removed after their retention.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Answer, Proxy, TestApp, answer, eventually, http};
 
-/// Other bytes each time it is asked, of a bit more than so many KiB.
+/// Return a query that gives different bytes each time, a bit more than this many KiB.
 fn query(kib: usize) -> ReportQuery {
     let rows = vec!["SELECT 1 AS n"; kib.div_ceil(64)].join(" UNION ALL ");
     let sql = format!("SELECT RAND() AS other, REPEAT('x', 65536) AS text FROM ({rows}) many");
@@ -33,7 +33,7 @@ fn with_queries(config: &mut Config) {
     }
 }
 
-/// A runner that alone makes the reports, in a folder of its own.
+/// The only runner that makes reports, with a folder of its own.
 struct Maker {
     app: App,
     dir: PathBuf,
@@ -44,14 +44,14 @@ impl Maker {
         let dir = tickr.dir.path().join("made");
         let own = |config: &mut Config| {
             (config.queues, config.reports_dir) = (vec!["make".into()], dir.clone());
-            // An attempt of a busy machine is not to be interrupted.
+            // A long lease keeps a busy machine from interrupting the attempt.
             config.lease = Duration::from_secs(30);
             change(config);
         };
         Self { app: tickr.another_with(own, Registry::new()).await, dir: dir.clone() }
     }
 
-    /// Make a report; its job.
+    /// Make a report and return its job.
     async fn made(&self, tickr: &TestApp, query: &str) -> Value {
         let id = tickr.enqueue(job(query)).await;
         tickr.until(id, State::Completed).await
@@ -78,7 +78,7 @@ fn url(job: &Value) -> &str {
     job["result"]["url"].as_str().unwrap_or_else(|| panic!("no report: {job:#}"))
 }
 
-/// The headers that say what is served, and the bytes.
+/// Download a report. Return the headers that describe it, and the bytes.
 async fn download(tickr: &TestApp, job: &Value) -> (Vec<String>, Vec<u8>) {
     let response = http().get(tickr.url(url(job))).send().await.unwrap();
     assert_eq!(response.status(), 200);
@@ -87,7 +87,7 @@ async fn download(tickr: &TestApp, job: &Value) -> (Vec<String>, Vec<u8>) {
     (headers, response.bytes().await.unwrap().to_vec())
 }
 
-/// The attachment of the mail that a job wrote into the outbox.
+/// Return the attachment of the mail that a job wrote into the outbox.
 fn attached(mail: &Value) -> Vec<u8> {
     let text = fs::read_to_string(mail["result"]["file"].as_str().unwrap()).unwrap().replace("\r\n", "\n");
     let boundary = text.split_once("boundary=\"").unwrap().1.split_once('"').unwrap().0;
@@ -129,7 +129,7 @@ async fn every_runner_serves_and_mails_a_report_also_when_the_one_that_made_it_i
     let names = ["content-type", "content-length", "content-disposition", "x-content-type-options", "cache-control"];
     assert_eq!(headers, names.map(|name| made.headers()[name].to_str().unwrap()));
 
-    // What a runner wrote that lost the job before its end has the same name, and is not served.
+    // A runner that lost the job before its end has left a file with the same name. That file is not served.
     fs::create_dir_all(&tickr.config.reports_dir).unwrap();
     let stale = tickr.config.reports_dir.join(report["result"]["file"].as_str().unwrap());
     fs::write(&stale, vec![b'y'; bytes.len()]).unwrap();
@@ -166,13 +166,13 @@ async fn a_report_that_mysql_does_not_keep_is_served_by_its_runner_and_others_na
             assert!(detail.contains(part), "{part} is not in {detail}");
         }
         assert_eq!(count(&tickr, "SELECT COUNT(*) FROM report_parts").await, 0);
-        // The runner that has it may take the mail next time.
+        // The runner that has the file may get the mail at the next attempt.
         let id = tickr.enqueue(mail(&report)).await;
         let refused = tickr.until(id, State::Retrying).await;
         let error = refused["last_error"].as_str().unwrap();
         assert!(error.contains(maker.app.runner().as_str()) && error.contains("share_up_to"), "{error}");
         assert_eq!(tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await.status, 200);
-        // A folder that runners share serves it too.
+        // A folder that several runners share serves the report too.
         fs::create_dir_all(&tickr.config.reports_dir).unwrap();
         fs::copy(maker.file(&report), tickr.config.reports_dir.join(report["result"]["file"].as_str().unwrap()))
             .unwrap();
@@ -189,7 +189,7 @@ async fn another_attempt_replaces_a_report_and_a_half_written_one_is_never_serve
     let mut later = job("rows");
     (later["delay_ms"], later["retry"]) = (json!(3_600_000), json!({"base_ms": 5_000, "factor": 1.0, "cap_ms": 5_000}));
     let id = tickr.enqueue(later).await;
-    // A folder in its place: the first attempt shares its report and fails behind that.
+    // A folder takes the place of the file: the first attempt shares its report in MySQL, and fails after that.
     let name = format!("rows-{id}.csv");
     fs::create_dir_all(maker.dir.join(&name).join("x")).unwrap();
     assert_eq!(tickr.post(&format!("/v1/jobs/{id}/run-now"), json!({})).await.status, 200);
@@ -199,7 +199,7 @@ async fn another_attempt_replaces_a_report_and_a_half_written_one_is_never_serve
     let token =
         async || -> String { tickr.mysql().await.fetch_one(AssertSqlSafe(token.clone())).await.unwrap().get(0) };
     let first = token().await;
-    // An attempt that was killed between two parts.
+    // An attempt was killed between two parts.
     let remains = AttemptToken::new().uuid().simple();
     tickr
         .sql(format!(
@@ -217,7 +217,7 @@ async fn another_attempt_replaces_a_report_and_a_half_written_one_is_never_serve
     let bytes = fs::read(maker.file(&report)).unwrap();
     assert!(download(&tickr, &report).await.1 == bytes);
 
-    // Parts that are not what was written end the answer before its end; parts without their row are no report.
+    // Changed parts end the answer before its end. Parts without their row in `report_files` are no report.
     tickr.sql("UPDATE report_parts SET content = REPEAT('z', bytes) WHERE number = 1").await;
     let torn = http().get(tickr.url(url(&report))).send().await.unwrap();
     assert!(torn.bytes().await.is_err());
@@ -275,7 +275,7 @@ async fn a_report_waits_for_mysql_and_what_mysql_refuses_stays_with_its_runner()
     let tickr = TestApp::start_with(with_queries, Registry::new()).await;
     let proxy = Proxy::start(tickr.config.mysql_url().unwrap().expose()).await;
     let maker = Maker::start(&tickr, |config| config.mysql_url = Some(ServerUrl::mysql(&proxy.url()).unwrap())).await;
-    // Three tries of one call are an outage for it; the report is copied anew.
+    // Three failed tries of one call count as an outage, and the report is copied again.
     proxy.refuse("INSERT INTO report_parts", 1105, 7);
     let report = maker.made(&tickr, "rows").await;
     assert!(proxy.is_through());
@@ -288,7 +288,7 @@ async fn a_report_waits_for_mysql_and_what_mysql_refuses_stays_with_its_runner()
     assert_eq!(alone["attempts"].as_array().unwrap().len(), 1);
     let elsewhere = tickr.get(url(&alone)).await;
     assert!(elsewhere.body["detail"].as_str().unwrap().contains(maker.app.runner().as_str()), "{:#}", elsewhere.body);
-    // While MySQL cannot be asked, a runner serves what it has.
+    // While MySQL does not answer, a runner serves the files that it has.
     tickr.sql("RENAME TABLE report_files TO elsewhere_too").await;
     assert_eq!(maker.get(&report).await.status, 200);
     assert_eq!(tickr.get(url(&report)).await.status, 503);
@@ -320,7 +320,7 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
         let file = File::options().append(true).create(true).open(dir.join(name)).unwrap();
         file.set_modified(two_hours_ago).unwrap();
     }
-    // As if its job had been enqueued two hours ago; and the remains of an attempt that was killed.
+    // One job looks as if it had been enqueued two hours ago. There are also the remains of an attempt that was killed.
     let hex = hex(&old);
     let (past, aged) = ("NOW(6) - INTERVAL 2 HOUR", "UNHEX(CONCAT('0190b0a30000', SUBSTRING(HEX({}), 13)))");
     let id = |column: &str| aged.replace("{}", column);
@@ -336,7 +336,7 @@ async fn reports_end_with_their_age_on_disk_and_in_mysql_and_foreign_files_stay(
         ))
         .await;
     assert!(tickr.count("SELECT COUNT(*) FROM report_parts").await > 8);
-    // A runner looks at its start, and then every minute.
+    // A runner checks at its start, and then every minute.
     let tickr = tickr.restart().await;
     let mut left: Vec<String> = foreign.to_vec();
     left.push(young["result"]["file"].as_str().unwrap().to_owned());
@@ -375,7 +375,7 @@ async fn a_report_goes_with_its_job_when_an_operator_deletes_it() {
         (tickr.get(&format!("/v1/jobs/{}", deleted["id"].as_str().unwrap())).await.status == 404).then_some(())
     })
     .await;
-    // At once, and by the runner that has the file as well.
+    // The report is gone at once, even from the runner that has the file.
     assert_eq!((tickr.get(url(&deleted)).await.status, answer(there(&deleted)).await.status), (404, 404));
     assert_eq!((tickr.get(url(&kept)).await.status, answer(there(&kept)).await.status), (200, 200));
     other.stop(CancellationToken::new()).await;
@@ -412,7 +412,7 @@ async fn downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others() 
     let tickr = TestApp::start_with(with_queries, Registry::new()).await;
     let maker = Maker::start(&tickr, |_| {}).await;
     let report = maker.made(&tickr, "large").await;
-    // Clients that read nothing, each with a small buffer: the server cannot send them all of it.
+    // These clients read nothing, and each has a small buffer, so the server cannot send them the whole file.
     let mut idle = Vec::new();
     for _ in 0..16 {
         let socket = TcpSocket::new_v4().unwrap();

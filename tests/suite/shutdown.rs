@@ -1,4 +1,5 @@
-//! SIGTERM, SIGINT and `App::stop`: what can finish finishes, what cannot is given back, nothing is lost or run twice.
+//! SIGTERM, SIGINT and `App::stop`: jobs that can finish do so, all others are given back, and no job is lost or run
+//! twice.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ fn sleep(ms: u64) -> Value {
     json!({"kind": "sleep", "payload": {"ms": ms}})
 }
 
-/// A tickr that takes jobs and runs none of them.
+/// Start a tickr that accepts jobs and runs none of them.
 async fn bystander() -> TestApp {
     TestApp::start_with(|config| config.queues = vec!["elsewhere".into()], Registry::new()).await
 }
@@ -64,7 +65,7 @@ async fn an_idle_runner_stops_within_one_block_of_its_fetcher() {
     .await;
     let began = Instant::now();
     futures_util::future::join_all(runners.into_iter().map(|runner| runner.stop(CancellationToken::new()))).await;
-    // A block is a second.
+    // A block of the fetcher lasts a second.
     assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
     tickr.stop().await;
 }
@@ -81,13 +82,13 @@ async fn a_hurried_stop_does_not_wait_for_the_grace() {
     for id in ids {
         tickr.until(id, State::Executing).await;
     }
-    // MySQL knows of an attempt a moment before its runner does.
+    // MySQL has an attempt a moment before its runner knows it.
     tickr.until_count("SELECT COUNT(*) FROM runners WHERE busy = 2", 1).await;
     let (hurry, began) = (CancellationToken::new(), Instant::now());
     hurry.cancel();
     let stopped = runner.stop(hurry).await;
     assert_eq!(stopped, Stopped { given_back: 2, abandoned: 0 });
-    // A block of the fetcher, and the two seconds of one that does not listen.
+    // A block of the fetcher, plus the two seconds for a handler that ignores the request to stop.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     for id in ids {
         assert_eq!(tickr.verdicts(id).await, ["interrupted"]);
@@ -106,7 +107,7 @@ async fn a_job_that_starts_while_the_runner_stops_is_given_back_too() {
             config.workers = 64;
         };
         let runner = tickr.another_with(at_once, Registry::new()).await;
-        // As soon as anything runs, in the middle of the claims.
+        // The stop begins as soon as any job runs, while claims are under way.
         eventually("something runs", || async {
             (tickr.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await > 0).then_some(())
         })
@@ -181,9 +182,10 @@ async fn a_stop_while_mysql_hangs_still_ends() {
     let took = began.elapsed();
     println!("stopped beside a MySQL that hangs in {took:?}");
     tickr.services().mysql().resume().unwrap();
-    // Its verdict could not be written: the lease ends by itself.
+    // Its verdict could not be written, and its lease expires.
     assert_eq!(stopped.abandoned, 1);
-    // The handler and its settle 5 s, the loops 3 s, the heartbeat 8 s, the store 12 s, and what is left of a request.
+    // The handler and its settle take 5 s, the loops 3 s, the heartbeat 8 s, the store 12 s, plus the rest of a
+    // request.
     assert!(took < Duration::from_secs(30), "{took:?}");
     tickr.stop().await;
 }
@@ -215,7 +217,7 @@ async fn a_stop_while_mysql_and_redis_are_out_still_ends() {
     tickr.services().mysql().kill9().unwrap();
     let began = Instant::now();
     let stopped = tickr.stop_broken("its servers are gone").await;
-    // Its verdict could not be written: the lease ends by itself.
+    // Its verdict could not be written, and its lease expires.
     assert_eq!(stopped.abandoned, 1);
     println!("stopped without servers in {:?}", began.elapsed());
     assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());

@@ -1,4 +1,4 @@
-//! Who may take what from whom: a flood of costly reads takes nothing from runners, operators and producers.
+//! Shares of the servers: a flood of costly reads takes nothing from runners, operators and producers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use crate::support::program::{command, outcome, tickr as program};
 use crate::support::{Answer, Runner, TestApp, answer, call, eventually, http};
 
-/// A token of the configuration, good for everything.
+/// A token of the configuration, which allows every call.
 const TOKEN: &str = "operator-token-of-this-test-0123456789";
 
-/// It must be answered so, and in time.
+/// Check that the call is answered with this status, within the limit.
 async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Output = Answer>) -> Answer {
     let began = Instant::now();
     let answer = call.await;
@@ -26,7 +26,7 @@ async fn promptly(what: &str, wanted: u16, limit: Duration, call: impl Future<Ou
     answer
 }
 
-/// Jobs that are due in a month, so many that a search for a payload takes a while.
+/// Insert so many jobs, due in a month, that a search in their payloads takes a while.
 async fn many_jobs(tickr: &TestApp, base: &str) {
     let far =
         |n| json!({"kind": "noop", "queue": "far", "payload": {"a": "other", "n": n}, "delay_ms": 2_592_000_000_u64});
@@ -61,7 +61,7 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
     many_jobs(&tickr, &bases[0]).await;
     let made = call(&bases[0], Method::PUT, "/v1/keys/flooder", TOKEN, Some(json!({"scope": "read"}))).await;
     let key = made.body["token"].as_str().unwrap().to_owned();
-    // A runner with work that will be lost, and a schedule of every second.
+    // A runner has work that will be lost, and a schedule ticks every second.
     let env = [("TICKR_LEASE", "5s"), ("TICKR_QUEUES", "doomed"), ("TICKR_API_TOKENS", TOKEN)];
     let mut runner = Runner::start(&tickr, &env);
     for _ in 0..4 {
@@ -107,7 +107,7 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    // The lost jobs of the killed runner are seen within a lease and five seconds.
+    // The lost jobs of the killed runner are found within a lease plus five seconds.
     eventually("lost attempts are ended", || async {
         let lost = "SELECT COUNT(*) FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.verdict = 'lost' AND j.queue = 'doomed'";
         (tickr.count(lost).await == 4).then_some(())
@@ -196,7 +196,7 @@ async fn keys_hold_for_ten_seconds_when_it_cannot_be_read_whether_they_were_revo
     .await;
     assert_eq!((refused.status, refused.code()), (503, "store_unavailable"), "{:#}", refused.body);
     assert!(away.elapsed() > Duration::from_secs(8), "{:?}", away.elapsed());
-    // Tokens of the configuration do not depend on it.
+    // Tokens of the configuration do not depend on MySQL.
     assert_eq!(call(&base, Method::GET, "/v1/whoami", TOKEN, None).await.status, 200);
     tickr.sql("RENAME TABLE api_keys_away TO api_keys").await;
     eventually("the key holds again", || async {
@@ -218,7 +218,7 @@ async fn a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_afte
     for _ in 0..16 {
         let (over, url) = (over.clone(), url.clone());
         probes.spawn(async move {
-            // The answers that said ready, and when the last of them was asked for.
+            // Count the answers with "ready", and record the time of the last request with such an answer.
             let (client, mut ready, mut last) = (http(), 0_u32, Instant::now());
             while !over.is_cancelled() {
                 let asked = Instant::now();
@@ -243,7 +243,7 @@ async fn a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_afte
     })
     .await;
     let heard = out.elapsed();
-    // Longer than a look stands, so that a late "ready" would be seen.
+    // Wait for longer than a check is used, so that a late "ready" would be seen.
     tokio::time::sleep(Duration::from_secs(1)).await;
     over.cancel();
     let (mut ready, mut last) = (0, began);

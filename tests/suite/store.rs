@@ -1,4 +1,4 @@
-//! The store alone, on a real server: what it promises without an engine or an index.
+//! The store alone, on a real server: its promises without an engine or an index.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -32,7 +32,7 @@ impl TestStore {
         Self::at(name, url.clone(), url).await
     }
 
-    /// Reached through `through`, looked at through `url`.
+    /// Make a store that connects through `through`. The test itself connects to `url`.
     async fn at(name: String, url: String, through: String) -> Self {
         Self::with_flushers(name, url, through, 2).await
     }
@@ -60,10 +60,10 @@ impl TestStore {
         sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
     }
 
-    /// Wait until so many sessions of this database say something that begins like this. By SHOW: MySQL 9.7 cannot list
-    /// a statement that holds bytes in information_schema (its error 3854).
+    /// Wait until this many sessions of this database run a statement that begins with this text. Use SHOW PROCESSLIST,
+    /// because MySQL 9.7 cannot list a statement that contains binary data in information_schema (its error 3854).
     async fn until_said(&self, begins: &str, wanted: usize) {
-        eventually(&format!("{wanted} sessions say {begins}"), || async {
+        eventually(&format!("{wanted} sessions run {begins}"), || async {
             let sessions = self.mysql().await.fetch_all("SHOW PROCESSLIST").await.unwrap();
             let says = |row: &sqlx::mysql::MySqlRow| {
                 let text = |name| row.try_get_unchecked::<Option<Vec<u8>>, _>(name).unwrap().unwrap_or_default();
@@ -74,7 +74,7 @@ impl TestStore {
         .await;
     }
 
-    /// Wait until so many sessions of this database wait for a table that another session has locked.
+    /// Wait until this many sessions of this database wait for a table that another session has locked.
     async fn until_waiting_for_tables(&self, wanted: u32) {
         eventually(&format!("{wanted} sessions wait for a table"), || async {
             let sessions = self.mysql().await.fetch_all("SHOW PROCESSLIST").await.unwrap();
@@ -87,18 +87,18 @@ impl TestStore {
         .await;
     }
 
-    /// No session of this database is in the middle of a transaction.
+    /// Wait until no session of this database is in the middle of a transaction.
     async fn until_no_transaction_is_open(&self) {
         eventually("no transaction is open", || async { transactions(&self.url).await.is_empty().then_some(()) }).await;
     }
 
-    /// Attempts whose lease has lapsed.
+    /// Return the attempts whose lease has expired.
     async fn lapsed(&self) -> Vec<Lapsed> {
         let now = self.store.read_time().await.unwrap().moment;
         self.store.walk_owed(None, LapseRule::at(now), 1_000).await.unwrap().lapsed
     }
 
-    /// End these as lost; the jobs that are.
+    /// End these attempts as lost. Return the ids of the jobs whose attempts were.
     async fn reap(&self, lapsed: Vec<Lapsed>) -> Vec<JobId> {
         let (reaped, refused) = self.store.reap(lapsed, Arc::default()).await.unwrap();
         assert!(refused.is_empty(), "{refused:?}");
@@ -112,13 +112,13 @@ impl TestStore {
     }
 }
 
-/// The open transactions of a database: their state and isolation level.
+/// Return the open transactions of a database: their state and isolation level.
 async fn transactions(url: &str) -> Vec<(String, String)> {
     static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ONE_AT_A_TIME.lock().await;
     eventually("the server tells its transactions", || async {
-        // It answers from a copy that it renews only when nobody has read it for a tenth of a second. MySQL 9 fails when
-        // the copy holds a statement of somebody's with bytes in it: then the next copy may do.
+        // The server answers from a copy, which it renews only if it was not read for a tenth of a second. MySQL 9
+        // fails when the copy holds a statement of any session with binary data. Then the next copy may work.
         tokio::time::sleep(Duration::from_millis(120)).await;
         sqlx::query_as(
             "SELECT t.trx_state, t.trx_isolation_level FROM information_schema.innodb_trx t \
@@ -188,7 +188,7 @@ async fn concurrent_inserts_share_their_commits() {
         assert_eq!(accepted.unwrap().len(), 1);
     }
     let plain = commits().await - before;
-    // Requests with idempotency keys do so as well.
+    // Requests with idempotency keys share their commits as well.
     let word: Wording<Receipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
     let once = |n: u8| test.store.insert_once(vec![job()], Once::new([n; 32], [n; 32]), Arc::clone(&word));
     once(0).await.unwrap();
@@ -228,7 +228,7 @@ async fn a_refused_write_leaves_no_lock_behind() {
     test.store.insert(vec![taken.clone()]).await.unwrap();
     test.store.insert(vec![taken.clone()]).await.unwrap_err();
     test.until_no_transaction_is_open().await;
-    // Somebody else may write the row at once.
+    // Another session may write the row at once.
     let mut mysql = test.mysql().await;
     mysql.execute("SET SESSION innodb_lock_wait_timeout = 1").await.unwrap();
     mysql.execute("UPDATE jobs SET max_attempts = 6").await.unwrap();
@@ -238,7 +238,7 @@ async fn a_refused_write_leaves_no_lock_behind() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
     let test = TestStore::start().await;
-    // Keys are compared as bytes.
+    // Unique keys are compared as bytes.
     for key in ["order-7", "Order-7", "order-7 ", "ordér-7"] {
         let calls = (0..20).map(|_| test.store.insert_keyed(vec![keyed(key)]));
         let answers = futures_util::future::join_all(calls).await;
@@ -253,7 +253,7 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
     }
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 4);
-    // Every end gives the key back: a success, a failure, a cancel.
+    // Every end frees the unique key: a success, a failure, a cancel.
     let holders: Vec<uuid::Uuid> =
         sqlx::query_scalar("SELECT job_id FROM unique_keys").fetch_all(&mut test.mysql().await).await.unwrap();
     let holders: Vec<JobId> = holders.into_iter().map(JobId::from_uuid).collect();
@@ -263,7 +263,7 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
     }
     assert_eq!(test.store.cancel(holders[3], &Actor::tickr()).await.unwrap(), Moved::Done(State::Cancelled));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 0);
-    // A retry takes the key again, unless another job has it by now.
+    // A retry takes the unique key again, unless another job has it.
     assert!(matches!(test.store.retry(holders[3], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
     test.stop().await;
@@ -330,7 +330,7 @@ async fn only_the_holder_of_the_token_can_end_an_attempt() {
 
     let done = test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap();
     assert!(matches!(done, Settled::Done { state: State::Retrying, .. }));
-    // A late writer, with the right that it once had.
+    // A late writer, whose token was valid once, writes nothing.
     assert!(matches!(test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'failed'").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed").await, 1);
@@ -375,7 +375,7 @@ async fn an_attempt_is_claimed_by_one_of_many() {
     test.stop().await;
 }
 
-/// Claim these in one batch, which waits behind a claim of `first` until all have been handed in.
+/// Claim these jobs in one batch. The batch waits behind a claim of `first` until all claims have arrived.
 async fn claimed_together(test: &TestStore, first: JobId, ids: &[JobId]) -> Vec<Claim> {
     let claimant = test.claimant.clone();
     let mut other = test.mysql().await;
@@ -406,14 +406,14 @@ async fn claimed_together(test: &TestStore, first: JobId, ids: &[JobId]) -> Vec<
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
     let (name, url) = database().await;
-    // One flusher, so that what is handed in while it writes makes one batch.
+    // There is one flusher, so claims that arrive while it writes make one batch.
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs: Vec<NewJob> = (0..5).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     test.store.insert(jobs).await.unwrap();
     let won = |claims: &[Claim]| claims.iter().filter(|claim| matches!(claim, Claim::Won(_))).count();
 
-    // Beside a row that cannot be read: it is left alone, and no other job suffers.
+    // One row of the batch cannot be read. It is left alone, and the other jobs are claimed.
     let mut mysql = test.mysql().await;
     let bad = "UPDATE owed SET priority = 77, execute_at = UTC_TIMESTAMP(3) + INTERVAL 1 HOUR WHERE id = ?";
     sqlx::query(bad).bind(ids[1].uuid()).execute(&mut mysql).await.unwrap();
@@ -421,7 +421,7 @@ async fn an_id_that_is_twice_in_a_batch_starts_once_whatever_else_is_in_it() {
     assert_eq!(won(&claims[..2]), 1, "{claims:?}");
     assert!(matches!(claims[2], Claim::Gone), "{claims:?}");
 
-    // Beside a row that MySQL refuses to write: the items are claimed one by one, under the same token.
+    // MySQL refuses to write one row of the batch. The jobs are claimed one by one, under the same token.
     let refuses = format!(
         "CREATE TRIGGER refuses BEFORE UPDATE ON owed FOR EACH ROW \
          SET NEW.attempt = IF(NEW.id = x'{}' AND NEW.state = 'executing', 0, NEW.attempt)",
@@ -476,7 +476,7 @@ async fn a_beat_that_renews_some_pages_counts_for_those() {
         live.push(LiveAttempt { id: claimed.id, token: claimed.token, progress: None, leased });
     }
     drop(claimant);
-    // One row of the page that is renewed last is locked for longer than a beat may take.
+    // One row of the last page is locked for longer than a heartbeat may take.
     let last = live.iter().max_by_key(|attempt| (attempt.leased, attempt.id)).unwrap().id;
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
@@ -513,7 +513,7 @@ async fn a_lease_that_could_not_be_renewed_spares_a_job_only_so_often() {
     };
     assert_eq!(interrupted(Again::NowWithinBounds).await, State::Waiting);
     test.mysql().await.execute("UPDATE owed SET attempt = 100, spared = 100").await.unwrap();
-    // A shutdown is no reason to fail, however often.
+    // A shutdown never fails a job, however often it interrupts.
     assert_eq!(interrupted(Again::Now).await, State::Waiting);
     assert_eq!(interrupted(Again::NowWithinBounds).await, State::Failed);
     test.stop().await;
@@ -525,7 +525,7 @@ async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
     let job = job();
     let id = job.id;
     test.store.insert(vec![job]).await.unwrap();
-    // Somebody ends the last attempt of the job at this moment.
+    // At this moment another session ends the last attempt of the job.
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
@@ -534,7 +534,7 @@ async fn an_attempt_that_waited_for_its_row_begins_after_the_wait() {
     test.until_said("UPDATE owed", 1).await;
     let ended: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
-    let Claim::Won(claimed) = claim.await.unwrap().unwrap() else { panic!("nobody else wants it") };
+    let Claim::Won(claimed) = claim.await.unwrap().unwrap() else { panic!("no other claim competes") };
     assert!(claimed.started_at.naive_utc() >= ended, "{} is before {ended}", claimed.started_at);
     test.stop().await;
 }
@@ -549,7 +549,7 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
         settlement(&test.claimed(succeeds).await, Verdict::Succeeded),
         settlement(&test.claimed(fails).await, Verdict::Rejected),
     ];
-    // Somebody ends the last attempt of the one, and asks the other to stop, at this moment.
+    // At this moment another session ends the last attempt of one job, and asks the other to stop.
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed ORDER BY id FOR UPDATE").execute(&mut *tx).await.unwrap();
@@ -560,7 +560,8 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
         tokio::spawn(async move { store.settle(settlement).await })
     };
     let [success, failure] = settlements;
-    // The cancel and the failure look first, the success does not. One after the other, or they share a batch.
+    // The cancel and the failure read the row first, the success does not. They come one after the other, because
+    // otherwise they would share a batch.
     let failing = settle(failure);
     test.until_said("SELECT id, kind, queue", 2).await;
     let settles = [failing, settle(success)];
@@ -578,8 +579,8 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
     test.stop().await;
 }
 
-/// Two claims in one batch have one token. A success that is told with the token of an attempt that was lost must not end
-/// the job's next attempt, whatever else is in its batch.
+/// Two claims in one batch have one token. A success that is written with the token of a lost attempt must not end the
+/// job's next attempt, whatever else is in its batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_success_ends_only_the_attempt_that_it_names() {
     let (name, url) = database().await;
@@ -588,7 +589,7 @@ async fn a_success_ends_only_the_attempt_that_it_names() {
     let [moved_on, mate, blocker] = [jobs[0].id, jobs[1].id, jobs[2].id];
     test.store.insert(jobs.into()).await.unwrap();
     let [first, blocking] = [test.claimed(moved_on).await, test.claimed(blocker).await];
-    // Its lease is taken away, and a batch of claims takes it again, together with its mate.
+    // Its lease is taken away. A batch of claims then claims it again, together with its mate.
     lose(&test, &first, &HashMap::new()).await;
     let due = "UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 SECOND, losses = 0 WHERE id = ?";
     sqlx::query(due).bind(moved_on.uuid()).execute(&mut test.mysql().await).await.unwrap();
@@ -598,7 +599,7 @@ async fn a_success_ends_only_the_attempt_that_it_names() {
     let same = "UPDATE owed SET token = ? WHERE id = ?";
     sqlx::query(same).bind(again.token.uuid()).bind(mate.uuid()).execute(&mut test.mysql().await).await.unwrap();
 
-    // The only flusher waits for a row, so that what follows makes one batch.
+    // The only flusher waits for a row, so that the next writes make one batch.
     let mut other = test.mysql().await;
     let mut tx = other.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(blocker.uuid()).execute(&mut *tx).await.unwrap();
@@ -646,7 +647,7 @@ async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
         let store = test.store.clone();
         let waits = tokio::spawn(async move { store.settle(settlement(&stuck, Verdict::Succeeded)).await });
         test.until_said("DELETE FROM owed", 1).await;
-        // Small as it is, this batch would rather wait for the end of the write in front of it; but not for a lock.
+        // A batch this small usually waits until the write in front of it ends, but not if that write waits for a lock.
         let began = std::time::Instant::now();
         let done = test.store.settle(settlement(&free, Verdict::Succeeded)).await.unwrap();
         took.push(began.elapsed());
@@ -655,16 +656,16 @@ async fn a_write_that_waits_for_a_row_does_not_hold_up_the_others() {
         tx.commit().await.unwrap();
         assert!(matches!(waits.await.unwrap().unwrap(), Settled::Done { .. }));
     }
-    // The write in front waits for a second before it steps aside. A busy machine may be slow, but not each time.
+    // The write in front waits for a second before it lets others pass. A busy machine may be slow, but not each time.
     let fastest = took.iter().min().unwrap();
     assert!(*fastest < Duration::from_millis(300), "{took:?}");
     test.stop().await;
 }
 
-/// Longer than one wait for a lock and a second for a piece of the batch; much shorter than two waits.
+/// Longer than one wait for a lock plus a second for a piece of the batch, and much shorter than two waits.
 const ONE_WAIT: Duration = Duration::from_millis(8_500);
 
-/// Hold the row of this job in a transaction, as an operator who went to lunch does.
+/// Hold the row of this job in a transaction, as an operator does who leaves a transaction open.
 async fn hold(mysql: &mut MySqlConnection, id: JobId) -> sqlx::Transaction<'_, sqlx::MySql> {
     let mut tx = mysql.begin().await.unwrap();
     sqlx::query("SELECT id FROM owed WHERE id = ? FOR UPDATE").bind(id.uuid()).execute(&mut *tx).await.unwrap();
@@ -674,19 +675,19 @@ async fn hold(mysql: &mut MySqlConnection, id: JobId) -> sqlx::Transaction<'_, s
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_wait() {
     let (name, url) = database().await;
-    // With one flusher every batch has to wait for the one before it.
+    // With one flusher, every batch has to wait for the one before it.
     let test = TestStore::with_flushers(name, url.clone(), url, 1).await;
     let jobs: Vec<NewJob> = (0..131).map(|_| job()).collect();
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     test.store.insert(jobs).await.unwrap();
-    // In a table with little else the server reads every row, and waits for the locked one whichever it is asked for.
+    // In a table with few other rows the server reads every row, and waits for the locked one whichever row it needs.
     for _ in 0..4 {
         let later = || NewJob { due: Due::After(Duration::from_secs(86_400)), ..job() };
         test.store.insert((0..1_000).map(|_| later()).collect()).await.unwrap();
     }
     test.mysql().await.execute("ANALYZE TABLE owed").await.unwrap();
     let claimed = futures_util::future::join_all(ids.iter().map(|id| test.claimed(*id))).await;
-    let [first, stuck, free @ ..] = &claimed[..] else { panic!("there are more") };
+    let [first, stuck, free @ ..] = &claimed[..] else { panic!("there are more jobs") };
     let (free, later) = free.split_at(64);
     let (mut operator, mut other) = (test.mysql().await, test.mysql().await);
     let held = hold(&mut operator, stuck.id).await;
@@ -695,7 +696,7 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
         let (store, end) = (test.store.clone(), settlement(claimed, Verdict::Succeeded));
         tokio::spawn(async move { store.settle(end).await })
     };
-    // While the first waits, all others come; then they are one batch, with the one that is stuck in their middle.
+    // While the first one waits, all others arrive. So they are one batch, with the stuck one in its middle.
     let mut ends = vec![settle(first)];
     test.until_said("DELETE FROM owed", 1).await;
     ends.extend(free[..32].iter().map(settle));
@@ -710,7 +711,8 @@ async fn a_locked_row_holds_up_none_of_the_ends_in_its_batch_for_more_than_one_w
     let took = began.elapsed();
     assert!(took > Duration::from_secs(4), "they were not in one batch: {took:?}");
     assert!(took < ONE_WAIT, "{took:?}");
-    // The next batches do not wait for it at all, as soon as it was found to be the one: a second for each of two pieces.
+    // Later batches do not wait for the locked row at all, after it was found: that takes a second for each of two
+    // pieces.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     let began = std::time::Instant::now();
     for done in futures_util::future::join_all(later.iter().map(settle)).await {
@@ -740,7 +742,7 @@ async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one
         tokio::spawn(async move { claimant.claim(id).await })
     };
     let began = std::time::Instant::now();
-    // Each of them twice: the index may deliver an id again, and only one of the two may run it.
+    // Each id comes twice: the index may deliver an id again, and only one of the two claims may win.
     let asked: Vec<_> = std::iter::once(stuck).chain(free).chain(free).map(claim).collect();
     let mut won: HashMap<JobId, u32> = HashMap::new();
     for (at, answer) in futures_util::future::join_all(asked).await.into_iter().enumerate() {
@@ -752,10 +754,10 @@ async fn a_locked_row_holds_up_none_of_the_claims_in_its_batch_for_more_than_one
     }
     assert!(began.elapsed() < ONE_WAIT, "{:?}", began.elapsed());
     assert!(!won.contains_key(stuck));
-    assert_eq!(won.len(), 64, "each free one is claimed");
+    assert_eq!(won.len(), 64, "each free job is claimed");
     assert!(won.values().all(|times| *times == 1), "and each once: {won:?}");
     held.commit().await.unwrap();
-    // When it is offered again it can be had.
+    // When the row is offered again, it can be claimed.
     eventually("the row is free", || async {
         matches!(test.claimant.claim(*stuck).await.unwrap(), Claim::Won(_)).then_some(())
     })
@@ -780,24 +782,25 @@ async fn the_reaper_takes_only_what_has_expired_under_the_token_it_saw() {
     let mut seen = test.lapsed().await;
     seen.sort_by_key(|lapsed| lapsed.id);
     assert_eq!(seen.iter().map(|lapsed| lapsed.id).collect::<Vec<_>>(), ids[..2]);
-    // Between its look and its write: the first is as it was seen, the second has another token, the third a newer lease.
+    // The rows change between the reaper's read and its write: the first is unchanged, the second has another token,
+    // the third has a newer lease.
     seen[1].token = AttemptToken::new();
     seen.push(Lapsed { id: ids[2], token: claimed[2].token, until: seen[0].until });
     assert_eq!(test.reap(seen).await, [ids[0]]);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'executing'").await, 2);
-    // Its former holder comes too late; the others still hold theirs.
+    // The former holder of the first job comes too late. The others still hold theirs.
     assert!(matches!(test.store.settle(settlement(&claimed[0], Verdict::Succeeded)).await.unwrap(), Settled::NotOurs));
     for claimed in &claimed[1..] {
         let done = test.store.settle(settlement(claimed, Verdict::Succeeded)).await.unwrap();
         assert!(matches!(done, Settled::Done { state: State::Completed, .. }));
     }
-    // An end is the end.
+    // An end state stays.
     assert!(test.reap(test.lapsed().await).await.is_empty());
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'completed'").await, 2);
     test.stop().await;
 }
 
-/// Lose an attempt: as if its runner had died a lease ago.
+/// Lose an attempt, as if its runner had died a lease ago.
 async fn lose(test: &TestStore, claimed: &Claimed, policies: &HashMap<Name, RetryPolicy>) -> Settled {
     let expire = "UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE id = ?";
     sqlx::query(expire).bind(claimed.id.uuid()).execute(&mut test.mysql().await).await.unwrap();
@@ -835,9 +838,9 @@ async fn a_job_fails_after_three_losses_in_a_row_and_a_verdict_of_its_own_clears
     test.store.settle(settlement(&suspect().await, Verdict::Failed)).await.unwrap();
     assert_eq!(lost(&ordinary().await).await, State::Retrying);
     assert_eq!(lost(&ordinary().await).await, State::Retrying);
-    // What the stop of a runner interrupted is as suspect as it was: it came to no end of its own.
+    // A job that the stop of a runner interrupted is a suspect as before, because it came to no end of its own.
     test.store.settle(settlement(&suspect().await, Verdict::Interrupted)).await.unwrap();
-    // So is what a runner gave back because it could not read it.
+    // The same holds for a job that a runner gave back because it could not read it.
     let unread =
         Settlement { again: Again::ForAnother(Duration::ZERO), ..settlement(&suspect().await, Verdict::Snoozed) };
     test.store.settle(unread).await.unwrap();
@@ -857,7 +860,7 @@ async fn the_first_loss_costs_a_job_neither_its_place_nor_time() {
         panic!("it waits again")
     };
     assert_eq!(execute_at, first.execute_at);
-    // The second does: from here on it may be the job.
+    // The second loss costs time, because from here on the job itself may be the cause.
     let second = test.claimed(id).await;
     let Settled::Done { execute_at: Some(execute_at), .. } = lose(&test, &second, &HashMap::new()).await else {
         panic!("it waits again")
@@ -906,7 +909,7 @@ async fn a_late_verdict_is_kept_as_a_note_and_changes_nothing_else() {
     let mut late = settlement(&claimed, Verdict::Succeeded);
     late.result = Some(RawValue::from_string(format!("\"{}\"", "ä".repeat(5_000))).unwrap());
     assert!(matches!(test.store.settle(late).await.unwrap(), Settled::NotOurs));
-    // The first word stands.
+    // The first late verdict stays.
     assert!(matches!(test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap(), Settled::NotOurs));
     assert_eq!(everything().await, before);
     let (job, attempts) = test.store.job(claimed.id).await.unwrap().unwrap();
@@ -938,7 +941,7 @@ async fn the_tallies_add_up_after_every_kind_of_end() {
         let claimed = test.claimed(*id).await;
         test.store.settle(settlement(&claimed, verdict)).await.unwrap();
     }
-    // Two of the rejected live again; one of them ends again.
+    // Two of the rejected jobs are retried, and one of them ends again.
     for at in [2, 12] {
         assert!(matches!(test.store.retry(ids[at], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
     }
@@ -984,11 +987,11 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         tokio::time::sleep(Duration::from_micros(rand::random_range(0..1_500))).await;
         call.abort();
     }
-    // As many calls at once as there are connections, and more: each finds one.
+    // There are more calls at once than connections, and each call gets one.
     let calls = (0..16).map(|n| test.store.insert_keyed(vec![keyed(&format!("after-{n}"))]));
     for answer in futures_util::future::join_all(calls).await {
         let Keyed::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
-        // Acknowledged means visible to everybody.
+        // An acknowledged job is visible to every session.
         let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ?")
             .bind(accepted.accepted().next().unwrap().id.uuid())
             .fetch_one(&mut test.mysql().await)
@@ -997,7 +1000,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
         assert_eq!(seen, 1);
     }
     test.until_no_transaction_is_open().await;
-    // Whole or not at all, also for those who did not wait for the answer.
+    // Each insert is complete or absent, even for callers that did not wait for the answer.
     assert_eq!(
         test.count("SELECT COUNT(*) FROM jobs j LEFT JOIN owed o USING (id) WHERE o.id IS NULL").await
             + test
@@ -1014,7 +1017,7 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     let split = Split::of(4);
     let mut operator = test.mysql().await;
     operator.execute("LOCK TABLES jobs WRITE").await.unwrap();
-    // More of each than there are connections in all.
+    // There are more calls of each sort than connections in all.
     let store = &test.store;
     let read = |store: Store| async move { store.job(JobId::new()).await.err() };
     let reads: Vec<_> = (0..32).map(|_| tokio::spawn(read(store.clone()))).collect();
@@ -1022,7 +1025,7 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     let change = |store: Store, n: u32| async move { store.insert_keyed(vec![keyed(&n.to_string())]).await.err() };
     let changes: Vec<_> = (0..32).map(|n| tokio::spawn(change(store.clone(), n))).collect();
     test.until_waiting_for_tables(split.reads + split.steering).await;
-    // What runners do by themselves and what operators set goes on, for as long as the others hang and wait.
+    // The loops of runners and the settings of operators continue to work, as long as the other calls hang.
     for _ in 0..5 {
         in_time("the reaper", async { test.store.runner_beats().await.map(drop) }).await;
         in_time("the keys", async { test.store.keys().await.map(drop) }).await;
@@ -1038,7 +1041,7 @@ async fn reads_and_changes_that_hang_leave_the_loops_and_the_controls_their_conn
     test.stop().await;
 }
 
-/// It must answer, and within the time that callers are promised.
+/// Check that the call succeeds, within the time that is promised to callers.
 async fn in_time(what: &str, answer: impl Future<Output = Result<(), StoreError>>) {
     let answer = tokio::time::timeout(Duration::from_secs(2), answer).await;
     assert!(matches!(answer, Ok(Ok(()))), "{what}: {answer:?}");
@@ -1050,7 +1053,7 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     let proxy = Proxy::start(&url).await;
     let test = TestStore::at(name, url, proxy.url()).await;
 
-    // Accepted once, though the answer to the first commit never came.
+    // The job is accepted once, though the answer to the first commit never came.
     proxy.cut_after("COMMIT");
     let one = job();
     let accepted = test.store.insert(vec![one.clone()]).await.unwrap();
@@ -1067,7 +1070,7 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
     assert_eq!(proxy.cuts(), 2);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs j JOIN owed o USING (id)").await, 3);
 
-    // Settled once; the repeated run finds its own line in the ledger.
+    // The attempt is settled once. The repeated transaction finds its own row in the ledger.
     let claimed = test.claimed(one.id).await;
     proxy.cut_after("COMMIT");
     let settled = test.store.settle(settlement(&claimed, Verdict::Failed)).await.unwrap();
@@ -1086,7 +1089,8 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     let ids: Vec<JobId> = jobs.iter().map(|job| job.id).collect();
     test.store.insert(jobs).await.unwrap();
 
-    // Claimed once, under the token of the run whose answer was lost: one that was rolled back, and one that was not.
+    // The job is claimed once, under the token of the transaction whose answer was lost. One such transaction was
+    // rolled back, the other was not.
     for (id, text) in ids.iter().zip(["BEGIN;UPDATE owed FORCE INDEX", "INSERT INTO claim_batches"]) {
         proxy.cut_after(text);
         let claimed = test.claimed(*id).await;
@@ -1101,7 +1105,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     }
     assert_eq!(proxy.cuts(), 2);
 
-    // A cancel of what waits, of what runs, and of what is over.
+    // A cancel of a waiting job, of a running job, and of a job that is over.
     for (id, answer) in [
         (ids[2], Moved::Done(State::Cancelled)),
         (ids[0], Moved::Asked),
@@ -1115,7 +1119,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE end_state = 'cancelled'").await, 2);
     assert_eq!(test.count("SELECT n FROM (SELECT CAST(SUM(n) AS SIGNED) AS n FROM tallies) t").await, 2);
 
-    // Brought back once.
+    // The job is retried once.
     proxy.cut_after("COMMIT");
     assert!(
         matches!(test.store.retry(ids[2], &Actor::tickr()).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2])
@@ -1128,7 +1132,7 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 1 AND spared = 1").await, 1);
     assert_eq!(test.count("SELECT CAST(SUM(n) AS SIGNED) FROM tallies").await, 1);
 
-    // Lost once.
+    // The attempt is lost once.
     test.mysql()
         .await
         .execute("UPDATE owed SET lease_until = UTC_TIMESTAMP(6) - INTERVAL 1 SECOND WHERE state = 'executing'")
@@ -1162,7 +1166,7 @@ async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothin
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 0").await, 2);
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts").await, 0);
 
-    // It was committed, and no answer came: no handler was started.
+    // The claim was committed and no answer came, so no handler was started.
     proxy.cut_and_refuse("INSERT INTO claim_batches");
     assert!(test.claimant.claim(ids[1]).await.is_err());
     proxy.let_in();
@@ -1171,7 +1175,7 @@ async fn a_claim_that_was_given_up_is_rolled_back_or_given_back_and_burns_nothin
     assert_eq!((given, test.store.unanswered_claims()), (vec![ids[1]], 0));
     assert_eq!(test.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'interrupted'").await, 1);
     assert_eq!(proxy.cuts(), 2);
-    // Both have their one attempt yet.
+    // Both jobs still have their only attempt.
     for id in ids {
         let claimed = test.claimed(id).await;
         assert_eq!(claimed.attempt, 1);
@@ -1187,13 +1191,13 @@ async fn sessions_of_the_pool_and_of_the_batches_are_read_committed() {
     let test = TestStore::start().await;
     let server: String = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut test.mysql().await).await.unwrap();
     if !server.contains("MariaDB") {
-        // MySQL 9 cannot list transactions while the statement of one holds bytes (error 3854). The sessions are set by
-        // the same statement on both.
+        // MySQL 9 cannot list transactions while a statement contains binary data (error 3854). The same statement sets
+        // up the sessions on both servers.
         return test.stop().await;
     }
     let accepted = test.store.insert(vec![job()]).await.unwrap();
     let claimed = test.claimed(accepted[0].id).await;
-    // Somebody holds the row, so that both calls stand still in the middle of their transactions.
+    // Another session holds the row, so that both calls stop in the middle of their transactions.
     let mut holder = test.mysql().await;
     let mut held = holder.begin().await.unwrap();
     held.execute("SELECT * FROM owed FOR UPDATE").await.unwrap();
@@ -1233,7 +1237,7 @@ async fn times_are_utc_on_a_server_that_lives_elsewhere() {
         let off = (chrono::Utc::now() - moment).num_seconds().abs();
         assert!(off < 60, "{off} s");
     }
-    // A moment that a caller names means the same to the server.
+    // The server understands a time from a caller in the same way.
     let due = chrono::Utc::now() + chrono::TimeDelta::hours(1);
     let later = test.store.insert(vec![NewJob { due: Due::At(due), ..job() }]).await.unwrap();
     let ms = test.count("SELECT MAX(TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(6), execute_at)) FROM owed").await;
@@ -1250,7 +1254,7 @@ async fn a_batch_larger_than_the_servers_packet_is_written_in_pieces() {
         .await
         .unwrap();
     let payload = format!("{{\"x\":\"{}\"}}", "y".repeat(300_000));
-    // Enough for one group of rows, were they only counted, to pass what the server takes.
+    // If only rows were counted, one group of so many rows would exceed the server's packet.
     let count = usize::try_from(most).unwrap() / payload.len() + 40;
     let heavy = || NewJob { payload: RawValue::from_string(payload.clone()).unwrap(), ..job() };
     let accepted = test.store.insert((0..count).map(|_| heavy()).collect()).await.unwrap();
@@ -1265,7 +1269,7 @@ async fn a_connection_that_the_network_forgot_while_it_rested_costs_a_second() {
     let proxy = Proxy::start(&url).await;
     let test = TestStore::with_flushers(name, url, proxy.url(), 1).await;
     test.store.insert(vec![job()]).await.unwrap();
-    // It is trusted while it is busy, and asked for a sign of life after a second's rest.
+    // tickr trusts a connection while it is busy, and tests it after a second without use.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     proxy.forget_connections();
     let asked = std::time::Instant::now();
@@ -1290,7 +1294,7 @@ async fn a_start_survives_a_line_that_falls_silent_at_any_of_its_steps() {
             Ok::<_, tickr::store::StoreError>(store)
         };
         let store = tokio::time::timeout(Duration::from_secs(25), start).await.expect(step).expect(step);
-        assert_eq!(proxy.cuts(), 1, "{step} was never said");
+        assert_eq!(proxy.cuts(), 1, "{step} was never sent");
         store.close().await;
     });
     futures_util::future::join_all(starts).await;

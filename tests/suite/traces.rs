@@ -1,5 +1,5 @@
-//! Traces: accepted at the enqueue, carried by the job, continued by its attempts, exported to a collector that may do
-//! what it likes.
+//! Traces: accepted at the enqueue, stored with the job, continued by its attempts, exported to a collector, whose
+//! faults do no harm.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -31,11 +31,11 @@ fn sampled() -> String {
     format!("00-{TRACE}-{CALLER}-01")
 }
 
-/// A collector that keeps what it is told.
+/// A collector that keeps the spans it receives.
 #[derive(Clone, Default)]
 struct Collector {
     told: Arc<Mutex<Vec<(HeaderMap, Bytes)>>>,
-    /// How often it says that it is busy before it takes anything.
+    /// Number of requests that it refuses as busy before it accepts one.
     busy: Arc<Mutex<u32>>,
 }
 
@@ -116,7 +116,7 @@ fn attributes(pairs: &[KeyValue]) -> BTreeMap<String, String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_enqueue_and_every_attempt_continue_the_callers_trace() {
     let (collector, endpoint) = Collector::start().await;
-    // Busy twice: what it could not take then comes again.
+    // The collector is busy twice, and the refused spans come again.
     *collector.busy.lock().unwrap() = 2;
     let tickr = tickr_with(&endpoint, |_| {}).await;
     let job = json!({"kind": "fail", "payload": {"times": 2}, "retry": {"base_ms": 1}, "unique_key": "canary-key"});
@@ -133,7 +133,7 @@ async fn an_enqueue_and_every_attempt_continue_the_callers_trace() {
     assert_eq!((hex(&request.trace_id).as_str(), hex(&request.parent_span_id).as_str()), (TRACE, CALLER));
     assert_eq!((request.kind, request.trace_state.as_str(), request.flags), (2, "rojo=1,congo=2", 0x301));
     assert_eq!(attributes(&request.attributes)["http.response.status_code"], "201");
-    // The job carries the request's span on.
+    // The job carries the span of the request.
     let carried = format!("00-{TRACE}-{}-01", hex(&request.span_id));
     for shown in [&accepted.body, &ended] {
         assert_eq!(shown["trace"], json!({"traceparent": carried, "tracestate": "rojo=1,congo=2"}));
@@ -158,7 +158,7 @@ async fn an_enqueue_and_every_attempt_continue_the_callers_trace() {
         }
         assert_eq!(said.get("error.type").map(String::as_str), (at < 2).then_some("failed"));
         assert_eq!(span.status.as_ref().map_or(0, |status| status.code), if at < 2 { 2 } else { 0 });
-        // A retry points to the attempt before it.
+        // A retry links to the attempt before it.
         let links: Vec<&Vec<u8>> = span.links.iter().map(|link| &link.span_id).collect();
         assert_eq!(links, attempts[..at].last().map(|before| &before.span_id).into_iter().collect::<Vec<_>>());
     }
@@ -169,7 +169,7 @@ async fn an_enqueue_and_every_attempt_continue_the_callers_trace() {
     assert_eq!(resource["service.version"], env!("CARGO_PKG_VERSION"));
     assert!(told.iter().all(|(headers, _)| headers["x-team"] == "canary-header"));
     let bytes: Vec<u8> = told.iter().flat_map(|(_, body)| body.to_vec()).collect();
-    assert!(!String::from_utf8_lossy(&bytes).contains("canary"), "a key of the job went to the collector");
+    assert!(!String::from_utf8_lossy(&bytes).contains("canary"), "text of the job went to the collector");
     tickr.stop().await;
 }
 
@@ -184,12 +184,12 @@ async fn what_is_no_trace_is_taken_for_none_and_refuses_no_job() {
     let twice = [("traceparent", good.as_str()), ("traceparent", good.as_str())];
     let job = enqueue(&tickr, &twice, json!({"kind": "noop"})).await;
     assert!(job.status == 201 && job.body.get("trace").is_none());
-    // A state without good form is left out; without a collector the rest is carried as it came.
+    // A malformed tracestate is left out. Without a collector the traceparent is passed on unchanged.
     let job = enqueue(&tickr, &[("traceparent", &good), ("tracestate", "A")], json!({"kind": "noop"})).await;
     assert_eq!(job.body["trace"], json!({"traceparent": good}));
     assert_eq!(tickr.until(id(&job), State::Completed).await["trace"], json!({"traceparent": good}));
 
-    // Each job of a batch may have its own.
+    // Each job of a batch may have its own trace.
     let other = good.replace(TRACE, &"a".repeat(32));
     let own = |traceparent: &str| json!({"kind": "noop", "trace": {"traceparent": traceparent}});
     let batch = json!({"jobs": [own(&other), own("nonsense"), {"kind": "noop"}]});
@@ -223,11 +223,11 @@ async fn a_callback_carries_the_trace_of_its_attempt() {
         let seen = seen.lock().unwrap();
         assert_eq!((&seen[0]["traceparent"], &seen[0]["tracestate"]), (&own.parse().unwrap(), &"a=1".parse().unwrap()));
     }
-    // A trace that its caller does not record is passed on as it came, and stays unrecorded.
+    // A trace that its caller does not record is passed on unchanged, and stays unrecorded.
     let quiet = good.replace("-01", "-00");
     let job = enqueue(&tickr, &[("traceparent", &quiet)], callback.clone()).await;
     tickr.until(id(&job), State::Completed).await;
-    // One that the payload names itself is meant.
+    // A traceparent in the payload's own headers takes precedence.
     let mut named = callback;
     named["payload"]["headers"] = json!({"traceparent": "00-mine"});
     let job = enqueue(&tickr, &[("traceparent", &quiet)], named).await;
@@ -273,7 +273,7 @@ async fn a_tick_is_the_root_of_the_trace_of_its_job() {
         // Each tick has a trace of its own.
         assert!(traces.insert(tick.trace_id.clone()));
     }
-    // A trigger is somebody's request, and continues their trace.
+    // A trigger is a request of a client, and continues the trace of that client.
     let yearly = json!({"cron": "0 0 1 1 *", "kind": "noop"});
     assert_eq!(answer(http().put(tickr.url("/v1/schedules/yearly")).json(&yearly)).await.status, 201);
     let path = "/v1/schedules/yearly/trigger";
@@ -307,13 +307,13 @@ async fn an_import_carries_its_callers_trace_unless_a_line_names_one() {
     };
     let (plain, own) = (json!({"kind": "noop"}), format!("00-{}-{CALLER}-00", "a".repeat(32)));
     let lines = [plain.clone(), json!({"kind": "noop", "trace": {"traceparent": own}}), plain];
-    // Without a collector it is carried as it came.
+    // Without a collector the trace is passed on unchanged.
     let tickr = TestApp::start().await;
     let traces = import(&tickr, Some(&sampled()), &lines).await;
     assert_eq!(traces, [json!(sampled()), json!(own), json!(sampled())]);
     assert_eq!(import(&tickr, None, &lines).await, [Value::Null, json!(own), Value::Null]);
     tickr.stop().await;
-    // With one the import is a span, of which the attempts are parts. None begins a trace of its own.
+    // With a collector, the import is a span and the attempts are its children. None of them begins a trace of its own.
     let (collector, endpoint) = Collector::start().await;
     let tickr = tickr_with(&endpoint, |config| config.otlp_sample = 1.0).await;
     assert_eq!(import(&tickr, None, &lines).await, [Value::Null, json!(own), Value::Null]);
@@ -338,9 +338,9 @@ async fn whether_a_trace_that_begins_here_is_recorded_is_decided_once() {
         let shown = tickr.until(id(&job), State::Completed).await;
         recorded += usize::from(shown.get("trace").is_some());
     }
-    // 2 chances in 10^12 that all or none are.
+    // The chance that all or none are recorded is 2 in 10^12.
     assert!((1..40).contains(&recorded), "{recorded}");
-    // The stop hands over what the collector has not had yet.
+    // The stop sends the spans that the collector has not received yet.
     tickr.stop().await;
     let spans = collector.spans();
     assert_eq!(spans.len(), 2 * recorded);
@@ -352,7 +352,7 @@ async fn whether_a_trace_that_begins_here_is_recorded_is_decided_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
-    // One that takes connections and never answers, and one that is not there.
+    // One collector accepts connections and never answers, and one does not exist.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hanging = format!("http://{}", silent.local_addr().unwrap());
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -366,7 +366,7 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
         tickr.enqueue_many(std::iter::repeat_n(traced, jobs)).await;
         tickr.until_idle().await;
         if jobs > 5_000 {
-            // More than may wait: the rest was dropped on the spot, and counted.
+            // There are more spans than may wait. The rest was dropped at once, and counted.
             assert!(spans_counted(&tickr, "dropped").await >= before + 500.0);
         }
         tickr.assert_each_ran_once(jobs as i64).await;
@@ -374,12 +374,12 @@ async fn a_collector_that_hangs_or_is_gone_costs_spans_and_nothing_else() {
         let stopped = tickr.stop().await;
         println!("stop with a collector that does not take spans: {} ms", began.elapsed().as_millis());
         assert_eq!(stopped.abandoned, 0);
-        // Two seconds for the spans beside what any stop takes.
+        // Two seconds for the spans, plus what any stop takes.
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     }
 }
 
-/// Of all tickrs of this process.
+/// Return the counter, which covers all tickrs of this process.
 async fn spans_counted(tickr: &TestApp, outcome: &str) -> f64 {
     let page = tickr.get("/metrics").await;
     let series = format!("tickr_spans_total{{outcome=\"{outcome}\"}} ");

@@ -1,4 +1,5 @@
-//! `tickr verify` (G11): silent about a system that keeps its promises, and not about one that does not.
+//! `tickr verify` (G11): it finds no fault in a system that keeps its promises, and finds each fault of one that does
+//! not.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tickr::verify::{Check, Outcome, Report, VerifySettings, verify};
 use crate::support::program::{Program, command, outcome, tickr};
 use crate::support::{TestApp, eventually, halted, http};
 
-/// Jobs of every fate.
+/// Return jobs with every possible outcome.
 fn of_every_fate() -> Vec<Value> {
     let quick = json!({"base_ms": 1, "cap_ms": 2});
     let mut jobs = Vec::new();
@@ -43,7 +44,7 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
     };
     let tickr = TestApp::start_with(queues, Registry::new()).await;
     let other = tickr.another().await;
-    // Operators do at the same time whatever they can.
+    // At the same time, operators use every action they have.
     let schedule = json!({"cron": "* * * * * *", "kind": "noop", "misfire_grace_ms": 60_000});
     let put = http().put(tickr.url("/v1/schedules/each-second")).json(&schedule).send().await.unwrap();
     assert!(put.status().is_success());
@@ -101,7 +102,7 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
         }
     };
     tokio::join!(load, checks);
-    // Some are given back by a runner that stops.
+    // A runner that stops gives some of these jobs back.
     let slow = tickr.enqueue_many((0..30).map(|_| json!({"kind": "sleep", "payload": {"ms": 20_000}}))).await;
     tickr.until(slow[0], State::Executing).await;
     other.stop(tokio_util::sync::CancellationToken::new()).await;
@@ -115,7 +116,7 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
     assert!(count("SELECT COUNT(*) FROM ticks WHERE outcome = 'fired'").await > 0);
     assert!(count("SELECT COUNT(*) FROM departures").await > 0, "batches lost jobs to operators and retention");
     assert!(count("SELECT COUNT(*) FROM dead_letters WHERE standing = 'replayed'").await > 0);
-    // Nothing is as young as this.
+    // No job is newer than this time.
     let mut settings = halted::settings(&rest.config, Duration::ZERO, false);
     settings.since = Some(rest.store.clock().now() + Duration::from_secs(60));
     let report = verify(&rest.store, &rest.index, &settings, |_| {}).await.unwrap();
@@ -123,12 +124,12 @@ async fn a_live_system_that_keeps_its_promises_lights_no_check() {
     rest.drop().await;
 }
 
-/// What is asked of a runner; there is a slash in its name.
+/// Return the path of an action on a runner. The name of the runner contains a slash.
 fn of_runner(runner: &tickr::job::RunnerId, verb: &str) -> String {
     format!("/v1/runners/{}/{verb}", runner.as_str().replace('/', "%2F"))
 }
 
-/// A runner with nothing to do, on the list and living.
+/// SQL for a runner with nothing to do, which is listed and alive.
 const IDLE_RUNNER: &str = "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
      VALUES ('idle/1-abcdef', '0', '[\"noop\"]', '[\"default\"]', 4, 30000, UTC_TIMESTAMP(6), \
      UTC_TIMESTAMP(6) + INTERVAL 1 HOUR)";
@@ -150,7 +151,7 @@ async fn a_seeded_fault_lights_its_check() {
     })
     .await;
     let rest = tickr.halt().await;
-    // One job at a time is broken and taken away, which a batch would rightly notice.
+    // The test breaks and removes one job at a time, and a batch would rightly report that.
     rest.sql("UPDATE jobs SET batch_id = NULL, batch_size = NULL").await;
     rest.sql(IDLE_RUNNER).await;
     let clean = rest.verify(false).await;
@@ -222,7 +223,7 @@ async fn a_seeded_fault_lights_its_check() {
                 let stranger = format!("default:{}", JobId::new());
                 redis.zadd(&scheduled, stranger, 4_000_000_000_000_u64).await.unwrap();
             }
-            // Only what is wrong with the tables should be wrong.
+            // Only the tables should be wrong here, and not the index.
             Check::Overdue | Check::IndexScore => rest.sql(sql.clone()).await,
             _ => {
                 rest.sql(sql.clone()).await;
@@ -232,18 +233,18 @@ async fn a_seeded_fault_lights_its_check() {
         let report = rest.verify(false).await;
         assert!(!report.ok, "{check:?}");
         let mut faults = report.faults();
-        // Taken out of the index on purpose, and still waiting.
+        // The test removed the job from the index on purpose, and the job still waits.
         if check != Check::IndexMissing {
             faults.remove(&Check::IndexMissing);
         }
         assert!(faults.remove(&check).is_some(), "{sql}\n{}", serde_json::to_string_pretty(&report).unwrap());
-        // A second success is also one after the end.
+        // A second success is also an attempt after the end.
         if check == Check::Completed {
             faults.remove(&Check::Final);
         }
         assert!(faults.is_empty(), "{check:?} {faults:?}\n{}", serde_json::to_string_pretty(&report).unwrap());
         lit.insert(check);
-        // Out of the way of the next one.
+        // Remove the job before the next one.
         for (table, column) in [
             ("owed", "id"),
             ("jobs", "id"),
@@ -300,7 +301,7 @@ async fn the_command_repairs_the_index_and_ends_with_0_or_1() {
     let (code, out, _) = outcome(run(&rest, &["verify", "--since", "1h"])).await;
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("every promise was kept") && out.contains("30 scheduled"), "{out}");
-    // Redis lost everything, the epoch too: all is fed again.
+    // Redis lost everything, including the epoch, and all of it is fed again.
     redis.del(&[rest.key("epoch"), scheduled.clone()][..]).await.unwrap();
     let (code, out, err) = outcome(run(&rest, &["verify", "--repair"])).await;
     assert_eq!(code, 0, "{out}{err}");
@@ -334,7 +335,7 @@ async fn without_redis_the_tables_are_checked_all_the_same() {
     for check in [Check::IndexMissing, Check::IndexExtra, Check::IndexScore] {
         assert!(report.finding(check).skipped.is_some());
     }
-    // The command is not green then, and neither is the check over HTTP.
+    // The command does not end with 0 then, and the check over HTTP is not ok either.
     let mut command = command(&crate::support::program::tickr(), tickr.dir.path(), &["verify", "--json"]);
     command
         .env("TICKR_MYSQL_URL", tickr.config.mysql_url().unwrap().expose())
@@ -352,14 +353,14 @@ fn pretty(report: &Report) -> String {
     serde_json::to_string_pretty(report).unwrap()
 }
 
-/// A check that believes a disagreement after so long.
+/// Run a check that reports a disagreement after it has lasted this long.
 async fn check(tickr: &TestApp, patience: Duration) -> Report {
     let settings = halted::settings(&tickr.config, patience, false);
     verify(tickr.app.broker().store(), tickr.app.index(), &settings, |_| {}).await.unwrap()
 }
 
-/// What waits because it has to, in spite of idle runners: of a paused queue, of a queue at its limit, for a runner that
-/// takes no work, after runners were lost.
+/// Jobs that have to wait in spite of idle runners: of a paused queue, of a queue at its limit, for a drained runner,
+/// and after their runners were lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_on_purpose_breaks_no_promise() {
     let queues = |config: &mut tickr::config::Config| {
@@ -380,7 +381,7 @@ async fn what_waits_on_purpose_breaks_no_promise() {
     let report = check(&tickr, Duration::from_secs(2)).await;
     assert_eq!(report.verdict, Outcome::Kept, "{}", pretty(&report));
 
-    // Drained, nothing is to be started at all.
+    // When the runner is drained, no job has to start.
     assert_eq!(tickr.post(&of_runner(tickr.app.runner(), "drain"), json!({})).await.status, 200);
     tickr.app.controls().listen().wait_for(|settings| settings.drained).await.unwrap();
     tickr.enqueue_many((0..3).map(|_| json!({"kind": "noop"}))).await;
@@ -388,14 +389,14 @@ async fn what_waits_on_purpose_breaks_no_promise() {
     let report = check(&tickr, Duration::from_secs(2)).await;
     assert_eq!(report.verdict, Outcome::Kept, "{}", pretty(&report));
 
-    // An idle runner that leaves an open queue alone is another matter.
+    // An idle runner that does not start the jobs of an open queue is a fault.
     let rest = tickr.halt().await;
     rest.sql(IDLE_RUNNER).await;
     rest.sql("UPDATE owed SET losses = 2 WHERE queue = 'default' LIMIT 1").await;
     let report = rest.verify(false).await;
     assert_eq!(report.finding(Check::Overdue).faults, 2, "two of three, a third may wait: {}", pretty(&report));
     rest.sql("UPDATE owed SET execute_at = UTC_TIMESTAMP(3) - INTERVAL 1 HOUR WHERE losses = 2").await;
-    assert_eq!(rest.verify(false).await.finding(Check::Overdue).faults, 3, "but not for ever");
+    assert_eq!(rest.verify(false).await.finding(Check::Overdue).faults, 3, "it may not wait for ever");
     rest.drop().await;
 }
 
@@ -408,8 +409,8 @@ async fn carry_out(tickr: &TestApp, body: Value) {
         .await;
 }
 
-/// A batch or a tick that lost jobs after they had ended is whole as far as tickr promises; one that lost them in
-/// another way is not.
+/// A batch or a tick that lost ended jobs to an operator or to retention is complete in the sense of the promises. One
+/// that lost jobs in another way is not.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     let tickr = TestApp::start().await;
@@ -425,7 +426,7 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
         kept("an operator deleted one of a batch").await;
         assert_eq!(tickr.count("SELECT CAST(SUM(jobs) AS SIGNED) FROM departures").await, removed as i64 + 1);
     }
-    // A third that vanishes is lost all the same.
+    // A third job that disappears counts as lost all the same.
     let third = batch[2].uuid().simple();
     let rows = |sign: &str| {
         format!(
@@ -442,11 +443,12 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     assert_eq!(report.faults().into_keys().collect::<Vec<_>>(), [Check::Batch], "{}", pretty(&report));
     tickr.sql("INSERT INTO jobs SELECT * FROM aside; INSERT INTO attempts SELECT * FROM aside_too; DROP TABLE aside, aside_too").await;
     kept("it is back").await;
-    // With the last of it, nothing is left to explain.
+    // When the last job of the batch is deleted, the record of the departures goes as well.
     carry_out(&tickr, json!({"action": "delete", "filter": {"kind": "noop"}})).await;
     assert_eq!(tickr.count("SELECT COUNT(*) FROM departures").await, 0);
 
-    // Retention takes failed jobs of a batch earlier than the completed ones, and the discarded ones by their own age.
+    // Retention removes the failed jobs of a batch earlier than the completed ones, and discarded ones by their own
+    // age.
     let store = tickr.app.broker().store();
     let fails = |n: u64| json!({"kind": "fail", "payload": {"permanent": true}, "tags": [format!("n{n}")]});
     let mixed = tickr.enqueue_many([fails(0), fails(1), json!({"kind": "noop"})]).await;
@@ -456,12 +458,12 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     assert_eq!(discarded.status, 200);
     let keep = Retention { discarded: Duration::ZERO, ..Retention::all(day) };
     assert_eq!(store.purge_discarded(&keep).await.unwrap(), (1, false));
-    kept("a discarded letter of a batch was purged").await;
+    kept("a discarded dead letter of a batch was purged").await;
     let keep = Retention { failed: Duration::ZERO, ..Retention::all(day) };
     assert_eq!(store.purge_page(None, &keep).await.unwrap().jobs, 1);
     kept("a failed job of a batch was purged").await;
 
-    // Ticks.
+    // The same for ticks.
     let schedule = json!({"cron": "0 0 1 1 *", "kind": "noop"});
     let put = http().put(tickr.url("/v1/schedules/yearly")).json(&schedule).send().await.unwrap();
     assert!(put.status().is_success());
@@ -485,7 +487,7 @@ async fn what_operators_and_retention_remove_is_told_from_what_is_lost() {
     tickr.stop_broken("the job of a tick was deleted behind its back").await;
 }
 
-/// A row that this binary cannot read hides nothing else, and is never passed over in silence.
+/// A row that this binary cannot read hides no other fault, and is always reported.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
     let tickr = TestApp::start().await;
@@ -499,7 +501,7 @@ async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
     assert_eq!((code, &report["verdict"], &report["complete"]), (3, &json!("unchecked"), &json!(false)), "{out}{err}");
     let why = report["unchecked"][0].as_str().unwrap();
     assert!(why.starts_with("1 rows could not be read") && why.contains(&done.to_string()), "{why}");
-    // What is broken is found beside it, and counts for more.
+    // A real fault is found as well, and decides the result.
     rest.sql(format!("DELETE FROM owed WHERE id = UNHEX('{}')", other.uuid().simple())).await;
     let (code, out, _) = outcome(run(&rest, &["verify"])).await;
     assert_eq!(code, 1, "{out}");
@@ -507,13 +509,13 @@ async fn a_row_that_cannot_be_read_is_told_and_is_not_green() {
     rest.drop().await;
 }
 
-/// Pages of their own snapshots: tables may be altered between two of them, and what happens meanwhile is no fault.
+/// Each page has its own snapshot. Tables may be altered between two pages, and changes between them are no faults.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them() {
     let tickr = TestApp::start().await;
     let failed = tickr.enqueue(json!({"kind": "fail", "payload": {"permanent": true}})).await;
     tickr.until(failed, State::Failed).await;
-    // 4,500 jobs of last month that ended: three pages.
+    // 4,500 jobs that ended last month make three pages.
     let digits = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
     let id = "UNHEX(CONCAT(LPAD(HEX(1780000000000 + n), 12, '0'), '70008000000000000000'))";
@@ -530,8 +532,8 @@ async fn a_check_holds_nothing_between_two_pages_and_believes_no_difference_betw
         .await;
     let mut pages = 0;
     let settings = halted::settings(&tickr.config, Duration::from_secs(1), false);
-    // Between the pages: a batch is accepted whose first job lies in front of what was read, a job that was seen as failed
-    // is retried, and a table is altered.
+    // Three things happen between the pages: a batch is accepted whose first job lies before the rows read so far, a
+    // job that was read as failed is retried, and a table is altered.
     let meanwhile = async |page: u32| match page {
         1 => {
             let job = "kind, queue, priority, max_attempts, payload, execute_at, created_at, batch_id, batch_size";
@@ -552,7 +554,8 @@ async fn a_check_holds_nothing_between_two_pages_and_believes_no_difference_betw
         3 => {
             tickr.post("/v1/queues/default/pause", json!({})).await;
             assert_eq!(tickr.post(&format!("/v1/jobs/{failed}/retry"), json!({})).await.status, 200);
-            // The retries of an operation say when its transaction began, and are seen when it ends.
+            // The retries of a bulk operation record the time when its transaction began, and become visible when it
+            // ends.
             tickr.sql("UPDATE audit SET at = at - INTERVAL 20 SECOND WHERE action = 'job.retry'").await;
         }
         _ => {}
@@ -581,20 +584,20 @@ async fn what_the_index_lacks_shows_in_the_gauge_of_drift() {
         let line = page.lines().find(|line| line.starts_with("tickr_index_drift "))?.to_owned();
         Some(line.rsplit_once(' ')?.1.parse::<f64>().unwrap())
     };
-    // Fed by a rebuild, the passes that follow find nothing missing.
+    // After the rebuild, the reconciler finds no entry missing.
     eventually("the index is in step", || async { (drift().await? == 0.0).then_some(()) }).await;
     let mut redis = rest.redis().await;
     for id in &ids[..30] {
         redis.zrem(rest.key("waiting"), format!("default:{id}")).await.unwrap();
     }
-    eventually("the gauge tells of what was lost", || async { (drift().await? > 0.0).then_some(()) }).await;
-    eventually("and that it is back", || async { (drift().await? == 0.0).then_some(()) }).await;
+    eventually("the gauge shows the loss", || async { (drift().await? > 0.0).then_some(()) }).await;
+    eventually("the gauge shows the repair", || async { (drift().await? == 0.0).then_some(()) }).await;
     runner.signal("TERM").await;
     assert!(runner.ends().await.success());
     rest.drop().await;
 }
 
-/// Ask for a check, and wait for its end.
+/// Request a check, and wait for its end.
 async fn checked(tickr: &TestApp, body: Value) -> Value {
     let asked = tickr.post("/v1/verify", body).await;
     assert_eq!((asked.status, &asked.body["started"]), (202, &json!(true)), "{:#}", asked.body);
@@ -624,7 +627,7 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     assert_eq!(checks.len(), Check::ALL.len());
     assert!(checks.iter().all(|check| check["verdict"] == "holds"), "{report:#}");
 
-    // A job that nobody owes and nobody ended. The index is right about it, so it is done as soon as it is read.
+    // This job is neither owed nor ended. The index is correct, so the check ends as soon as everything is read.
     let lost = tickr.enqueue(json!({"kind": "noop", "delay_ms": 86_400_000})).await;
     tickr.sql(format!("DELETE FROM owed WHERE id = UNHEX(REPLACE('{lost}', '-', ''))")).await;
     let report = checked(&tickr, json!({})).await["report"].clone();
@@ -632,13 +635,13 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     let found = report["checks"].as_array().unwrap().iter().find(|check| check["name"] == "lost").unwrap();
     assert_eq!((&found["verdict"], &found["faults"]), (&json!("broken"), &json!(1)));
     assert_eq!(found["examples"][0]["job"], lost.to_string());
-    // It was made before this moment.
+    // The job was made before this time, so the check does not look at it.
     let since = chrono::Utc::now() + chrono::TimeDelta::hours(1);
     assert_eq!(checked(&tickr, json!({"since": since})).await["report"]["looked_at"]["jobs"], 0);
     let wrong = tickr.post("/v1/verify", json!({"since": "yesterday"})).await;
     assert_eq!((wrong.status, wrong.pointers()), (422, vec!["/since"]));
 
-    // One at a time in the cluster: another runner is at it, and dies.
+    // Only one check runs in the cluster at a time: another runner has one under way, and dies.
     tickr
         .sql(
             "INSERT INTO runners (id, version, kinds, queues, slots, lease_ms, started_at, heartbeat_at) \
@@ -655,16 +658,17 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     assert_eq!((asked.status, &asked.body["started"]), (202, &json!(false)), "{:#}", asked.body);
     assert_eq!(asked.body["check"]["by"], "ada");
     assert_eq!(tickr.get("/v1/verify").await.body["running"]["runner"], "elsewhere/1-00000000");
-    // In the order of their ids the newest, and yet it came to nothing.
+    // Its id makes it the oldest now. It ended without a result.
     tickr.sql("UPDATE verifications SET id = UNHEX(REPEAT('0', 32)) WHERE under_way = 1").await;
     tickr.sql("UPDATE runners SET stopped_at = UTC_TIMESTAMP(6) WHERE id = 'elsewhere/1-00000000'").await;
     assert_eq!(tickr.get("/v1/verify").await.body["running"], json!(null));
     checked(&tickr, json!({})).await;
-    let ended = "SELECT COUNT(*) FROM verifications WHERE failure = 'its runner ended before it' AND under_way IS NULL";
+    let ended = "SELECT COUNT(*) FROM verifications WHERE under_way IS NULL \
+                 AND failure = 'its runner stopped, or its time ran out'";
     assert_eq!(tickr.count(ended).await, 1);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'verify.start'").await, 4);
 
-    // Old ones go.
+    // Old checks are removed.
     for _ in 0..25 {
         tickr
             .sql(
@@ -676,7 +680,7 @@ async fn a_check_that_was_asked_for_over_http_finds_what_the_command_finds_one_a
     let asked = tickr.post("/v1/verify", json!({})).await;
     assert_eq!(asked.status, 202);
     assert!(tickr.count("SELECT COUNT(*) FROM verifications").await <= 21);
-    // One that is under way does not hold up the stop.
+    // A running check does not delay the stop.
     tickr.stop_broken("a job without its owed row").await;
 }
 

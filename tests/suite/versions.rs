@@ -1,4 +1,5 @@
-//! Two versions of a binary at once, as in every deploy: what one of them cannot read waits for the other, and burns nothing.
+//! Two versions of a binary at once, as in every deploy: a job that one of them cannot read waits for the other, and
+//! uses no attempt.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::support::{TestApp, draft};
 #[serde(deny_unknown_fields)]
 struct OldParcel {
     to: String,
-    /// The newer version has dropped it.
+    /// A field that the newer version does not have.
     #[serde(skip_serializing_if = "Option::is_none")]
     fax: Option<String>,
 }
@@ -28,12 +29,12 @@ impl Kind for OldParcel {
     const NAME: &'static str = "parcel";
 }
 
-/// The newer one.
+/// The newer version of the kind `parcel`.
 #[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct NewParcel {
     to: String,
-    /// The older version does not know it.
+    /// A field that the older version does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     phone: Option<String>,
 }
@@ -62,7 +63,7 @@ fn parcel(field: &str) -> Value {
     json!({"kind": "parcel", "payload": {"to": "Ada", field: "1"}})
 }
 
-/// One that only counts once: an attempt that is burned ends the job.
+/// Return a job with a single attempt, so that one used attempt ends it.
 fn once(job: &Value) -> Draft {
     Draft { max_attempts: Some(1), ..draft(job) }
 }
@@ -86,7 +87,7 @@ async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
         for_new.push(accept(&newer, once(&parcel("phone"))).await);
         for_old.push(accept(&tickr.app, once(&parcel("fax"))).await);
     }
-    // The older API cannot know what the newer one takes.
+    // The older API cannot know what the newer one accepts.
     assert_eq!(tickr.post("/v1/jobs", parcel("phone")).await.status, 422);
     tickr.until_idle().await;
     let not_done = "SELECT COUNT(*) FROM jobs j WHERE NOT EXISTS (SELECT 1 FROM attempts a WHERE a.job_id = j.id AND \
@@ -94,9 +95,9 @@ async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
     assert_eq!(tickr.count(not_done).await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict NOT IN ('succeeded', 'snoozed')").await, 0);
     assert_eq!(tickr.count("SELECT COUNT(*) FROM attempts WHERE verdict = 'succeeded' AND burned <> 1").await, 0);
-    // Each runner gives a job back once, and leaves it alone then: no ping-pong.
+    // Each runner gives a job back once and leaves it alone after that, so the job does not go back and forth.
     let often = "SELECT COALESCE(MAX(n), 0) FROM (SELECT COUNT(*) AS n FROM attempts WHERE verdict = 'snoozed' GROUP BY job_id) a";
-    assert_eq!(tickr.count(often).await, 1, "nothing was given back, or something more than once");
+    assert_eq!(tickr.count(often).await, 1, "no job was given back, or one was given back more than once");
     for (ids, by) in [(&for_new, newer.runner()), (&for_old, tickr.app.runner())] {
         let mut met = 0;
         for id in ids {
@@ -109,7 +110,7 @@ async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
                 assert!(error.contains("unknown field") && error.contains("given back"), "{error}");
             }
         }
-        assert!(met > 0, "none of them met the runner that cannot read it");
+        assert!(met > 0, "no job met the runner that cannot read it");
     }
     drop(load);
     tickr.assert_sound().await;
@@ -117,8 +118,8 @@ async fn what_one_version_cannot_read_waits_for_the_other_and_burns_nothing() {
     tickr.stop().await;
 }
 
-/// A runner of another binary that has just beaten, beats no more, and takes nothing. `editions` is what its row says of its
-/// types.
+/// Insert a runner of another binary that has just sent its last heartbeat, and takes no job. `editions` is what its
+/// row says of its payload types.
 async fn ghost(tickr: &TestApp, lease: Duration, editions: Option<&str>) {
     let editions = editions.map_or("NULL".to_owned(), |text| format!("'{text}'"));
     tickr
@@ -130,7 +131,7 @@ async fn ghost(tickr: &TestApp, lease: Duration, editions: Option<&str>) {
         .await;
 }
 
-/// Jobs that the runner of this test cannot read: one by its payload, one by its options.
+/// Make two jobs that the runner of this test cannot read: one because of its payload, one because of its options.
 async fn riddles(tickr: &TestApp) -> [JobId; 2] {
     let later = json!({"kind": "parcel", "payload": {"to": "Ada"}, "max_attempts": 1, "delay_ms": 3_600_000});
     let (payload, options) = (tickr.enqueue(later.clone()).await, tickr.enqueue(later).await);
@@ -149,7 +150,7 @@ async fn riddles(tickr: &TestApp) -> [JobId; 2] {
 #[tokio::test(flavor = "multi_thread")]
 async fn when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_says_so() {
     let tickr = TestApp::start_with(|_| {}, old()).await;
-    // Alone: at once.
+    // With no other runner, the jobs fail at once.
     for (id, begins) in riddles(&tickr).await.into_iter().zip(["read the payload as parcel:", "read the stored job:"]) {
         let job = tickr.until(id, State::Failed).await;
         let error = job["last_error"].as_str().unwrap();
@@ -157,7 +158,8 @@ async fn when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_say
         assert!(error.starts_with(begins) && error.contains("no living runner of another version"), "{error}");
         assert!(error.contains("unknown field `"), "{error}");
     }
-    // A runner of an older binary, of which nothing is known, dies: what waited for it fails within its lease and ten seconds.
+    // A runner of an older binary, with unknown types, dies. The jobs that waited for it fail within its lease plus ten
+    // seconds.
     let lease = Duration::from_secs(4);
     ghost(&tickr, lease, None).await;
     let ids = riddles(&tickr).await;
@@ -165,21 +167,21 @@ async fn when_no_living_version_can_read_a_job_it_fails_within_its_bound_and_say
         let job = tickr.until_attempts(id, 1).await;
         assert_eq!((&job["attempts"][0]["verdict"], &job["state"]), (&json!("snoozed"), &json!("waiting")), "{job:#}");
     }
-    // What cannot be run can be read by people, as far as it is known here.
+    // The API shows a job that cannot run, as far as this binary understands it.
     assert_eq!(tickr.job(ids[1]).await["tags"], json!(["kept"]));
     assert_eq!(tickr.get("/v1/jobs").await.status, 200);
     for id in ids {
         let job = tickr.until(id, State::Failed).await;
         let verdicts: Vec<&Value> =
             job["attempts"].as_array().unwrap().iter().map(|attempt| &attempt["verdict"]).collect();
-        assert_eq!(verdicts, ["snoozed", "rejected"], "not claimed while the other lived: {job:#}");
+        assert_eq!(verdicts, ["snoozed", "rejected"], "not claimed while the other runner counted as alive: {job:#}");
     }
     let late = "SELECT CAST(MAX(TIMESTAMPDIFF(MICROSECOND, r.heartbeat_at, d.failed_at)) AS SIGNED) FROM runners r \
                 JOIN dead_letters d WHERE r.id = 'ghost/1-x'";
     let late = Duration::from_micros(u64::try_from(tickr.count(late).await).unwrap());
     assert!(late >= lease && late <= lease + Duration::from_secs(10), "{late:?}");
 
-    // One with the very same types could not read it either.
+    // A runner with the same types could not read the jobs either.
     let own = "SELECT COUNT(*) FROM runners WHERE kind_schemas LIKE '%\"parcel\"%'";
     assert_eq!(tickr.count(own).await, 1);
     tickr.sql("UPDATE runners g JOIN runners o ON o.id <> g.id SET g.kind_schemas = o.kind_schemas, g.heartbeat_at = UTC_TIMESTAMP(6) WHERE g.id = 'ghost/1-x'").await;
@@ -211,14 +213,15 @@ async fn a_job_that_every_living_version_has_refused_fails_though_all_of_them_li
 async fn a_check_before_a_rollout_knows_both_directions() {
     let tickr = TestApp::start_with(|_| {}, old()).await;
     let check = async |own: Registry| tickr::app::check_pending(&tickr.config, own, |_| {}).await.unwrap();
-    // The same binary again: no runner is of another version.
+    // The same binary is checked again: no runner is of another version.
     let same = check(old()).await;
     assert!(same.kinds.is_empty() && same.to_string().contains("no unfinished jobs"), "{same}");
-    // A newer one: the runner that lives could not read what it accepts.
+    // A newer binary is checked: the running runner could not read what it accepts.
     let newer = check(new()).await;
     assert_eq!((newer.kinds.len(), newer.kinds["parcel"].other_versions, newer.failing()), (1, 1, 0), "{newer:?}");
     assert!(newer.to_string().contains("parcel: another version in 1 living runner"), "{newer}");
-    // And what waits could not be read by it: a payload, and options of a version that is newer still.
+    // The newer binary could not read two waiting jobs: one because of its payload, one because of the options of a
+    // still newer version.
     let later = json!({"kind": "parcel", "payload": {"to": "Ada", "fax": "1"}, "delay_ms": 3_600_000});
     tickr.enqueue(later).await;
     let later = json!({"kind": "noop", "delay_ms": 3_600_000});
@@ -228,7 +231,7 @@ async fn a_check_before_a_rollout_knows_both_directions() {
     assert_eq!(newer.failing(), 2, "{newer:?}");
     assert_eq!(newer.kinds["noop"].problems[0].pointer, "/options");
     assert!(newer.to_string().contains("1 would be rejected, once no living runner of another version"), "{newer}");
-    // Of a binary that is older than this it is not known.
+    // Nothing is known about the types of an older binary.
     tickr.sql("UPDATE runners SET kind_schemas = NULL").await;
     assert_eq!(check(old()).await.kinds["parcel"].other_versions, 1);
     tickr.stop().await;

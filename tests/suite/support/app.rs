@@ -1,4 +1,4 @@
-//! A whole tickr inside a test: its own database, key prefix, folders and port.
+//! A whole tickr inside a test, with its own database, key prefix, folders and port.
 
 use std::future::Future;
 use std::path::Path;
@@ -25,14 +25,14 @@ use super::halted::{self, Halted};
 use super::servers::{connect, database, drop_database, servers, unique_name};
 use super::{DEADLINE, eventually};
 
-/// A running tickr. `stop` it at the end of a test.
+/// A running tickr. Call `stop` at the end of a test.
 pub(crate) struct TestApp {
     pub(crate) app: App,
     pub(crate) config: Config,
     pub(crate) dir: tempfile::TempDir,
     name: String,
     client: reqwest::Client,
-    /// Servers of the test's own, for those that make them fail.
+    /// Private servers of a test that makes them fail.
     own: Option<Services>,
 }
 
@@ -49,18 +49,18 @@ impl TestApp {
         Self::start_with(|_| {}, Registry::new()).await
     }
 
-    /// With a changed configuration and kinds of the test's own.
+    /// Start with a changed configuration and kinds of the test's own.
     pub(crate) async fn start_with(change: impl FnOnce(&mut Config), own: Registry) -> Self {
         let (name, url) = database().await;
         Self::start_on(None, name, &url, &servers().redis_url(), change, own).await
     }
 
-    /// On a pair of servers that only this test has and may make fail. `before` is their condition at the start.
+    /// Start on a pair of servers that only this test has, and that it may make fail. `before` prepares them.
     pub(crate) async fn start_alone(before: impl FnOnce(&Services), change: impl FnOnce(&mut Config)) -> Self {
         Self::start_alone_as(|options| options, before, change).await
     }
 
-    /// As [`start_alone`](Self::start_alone), on a MySQL that is started with these flags.
+    /// Do the same as [`start_alone`](Self::start_alone), with a MySQL that is started with these flags.
     pub(crate) async fn start_on_servers_with(
         flags: &[&str],
         before: impl FnOnce(&Services),
@@ -70,7 +70,7 @@ impl TestApp {
         Self::start_alone_as(with, before, change).await
     }
 
-    /// As [`start_alone`](Self::start_alone), on servers with other options.
+    /// Do the same as [`start_alone`](Self::start_alone), on servers with other options.
     pub(crate) async fn start_alone_as(
         with: impl FnOnce(Options) -> Options,
         before: impl FnOnce(&Services),
@@ -81,7 +81,7 @@ impl TestApp {
         Self::start_with_own(own, before, change).await
     }
 
-    /// On servers that the test has started.
+    /// Start on servers that the test has started.
     pub(crate) async fn start_on_own(own: Services, change: impl FnOnce(&mut Config)) -> Self {
         Self::start_with_own(own, |_| {}, change).await
     }
@@ -113,30 +113,30 @@ impl TestApp {
         Self { app, config, dir, name, client: reqwest::Client::new(), own }
     }
 
-    /// The servers of [`start_alone`](Self::start_alone).
+    /// Return the servers of [`start_alone`](Self::start_alone).
     pub(crate) fn services(&self) -> &Services {
         self.own.as_ref().expect("only a test that started alone may touch its servers")
     }
 
-    /// Another tickr on the same tables and keys.
+    /// Start another tickr on the same tables and Redis keys.
     pub(crate) async fn another(&self) -> App {
         self.another_with(|_| {}, Registry::new()).await
     }
 
-    /// Another tickr on the same tables and keys, with a changed configuration and kinds of its own.
+    /// Start another tickr on the same tables and Redis keys, with a changed configuration and kinds of its own.
     pub(crate) async fn another_with(&self, change: impl FnOnce(&mut Config), own: Registry) -> App {
         let mut config = self.config.clone();
         change(&mut config);
         App::start(&config, own).await.unwrap()
     }
 
-    /// The end of a test: every promise was kept, and the runner stops.
+    /// End the test: check that every promise was kept, and stop the runner.
     pub(crate) async fn stop(self) -> Stopped {
         self.assert_sound().await;
         self.end().await
     }
 
-    /// The end of a test that broke something on purpose.
+    /// End a test that broke something on purpose.
     pub(crate) async fn stop_broken(self, why: &str) -> Stopped {
         assert!(!why.is_empty(), "a test that leaves something broken says what");
         self.end().await
@@ -148,13 +148,13 @@ impl TestApp {
         stopped
     }
 
-    /// Stop, and keep the tables and keys as they are.
+    /// Stop, and keep the tables and Redis keys as they are.
     pub(crate) async fn halt(self) -> Halted {
         self.assert_sound().await;
         self.halt_broken("asked for by halt, after its check").await
     }
 
-    /// As [`halt`](Self::halt), after a test broke something on purpose.
+    /// Do the same as [`halt`](Self::halt), after a test broke something on purpose.
     pub(crate) async fn halt_broken(self, why: &str) -> Halted {
         assert!(!why.is_empty(), "a test that leaves something broken says what");
         let Self { app, config, dir, name, .. } = self;
@@ -162,7 +162,7 @@ impl TestApp {
         Halted::new(config, name, dir).await
     }
 
-    /// Stop, and start again on the same tables and keys.
+    /// Stop, and start again on the same tables and Redis keys.
     pub(crate) async fn restart(self) -> Self {
         self.assert_sound().await;
         let Self { app, config, dir, name, client, own } = self;
@@ -183,14 +183,14 @@ impl TestApp {
         answer(self.client.post(self.url(path)).json(&body)).await
     }
 
-    /// Enqueue through the API; the new job's id.
+    /// Enqueue through the API. Return the id of the new job.
     pub(crate) async fn enqueue(&self, job: Value) -> JobId {
         let answer = self.post("/v1/jobs", job).await;
         assert_eq!(answer.status, 201, "{:#}", answer.body);
         answer.body["id"].as_str().unwrap().parse().unwrap()
     }
 
-    /// Enqueue a kind with a payload.
+    /// Enqueue a job of this kind with this payload.
     pub(crate) async fn enqueue_kind(&self, kind: &str, payload: Value) -> JobId {
         self.enqueue(json!({"kind": kind, "payload": payload})).await
     }
@@ -217,7 +217,7 @@ impl TestApp {
         }
     }
 
-    /// The job as the API shows it.
+    /// Read the job as the API shows it.
     pub(crate) async fn job(&self, id: JobId) -> Value {
         let answer = self.get(&format!("/v1/jobs/{id}")).await;
         assert_eq!(answer.status, 200, "{:#}", answer.body);
@@ -233,7 +233,7 @@ impl TestApp {
         .await
     }
 
-    /// The verdicts of a job's attempts, in order; an open attempt has none.
+    /// Return the verdicts of a job's attempts, in order. An open attempt has the word `open`.
     pub(crate) async fn verdicts(&self, id: JobId) -> Vec<String> {
         let job = self.job(id).await;
         let attempts = job["attempts"].as_array().unwrap();
@@ -264,7 +264,7 @@ impl TestApp {
         .await;
     }
 
-    /// Wait for an event of this process, listening before `act` makes it happen.
+    /// Wait for an event of this process. The subscription begins before `act` causes the event.
     pub(crate) async fn event<T>(
         &self,
         what: &str,
@@ -289,39 +289,39 @@ impl TestApp {
         tokio::time::timeout(DEADLINE, found).await.unwrap_or_else(|_| panic!("gave up waiting for {what}"))
     }
 
-    /// A connection of the test's own.
+    /// Open a connection of the test's own.
     pub(crate) async fn mysql(&self) -> MySqlConnection {
         connect(self.config.mysql_url().unwrap().expose()).await
     }
 
-    /// One number from the tables.
+    /// Read one number from the tables.
     pub(crate) async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&mut self.mysql().await).await.unwrap()
     }
 
-    /// Change the tables behind tickr's back.
+    /// Change the tables directly, without the API.
     pub(crate) async fn sql(&self, sql: impl Into<String>) {
         self.mysql().await.execute(sqlx::raw_sql(AssertSqlSafe(sql.into()))).await.unwrap();
     }
 
-    /// What must hold of the tables and the index at any moment, however the test treated tickr.
+    /// Check what must hold of the tables and the index at any moment, whatever the test did.
     pub(crate) async fn assert_sound(&self) {
         let settings = halted::settings(&self.config, VerifySettings::PATIENCE, false);
         let report = verify(self.app.broker().store(), self.app.index(), &settings, |_| {}).await.unwrap();
-        // While Redis is out its part cannot be checked, and everything else can.
+        // While Redis is down, the index cannot be checked, and all other promises can.
         let index_is_out = self.app.index().health().now() != Health::Fast;
         let sound = report.ok || (index_is_out && report.verdict == Outcome::Unchecked);
         assert!(sound, "{}", serde_json::to_string_pretty(&report).unwrap());
     }
 
-    /// Every job ran to its success in one attempt: nothing was lost, nothing ran twice.
+    /// Check that every job succeeded in one attempt: none was lost, and none ran twice.
     pub(crate) async fn assert_each_ran_once(&self, jobs: i64) {
         assert_eq!(self.count("SELECT COUNT(DISTINCT job_id) FROM attempts WHERE end_state = 'completed'").await, jobs);
         assert_eq!(self.count("SELECT COUNT(*) FROM attempts").await, jobs);
         self.assert_sound().await;
     }
 
-    /// A connection to Redis of the test's own, and a key under this test's prefix.
+    /// Open a connection to Redis of the test's own.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let client = redis::Client::open(self.config.redis_url().unwrap().expose()).unwrap();
         client.get_multiplexed_async_connection().await.unwrap()
@@ -332,7 +332,7 @@ impl TestApp {
     }
 }
 
-/// Send a request and read the answer, JSON or not. It must be one that the OpenAPI document knows.
+/// Send a request and read the answer, JSON or not. The OpenAPI document must allow the answer.
 pub(crate) async fn answer(request: reqwest::RequestBuilder) -> Answer {
     let (client, request) = request.build_split();
     let request = request.unwrap();
@@ -345,7 +345,7 @@ pub(crate) async fn answer(request: reqwest::RequestBuilder) -> Answer {
     let body =
         serde_json::from_slice(&bytes).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned()));
     contract::hold(&method, &path, status, &headers, &body);
-    // What was accepted, the document must allow.
+    // If a request was accepted, the document must allow it.
     if let Some(sent) = sent.filter(|_| status < 300) {
         assert_ne!(contract::request_fits(&method, &path, &sent), Some(false), "{method} {path} accepted {sent:#}");
     }
@@ -353,23 +353,23 @@ pub(crate) async fn answer(request: reqwest::RequestBuilder) -> Answer {
 }
 
 impl Answer {
-    /// A header's text; empty when it is missing.
+    /// Return the text of a header, or an empty text if it is missing.
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
     }
 
-    /// The code of a problem document.
+    /// Return the code of a problem document.
     pub(crate) fn code(&self) -> &str {
         self.body["code"].as_str().unwrap_or("")
     }
 
-    /// Where the problem says that something is wrong.
+    /// Return the pointers of the errors in a problem document.
     pub(crate) fn pointers(&self) -> Vec<&str> {
         self.body["errors"].as_array().into_iter().flatten().filter_map(|e| e["pointer"].as_str()).collect()
     }
 }
 
-/// A job of the API's shape, as far as tests use it, for enqueueing without HTTP.
+/// Make a draft from a job in the form of the API, as far as tests use it, for enqueueing without HTTP.
 pub(crate) fn draft(job: &Value) -> Draft {
     let payload = job.get("payload").map_or_else(|| "{}".to_owned(), Value::to_string);
     let mut draft = Draft::new(job["kind"].as_str().unwrap(), RawValue::from_string(payload).unwrap());

@@ -1,7 +1,8 @@
-//! A headless Chromium, driven through the pipes of its developer tools: no driver program, no port.
+//! A headless Chromium, driven through the pipes of its developer tools, without a driver program or a port.
 //!
-//! One browser serves the tests that run at the same time; each page has a profile of its own. It ends with the last
-//! test that has it, or, when the whole program is killed, by itself: its pipe is closed then.
+//! One browser serves all tests that run at the same time, and each page has a profile of its own. The browser ends
+//! with the last test that uses it. If the whole program is killed, the browser ends by itself, because its pipe is
+//! closed.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -20,11 +21,11 @@ use tokio::time::Instant;
 
 use super::DEADLINE;
 
-/// Finds things on a page.
+/// Script that finds things on a page.
 const EYE: &str = include_str!("browser.js");
 
-/// Its user's data lie in `dir`. It works for our own pages alone, so it needs no sandbox, which not every container
-/// allows.
+/// Flags of the browser. The user data is in `dir`. It shows only our own pages, so it needs no sandbox, which some
+/// containers do not allow.
 const FLAGS: &[&str] = &[
     "--headless=new",
     "--no-sandbox",
@@ -51,22 +52,22 @@ pub(crate) struct Browser {
 struct Wire {
     to: Mutex<ChildStdin>,
     next: AtomicU64,
-    /// Nothing once the browser is gone.
+    /// Calls without an answer, by number. `None` after the browser has ended.
     waiting: Mutex<Option<HashMap<u64, oneshot::Sender<Value>>>>,
     pages: Mutex<HashMap<String, Arc<Mutex<Seen>>>>,
 }
 
-/// What became of a page that its user may not see.
+/// Events of a page that its user may not see.
 #[derive(Default)]
 struct Seen {
     troubles: Vec<String>,
-    /// Where requests go, by their number.
+    /// Paths of requests, by their number.
     requests: HashMap<String, String>,
-    /// Bytes that came over the wire, by path.
+    /// Number of bytes that came over the network, by path.
     bytes: HashMap<String, u64>,
 }
 
-/// The path of a script from `install.sh`; nothing, with a reason, where there is none.
+/// Return the path of a program that `install.sh` provides, or the reason why there is none.
 fn installed(switch: &str) -> Result<PathBuf, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("internal/services/install.sh");
     let output = Command::new("sh").arg(script).arg(switch).stdin(Stdio::null()).output().expect("there is a shell");
@@ -76,19 +77,19 @@ fn installed(switch: &str) -> Result<PathBuf, String> {
     Err(String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or("install.sh fails").to_owned())
 }
 
-/// The script that looks for barriers in a page; nothing where it cannot be had.
+/// Return the script that checks a page for accessibility, or `None` if it is not available.
 pub(crate) fn axe() -> Option<String> {
     match installed("--axe") {
         Ok(path) => Some(std::fs::read_to_string(path).unwrap()),
         Err(why) => {
-            println!("no look at accessibility: {why}");
+            println!("no check of accessibility: {why}");
             None
         }
     }
 }
 
 impl Browser {
-    /// The browser of all tests; nothing, after a line that says why, on a machine without one.
+    /// Return the browser of all tests. On a machine without one, print the reason and return `None`.
     pub(crate) async fn shared() -> Option<Arc<Self>> {
         static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
         static SHARED: Mutex<Weak<Browser>> = Mutex::new(Weak::new());
@@ -110,7 +111,7 @@ impl Browser {
 
     fn launch(program: &Path) -> Self {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        // It reads commands from descriptor 3 and answers on 4.
+        // The browser reads commands from descriptor 3 and answers on descriptor 4.
         let mut child = Command::new("sh")
             .args(["-c", r#"exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#])
             .arg(program)
@@ -130,7 +131,7 @@ impl Browser {
             waiting: Mutex::new(Some(HashMap::new())),
             pages: Mutex::new(HashMap::new()),
         });
-        // No task: the browser outlives the runtime of the test that was the first to want it.
+        // This is a thread and not a task, because the browser outlives the runtime of the test that started it.
         let hears = wire.clone();
         std::thread::spawn(move || hears.hear(BufReader::new(from)));
         Self { child: Mutex::new(child), wire, _dir: dir }
@@ -147,7 +148,7 @@ impl Browser {
         }
     }
 
-    /// A new page on the dashboard at `base`, with a profile of its own.
+    /// Open a page on the dashboard at `base`, with a profile of its own.
     pub(crate) async fn page(self: &Arc<Self>, base: &str) -> Page {
         let context = self.call(None, "Target.createBrowserContext", json!({})).await.unwrap();
         let context = context["browserContextId"].as_str().unwrap().to_owned();
@@ -163,7 +164,7 @@ impl Browser {
             page.call(domain, json!({})).await;
         }
         page.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": EYE})).await;
-        // Pages that are tested at the same time would take the focus from one another.
+        // Without this, pages that are tested at the same time would take the focus from one another.
         page.call("Emulation.setFocusEmulationEnabled", json!({"enabled": true})).await;
         page.size(1_280, 900).await;
         page.theme("light").await;
@@ -181,7 +182,7 @@ impl Drop for Browser {
 }
 
 impl Wire {
-    /// What the browser answers. The receiver fails when it ends before.
+    /// Send a command and return a receiver for the answer. The receiver fails when the browser ends first.
     fn send(&self, session: Option<&str>, method: &str, params: &Value) -> oneshot::Receiver<Value> {
         let (tell, told) = oneshot::channel();
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +196,7 @@ impl Wire {
         let mut bytes = message.to_string().into_bytes();
         bytes.push(0);
         let mut to = self.to.lock().unwrap();
-        // When it cannot be written to, it cannot answer either, which is what the caller hears.
+        // If the write fails, the browser cannot answer either, and the caller gets that error.
         let _ = to.write_all(&bytes).and_then(|()| to.flush());
         told
     }
@@ -212,7 +213,7 @@ impl Wire {
                 }
             } else if let Some(session) = message["sessionId"].as_str() {
                 if message["method"] == "Page.javascriptDialogOpening" {
-                    // Unanswered, it stops the page.
+                    // A dialog without an answer would block the page.
                     drop(self.send(Some(session), "Page.handleJavaScriptDialog", &json!({"accept": true})));
                 }
                 let seen = self.pages.lock().unwrap().get(session).cloned();
@@ -267,7 +268,7 @@ impl Seen {
     }
 }
 
-/// Something on a page, as its user would name it.
+/// An element of a page, as its user would name it.
 #[derive(Clone, Debug)]
 pub(crate) struct Thing {
     role: &'static str,
@@ -275,7 +276,7 @@ pub(crate) struct Thing {
     near: Option<String>,
 }
 
-/// A button, or what looks like one.
+/// Describe a button, or an element that looks like one.
 pub(crate) fn button(name: &str) -> Thing {
     Thing { role: "button", name: name.to_owned(), near: None }
 }
@@ -284,7 +285,7 @@ pub(crate) fn link(name: &str) -> Thing {
     Thing { role: "link", name: name.to_owned(), near: None }
 }
 
-/// Whatever has a label and takes a value.
+/// Describe any element that has this label and takes a value.
 pub(crate) fn field(name: &str) -> Thing {
     Thing { role: "field", name: name.to_owned(), near: None }
 }
@@ -298,7 +299,7 @@ pub(crate) fn heading(name: &str) -> Thing {
 }
 
 impl Thing {
-    /// The one in the row, entry or section that has this text.
+    /// Choose the element in the row, entry or section that has this text.
     pub(crate) fn near(mut self, text: &str) -> Self {
         self.near = Some(text.to_owned());
         self
@@ -309,7 +310,7 @@ impl Thing {
     }
 }
 
-/// One page of the browser. Closed when dropped.
+/// One page of the browser. It is closed when dropped.
 pub(crate) struct Page {
     browser: Arc<Browser>,
     base: String,
@@ -339,13 +340,13 @@ impl Page {
         self.browser.call(Some(&self.session), method, params).await.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Load an address of the dashboard anew, and wait until its screen is there.
+    /// Load an address of the dashboard, and wait until its screen is there.
     pub(crate) async fn visit(&self, path: &str) {
         self.call("Page.navigate", json!({"url": format!("{}{path}", self.base)})).await;
         self.settles(path).await;
     }
 
-    /// Wait until a screen is there with all that it asked for.
+    /// Wait until a screen is there with all data that it requested.
     pub(crate) async fn settles(&self, path: &str) {
         let at = serde_json::to_string(path).unwrap();
         self.until(
@@ -371,7 +372,7 @@ impl Page {
             .map_err(|error| format!("{script}: {error}"))
     }
 
-    /// The value of an expression, or of the promise that it is.
+    /// Return the value of an expression, or of the promise that it returns.
     pub(crate) async fn eval<T: DeserializeOwned>(&self, script: &str) -> T {
         self.try_eval(script).await.unwrap_or_else(|error| panic!("{error}"))
     }
@@ -381,13 +382,13 @@ impl Page {
         let asked = async || match self.try_eval::<Value>(script).await {
             Ok(Value::Bool(true)) => Ok(()),
             Ok(other) => Err(other.to_string()),
-            // Between two documents there is nothing to ask.
+            // Between two documents, the expression cannot be evaluated.
             Err(error) => Err(error),
         };
         self.patiently(what, asked).await;
     }
 
-    /// Try until it goes well. What was wrong last is told after the deadline, with all that the page shows.
+    /// Repeat an action until it succeeds. After the deadline, panic with the last error and all that the page shows.
     async fn patiently<T>(&self, what: &str, mut act: impl AsyncFnMut() -> Result<T, String>) -> T {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -406,32 +407,32 @@ impl Page {
         }
     }
 
-    /// Wait until this can be read.
+    /// Wait until the page shows this text.
     pub(crate) async fn reads(&self, text: &str) {
         self.until(&format!("{text:?} is read"), &format!("__eye.reads({})", json!(text))).await;
     }
 
-    /// Wait until this cannot be read any more.
+    /// Wait until the page does not show this text any more.
     pub(crate) async fn reads_not(&self, text: &str) {
         self.until(&format!("{text:?} is not read"), &format!("!__eye.reads({})", json!(text))).await;
     }
 
-    /// Wait until it is there.
+    /// Wait until the element is there.
     pub(crate) async fn has(&self, thing: &Thing) {
         self.until(&format!("{thing:?} is there"), &format!("__eye.has({})", thing.json())).await;
     }
 
-    /// Wait until it is not there.
+    /// Wait until the element is not there.
     pub(crate) async fn has_not(&self, thing: &Thing) {
         self.until(&format!("{thing:?} is not there"), &format!("!__eye.has({})", thing.json())).await;
     }
 
-    /// Where the page is: path and query.
+    /// Return the path and the query of the page.
     pub(crate) async fn address(&self) -> String {
         self.eval("location.pathname + location.search").await
     }
 
-    /// Click it with the mouse, once it stands still and nothing covers it.
+    /// Click the element with the mouse, once it stands still and is not covered.
     pub(crate) async fn click(&self, thing: &Thing) {
         self.patiently(&format!("{thing:?} is clicked"), async || {
             let target: Target = self.try_eval(&format!("__eye.target({})", thing.json())).await?;
@@ -444,7 +445,7 @@ impl Page {
                     json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1});
                 self.call("Input.dispatchMouseEvent", event).await;
             }
-            // A link may have led to a new document, which knows nothing of it.
+            // A link may have led to a new document, which does not know the element.
             match self.try_eval::<Option<bool>>("__eye.hit()").await? {
                 Some(false) => Err("the click went elsewhere".into()),
                 _ => Ok(()),
@@ -453,7 +454,7 @@ impl Page {
         .await;
     }
 
-    /// Type into a field in place of what it has, or choose.
+    /// Replace the text of a field, or choose an option.
     pub(crate) async fn fill(&self, thing: &Thing, text: &str) {
         self.patiently(&format!("{thing:?} has {text:?}"), async || {
             let focused: Focused = self.try_eval(&format!("__eye.focus({}, {})", thing.json(), json!(text))).await?;
@@ -474,7 +475,7 @@ impl Page {
         .await;
     }
 
-    /// The value that a field has.
+    /// Return the value of a field.
     pub(crate) async fn value(&self, thing: &Thing) -> String {
         self.has(thing).await;
         self.eval(&format!("__eye.value({})", thing.json())).await
@@ -506,19 +507,19 @@ impl Page {
         .await;
     }
 
-    /// In CSS pixels.
+    /// Set the size of the window in CSS pixels.
     pub(crate) async fn size(&self, width: u32, height: u32) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// What the system prefers: `light` or `dark`.
+    /// Set the preferred colour scheme of the system: `light` or `dark`.
     pub(crate) async fn theme(&self, theme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": theme}, {"name": "prefers-reduced-motion", "value": "reduce"}]);
         self.call("Emulation.setEmulatedMedia", json!({"features": features})).await;
     }
 
-    /// A picture of the page from top to bottom.
+    /// Take a picture of the whole page.
     pub(crate) async fn shot(&self, path: &Path) {
         let _ = self.try_eval::<Value>("scrollTo(0, 0)").await;
         let params = json!({"format": "png", "captureBeyondViewport": true});
@@ -528,8 +529,8 @@ impl Page {
         std::fs::write(path, png).unwrap();
     }
 
-    /// Run a script that the page knows nothing of and that its policy does not bind: the document is shared, nothing
-    /// else is.
+    /// Run a script in a world of its own: it shares only the document with the page, and the policy of the page does
+    /// not apply to it.
     pub(crate) async fn aside<T: DeserializeOwned>(&self, script: &str) -> T {
         let tree = self.call("Page.getFrameTree", json!({})).await;
         let world = json!({"frameId": tree["frameTree"]["frame"]["id"], "worldName": "aside"});
@@ -542,25 +543,26 @@ impl Page {
         serde_json::from_value(answer["result"]["value"].clone()).unwrap()
     }
 
-    /// Errors of the console, exceptions, breaches of the policy, requests that failed and dialogs of scripts, so far.
+    /// Return the troubles so far: errors on the console, exceptions, violations of the policy, failed requests and
+    /// dialogs of scripts.
     pub(crate) fn troubles(&self) -> Vec<String> {
         self.seen.lock().unwrap().troubles.clone()
     }
 
-    /// A refusal that belongs to the test: the browser logs each.
+    /// Forget a refusal that the test caused, because the browser logs each one.
     pub(crate) fn expected(&self, part: &str) {
         self.seen.lock().unwrap().troubles.retain(|trouble| !trouble.contains(part));
     }
 
-    /// Fail if anything went wrong unseen.
+    /// Fail if a trouble was recorded.
     pub(crate) fn assert_calm(&self) {
         let troubles = self.troubles();
         assert!(troubles.is_empty(), "{troubles:#?}");
     }
 
-    /// What stands out of the page to the right.
+    /// Return the elements that exceed the page on the right.
     ///
-    /// Charts follow their place a frame or two later, so a page that has just been resized gets a moment.
+    /// Charts follow a change of size a frame or two later, so a page that has just been resized gets a moment.
     pub(crate) async fn overflow(&self) -> Vec<String> {
         let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(3);
         loop {
@@ -572,7 +574,7 @@ impl Page {
         }
     }
 
-    /// Bytes that came over the wire for paths that pass.
+    /// Return the number of bytes that came over the network for the paths that `wanted` accepts.
     pub(crate) fn bytes(&self, wanted: impl Fn(&str) -> bool) -> u64 {
         let seen = self.seen.lock().unwrap();
         seen.bytes.iter().filter(|(path, _)| wanted(path)).map(|(_, bytes)| bytes).sum()

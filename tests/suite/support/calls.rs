@@ -1,11 +1,11 @@
-//! Calls of the API with a key, and the keys.
+//! Calls of the API with an API key, and the creation of such keys.
 
 use reqwest::Method;
 use serde_json::Value;
 
 use super::{Answer, answer, http};
 
-/// A call of the tickr at this address with this key, or without one.
+/// Call the tickr at this address with this API key, or without one if it is empty.
 pub(crate) async fn call(url: &str, method: Method, path: &str, key: &str, body: Option<Value>) -> Answer {
     let mut request = http().request(method, format!("{url}{path}"));
     if !key.is_empty() {
@@ -18,7 +18,7 @@ pub(crate) async fn call(url: &str, method: Method, path: &str, key: &str, body:
     .await
 }
 
-/// Make a key, such as `{"scope": "read"}`, in the name of another; the first one needs none.
+/// Make an API key, such as `{"scope": "read"}`, as the holder of another one. The first API key needs none.
 pub(crate) async fn make_key(url: &str, by: &str, name: &str, key: Value) -> String {
     let made = call(url, Method::PUT, &format!("/v1/keys/{name}"), by, Some(key)).await;
     assert_eq!(made.status, 201, "{:#}", made.body);

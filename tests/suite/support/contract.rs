@@ -1,5 +1,5 @@
-//! The promise of `/openapi.json`, held against what is really said: every answer that a test gets must be documented
-//! for its method, path and status, and its body must fit the schema there. Fields nobody documented do not fit.
+//! The contract of `/openapi.json`, checked against real answers. Every answer that a test gets must be documented for
+//! its method, path and status, and its body must fit the schema there. Undocumented fields do not fit.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock};
@@ -9,12 +9,12 @@ use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
 /// Paths that are not part of the document.
-const UNDOCUMENTED: [&str; 4] = ["/", "/docs", "/openapi.json", "/docs/problems/key_taken"];
+pub(crate) const UNDOCUMENTED: [&str; 4] = ["/", "/docs", "/openapi.json", "/docs/problems/key_taken"];
 
-/// The one header that only some answers of a kind carry.
+/// The only header that not all answers of a documented response carry.
 const REPLAYED: &str = "Idempotency-Replayed";
 
-/// The document as the library makes it, with every object closed.
+/// Return the document of the library, with every object closed to unknown fields.
 pub(crate) fn document() -> &'static Value {
     static DOCUMENT: OnceLock<Value> = OnceLock::new();
     DOCUMENT.get_or_init(|| {
@@ -24,7 +24,7 @@ pub(crate) fn document() -> &'static Value {
     })
 }
 
-/// Additional fields are what a document forgets to mention.
+/// Close every object, because otherwise an undocumented field would fit.
 fn close(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -38,8 +38,8 @@ fn close(value: &mut Value) {
     }
 }
 
-/// The documented operation for a request, with its path; none when the path is not documented at all, and a path
-/// without operation when it does not take the method.
+/// Return the documented operation for a request, with its path. The result is `None` when the path is not documented,
+/// and a path without an operation when the path does not take the method.
 pub(crate) fn operation(method: &str, path: &str) -> Option<(&'static str, Option<&'static Value>)> {
     let paths = document()["paths"].as_object().unwrap();
     let parts: Vec<&str> = path.split('/').collect();
@@ -48,14 +48,14 @@ pub(crate) fn operation(method: &str, path: &str) -> Option<(&'static str, Optio
         words.len() == parts.len()
             && words.iter().zip(&parts).all(|(word, part)| word == part || (word.starts_with('{') && !part.is_empty()))
     };
-    // A literal path wins over a template: /v1/jobs/batch is no job's id.
+    // A literal path takes precedence over a template: in /v1/jobs/batch, `batch` is no job id.
     let exact = paths.get_key_value(path);
     let (template, item) = exact.or_else(|| paths.iter().find(|(template, _)| fits(template)))?;
     let method = if method == "HEAD" { "get" } else { &method.to_ascii_lowercase() };
     Some((template, item.get(method)))
 }
 
-/// Fail unless the document says that this answer can come.
+/// Fail unless the document allows this answer.
 pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, body: &Value) {
     let content_type = headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or("");
     let said = format!("{method} {path} was answered {status} {content_type}");
@@ -68,7 +68,7 @@ pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, b
             assert!(headers.contains_key("allow"), "{said} without Allow");
             return;
         }
-        // Nobody documents what is not there, but the answer keeps the form of all problems.
+        // A missing path or method is not documented, but the answer has the form of all problems.
         assert!(matches!(status, 401 | 404 | 405), "{said}, which no operation documents: {body:#}");
         assert_eq!(media, "application/problem+json", "{said}");
         fits(&format!("problem of {status}"), &json!({"$ref": "#/components/schemas/Problem"}), body, &said);
@@ -94,20 +94,20 @@ pub(crate) fn hold(method: &str, path: &str, status: u16, headers: &HeaderMap, b
     let described = content.get(media);
     let described = described.unwrap_or_else(|| panic!("{said}, but {template} documents {:?}", content.keys()));
     if template == "/v1/reports/{file}" && status == 200 {
-        // Files, whose insides are their own business.
+        // The content of files is not described.
         return;
     }
     fits(&format!("{method} {template} {status}"), &described["schema"], body, &said);
 }
 
-/// Does the document allow this request body? For bodies that were accepted, and for those that were not.
+/// Return whether the document allows this request body, for accepted and for refused bodies.
 pub(crate) fn request_fits(method: &str, path: &str, body: &Value) -> Option<bool> {
     let (template, operation) = operation(method, path)?;
     let schema = operation?.pointer("/requestBody/content/application~1json/schema")?;
     Some(with_validator(&format!("request of {method} {template}"), schema, |validator| validator.is_valid(body)))
 }
 
-/// Fail unless this fits a named schema: for the lines of a stream.
+/// Fail unless the value fits a named schema. Used for the lines of a stream.
 pub(crate) fn fits_schema(name: &str, value: &Value) {
     fits(name, &json!({"$ref": format!("#/components/schemas/{name}")}), value, name);
 }
@@ -120,7 +120,7 @@ fn fits(name: &str, schema: &Value, body: &Value, said: &str) {
     });
 }
 
-/// Validators are made once for each place of the document.
+/// Build one validator for each place of the document, and keep it.
 fn with_validator<T>(name: &str, schema: &Value, use_it: impl FnOnce(&Validator) -> T) -> T {
     static VALIDATORS: Mutex<BTreeMap<String, &'static Validator>> = Mutex::new(BTreeMap::new());
     let known = VALIDATORS.lock().unwrap().get(name).copied();

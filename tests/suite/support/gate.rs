@@ -1,4 +1,4 @@
-//! Jobs of the kind `gate`, which run until the test lets them go.
+//! Jobs of the kind `gate`, which run until the test lets them end.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ impl Kind for Gate {
     const NAME: &'static str = "gate";
 }
 
-/// Handlers that run until `open` is cancelled.
+/// Return handlers that run until `open` is cancelled.
 pub(crate) fn gated(open: &CancellationToken) -> Registry {
     let mut own = Registry::new();
     let open = open.clone();

@@ -1,4 +1,4 @@
-//! What a tickr that was stopped leaves behind: its tables and keys, which nobody mends any more.
+//! The tables and Redis keys of a tickr that was stopped, which no runner repairs any more.
 
 use sqlx::{AssertSqlSafe, Executor, MySqlConnection};
 use tickr::app::connect_store;
@@ -9,7 +9,7 @@ use tickr::verify::{Pace, Report, VerifySettings, verify};
 
 use super::servers::{connect, drop_database};
 
-/// The tables, the keys and the configuration.
+/// The tables, the Redis keys and the configuration.
 pub(crate) struct Halted {
     pub(crate) config: Config,
     pub(crate) store: Store,
@@ -25,7 +25,7 @@ impl Halted {
         Self { config, store, index, name, dir }
     }
 
-    /// Check everything, believing what is seen at once.
+    /// Check everything, and report every disagreement at once.
     pub(crate) async fn verify(&self, repair: bool) -> Report {
         let settings = settings(&self.config, std::time::Duration::ZERO, repair);
         verify(&self.store, &self.index, &settings, |_| {}).await.unwrap()
@@ -54,12 +54,12 @@ impl Halted {
     }
 }
 
-/// The index of a configuration.
+/// Connect to the index of a configuration.
 pub(crate) fn index(config: &Config) -> Index {
     tickr::app::index_of(config).unwrap()
 }
 
-/// How to verify with this configuration.
+/// Return the settings of a verification with this configuration.
 pub(crate) fn settings(config: &Config, patience: std::time::Duration, repair: bool) -> VerifySettings {
     let retention = tickr::app::retention_of(config);
     VerifySettings { since: None, patience, repair, retention, pace: Pace::Full }

@@ -1,4 +1,4 @@
-//! What tests share: servers, a process per test, waiting for events.
+//! Shared parts of the tests: servers, a process per test, waiting for events.
 
 mod app;
 pub(crate) mod browser;
@@ -6,6 +6,7 @@ mod calls;
 #[path = "../../chaos/clock.rs"]
 pub(crate) mod clock;
 pub(crate) mod contract;
+pub(crate) mod documents;
 mod gate;
 pub(crate) mod halted;
 mod owed;
@@ -37,11 +38,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Longest wait for anything that should happen soon. Generous, because the machine may be busy; a test that passes
+/// Longest wait for an event that should come soon. It is generous, because the machine may be busy. A test that passes
 /// does not wait for it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Ask again and again until `question` gives something, or fail after the deadline.
+/// Ask repeatedly until `question` returns a value. Fail after the deadline.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut question: impl FnMut() -> F) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -53,7 +54,7 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut
     }
 }
 
-/// A client; the TLS implementation that it insists on is chosen first.
+/// Return an HTTP client. Its TLS implementation has to be chosen first.
 pub(crate) fn http() -> reqwest::Client {
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::new()

@@ -1,31 +1,31 @@
-//! Many owed jobs at once, made on the server behind tickr's back: backlogs that would take minutes to enqueue.
+//! Many owed jobs at once, inserted with SQL on the server: backlogs that would take minutes to enqueue.
 
 use super::TestApp;
 
-/// Rows of one statement.
+/// Number of rows of one statement.
 const CHUNK: u32 = 100_000;
-/// The digits whose products are the numbers of a chunk.
+/// The digits whose combinations are the numbers of a chunk.
 const DIGITS: &str = "(SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL SELECT 5 \
                       UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
 
-/// Jobs to be made, a millisecond apart.
+/// Jobs to be inserted, due a millisecond apart.
 pub(crate) struct Owed<'a> {
     pub(crate) jobs: u32,
-    /// Their queue: a name in quotes, or an expression over `n`, the number of the job.
+    /// Their queue: a name in quotes, or an SQL expression over `n`, the number of the job.
     pub(crate) queue: &'a str,
     pub(crate) priority: u8,
     pub(crate) kind: &'a str,
-    /// When the first is due, in SQL.
+    /// Due time of the first job, in SQL.
     pub(crate) due: &'a str,
 }
 
 impl Owed<'_> {
-    /// Overdue no-ops of normal priority.
+    /// Describe overdue no-ops of normal priority.
     pub(crate) fn overdue(jobs: u32) -> Self {
         Self { jobs, queue: "'default'", priority: 5, kind: "noop", due: "UTC_TIMESTAMP(3) - INTERVAL 1 DAY" }
     }
 
-    /// Make them. Ids of different series differ.
+    /// Insert the jobs. Ids of different series differ.
     pub(crate) async fn insert(&self, tickr: &TestApp, series: u16) {
         let Self { jobs, queue, priority, kind, due } = self;
         for first in (0..*jobs).step_by(CHUNK as usize) {
@@ -46,7 +46,7 @@ impl Owed<'_> {
         }
     }
 
-    /// Take those of these series that are still owed away again, as if they had never been asked for.
+    /// Remove those of these jobs that are still owed, as if they had never been enqueued.
     pub(crate) async fn remove(tickr: &TestApp) {
         let made = "id >= UNHEX('01900000000000000000000000000000') AND id < UNHEX('01910000000000000000000000000000')";
         tickr

@@ -1,5 +1,5 @@
-//! The built programs, started as a user would: in an empty folder, with an environment of their own, seen only through
-//! what they print, answer and leave behind.
+//! The built programs, started as a user starts them: in an empty folder, with an environment of their own. Tests see
+//! only their output, their answers and the files that they leave behind.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,12 +12,13 @@ use tokio::process::{Child, Command};
 
 use super::{DEADLINE, answer, eventually, http};
 
-/// The `tickr` command of this build.
+/// Return the path of the `tickr` command of this build.
 pub(crate) fn tickr() -> PathBuf {
     env!("CARGO_BIN_EXE_tickr").into()
 }
 
-/// An example, as new as the tests. `cargo test` builds them together; asked for one test target alone, it does not.
+/// Return the path of an example, built from the current sources. `cargo test` builds examples and tests together, but
+/// not when it is run for one test target alone.
 pub(crate) async fn example(name: &str) -> PathBuf {
     let folder = tickr().parent().unwrap().to_owned();
     let profile = match folder.file_name().unwrap().to_str().unwrap() {
@@ -26,8 +27,9 @@ pub(crate) async fn example(name: &str) -> PathBuf {
     };
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     build.args(["build", "--quiet", "--profile", profile, "--example", name]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    // What cargo tells a test of its package would be news to build scripts: they and all that needs them, TLS and with it
-    // tickr, would be built anew, and once more by the next cargo that starts without it.
+    // Remove the variables that cargo sets for a test. Otherwise build scripts would see a change: they and everything
+    // that depends on them, such as TLS and tickr, would be built again, and once more by the next cargo without these
+    // variables.
     for (variable, _) in std::env::vars_os() {
         let text = variable.to_string_lossy();
         if ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"].iter().any(|of| text.starts_with(of)) {
@@ -38,7 +40,7 @@ pub(crate) async fn example(name: &str) -> PathBuf {
     folder.join("examples").join(name)
 }
 
-/// A command line in a folder, without the settings of whoever runs the tests.
+/// Make a command in a folder, without the settings of the user who runs the tests.
 pub(crate) fn command(program: &Path, dir: &Path, args: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -51,7 +53,7 @@ pub(crate) fn command(program: &Path, dir: &Path, args: &[impl AsRef<OsStr>]) ->
     command
 }
 
-/// Settings of a command that works on these servers and logs for machines. Only the prefix is its own in Redis.
+/// Make a command use these servers and log in JSON. In Redis it has only its prefix to itself.
 pub(crate) fn on_servers(command: &mut Command, mysql: &str, redis: &str, prefix: &str) {
     command
         .env("TICKR_MYSQL_URL", mysql)
@@ -61,7 +63,7 @@ pub(crate) fn on_servers(command: &mut Command, mysql: &str, redis: &str, prefix
         .env("TICKR_TEST_KINDS", "1");
 }
 
-/// What a command that ended said: exit code, standard output, standard error.
+/// Run a command to its end. Return its exit code, standard output and standard error.
 pub(crate) async fn outcome(mut command: Command) -> (i32, String, String) {
     let output = tokio::time::timeout(DEADLINE, command.output()).await.expect("the command ends").unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -83,12 +85,12 @@ impl Program {
         Self { child, said }
     }
 
-    /// Everything printed so far, on both channels.
+    /// Return everything printed so far, on both channels.
     pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
 
-    /// Wait for a line that has `mark`; the rest of the line.
+    /// Wait for a line that has `mark`. Return the rest of the line.
     pub(crate) async fn says(&mut self, mark: &str) -> String {
         let (child, said) = (&mut self.child, &self.said);
         let mut ended = false;
@@ -100,19 +102,19 @@ impl Program {
             }
             assert!(!ended, "it ended without saying {mark:?}:\n{text}");
             assert!(tokio::time::Instant::now() < deadline, "it does not say {mark:?}:\n{text}");
-            // What it said last is read once more after its end.
+            // After its end, read once more what it printed last.
             ended = child.try_wait().unwrap().is_some();
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     }
 
-    /// Where the API of a runner that logs for machines listens, once it does.
+    /// Wait until the API of a runner with JSON logs listens, and return its URL.
     pub(crate) async fn url(&mut self) -> String {
         let addr = self.says("\"addr\":\"").await;
         format!("http://{}", addr.split('"').next().unwrap())
     }
 
-    /// It takes a job and runs it.
+    /// Check that it accepts a job and runs it.
     pub(crate) async fn runs_a_job(&mut self) {
         let url = self.url().await;
         let accepted = answer(http().post(format!("{url}/v1/jobs")).json(&json!({"kind": "noop"}))).await;
@@ -124,7 +126,7 @@ impl Program {
         .await;
     }
 
-    /// A stop that was asked for.
+    /// Stop it with a signal, and check that it ends with 0.
     pub(crate) async fn ends_well(mut self) {
         self.signal("TERM").await;
         assert_eq!(self.ends().await.code(), Some(0), "{}", self.said());

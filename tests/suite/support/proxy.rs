@@ -1,6 +1,6 @@
-//! A line to MySQL that can lose an answer: the request arrives, the server does its work, and the connection breaks
-//! before the reply. It can also fall silent, and forget its connections, as a network does, and answer with errors of its own,
-//! as proxies and clusters do. What a client makes of that cannot be tried in any other way.
+//! A proxy to MySQL that can lose an answer: the request arrives, the server does its work, and the connection breaks
+//! before the reply. It can also fall silent, forget its connections as a network does, and answer with errors of its
+//! own as proxies and clusters do. The reaction of a client to this cannot be tested in another way.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const QUERY: u8 = 0x03;
 const PREPARE: u8 = 0x16;
 const EXECUTE: u8 = 0x17;
 
-/// The running proxy. Ends when dropped.
+/// The running proxy. It ends when dropped.
 pub(crate) struct Proxy {
     url: String,
     shared: Arc<Shared>,
@@ -25,27 +25,27 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Shared {
-    /// What is to happen to the next so many requests with this text.
+    /// What happens to the next requests with this text, and to how many of them.
     wanted: Mutex<Option<(&'static str, Fate, usize)>>,
     cuts: AtomicUsize,
-    /// How often all connections were forgotten.
+    /// Number of times that all connections were forgotten.
     forgotten: AtomicUsize,
-    /// Are new connections to be refused after the next lost answer, and are they now?
+    /// Whether new connections are to be refused after the next lost answer.
     refuse_after: AtomicBool,
     refuses: AtomicBool,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Passed,
     /// It arrives, and the connection breaks before the answer.
     AnswerLost,
-    /// It goes nowhere, like everything on its connection from now on, and nobody is told.
+    /// It is dropped, like everything on its connection from now on, and neither side is told.
     Swallowed,
-    /// It goes nowhere and is answered with this error.
+    /// It is dropped and answered with this error.
     Refused(u16),
-    /// It arrives, and is answered with this error whatever the server says.
+    /// It arrives, and is answered with this error whatever the server answers.
     DoneAndRefused(u16),
 }
 
@@ -55,7 +55,8 @@ pub(super) enum Upstream {
 }
 
 impl Upstream {
-    /// The server of `mysql`, a URL as [`database`](super::database) gives it, and the URL of the same behind another port.
+    /// Parse `mysql`, a URL as [`database`](super::database) returns it. Return the server, and the URL of the same
+    /// server behind another port.
     pub(super) fn of(mysql: &str, port: u16) -> (Self, String) {
         let rest = mysql.strip_prefix("mysql://").unwrap();
         let (before, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -71,7 +72,7 @@ impl Upstream {
 }
 
 impl Proxy {
-    /// Between a client and the server of `mysql`, a URL as [`database`](super::database) gives it.
+    /// Start a proxy for the server of `mysql`, a URL as [`database`](super::database) returns it.
     pub(crate) async fn start(mysql: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (upstream, url) = Upstream::of(mysql, listener.local_addr().unwrap().port());
@@ -80,7 +81,7 @@ impl Proxy {
         Self { url, shared, task }
     }
 
-    /// The server, through the proxy.
+    /// Return the URL of the server behind the proxy.
     pub(crate) fn url(&self) -> String {
         self.url.clone()
     }
@@ -90,13 +91,14 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::AnswerLost, 1));
     }
 
-    /// As [`cut_after`](Self::cut_after), and refuse new connections from then on, until they are let in again.
+    /// Do the same as [`cut_after`](Self::cut_after), and refuse new connections from then on, until
+    /// [`let_in`](Self::let_in).
     pub(crate) fn cut_and_refuse(&self, text: &'static str) {
         self.shared.refuse_after.store(true, Ordering::SeqCst);
         self.cut_after(text);
     }
 
-    /// Let new connections in again.
+    /// Accept new connections again.
     pub(crate) fn let_in(&self) {
         self.shared.refuses.store(false, Ordering::SeqCst);
     }
@@ -106,13 +108,13 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::Swallowed, 1));
     }
 
-    /// Answer the next so many requests whose statement begins with this text with this error of the server's, without
+    /// Answer this many of the next requests whose statement begins with this text with this server error, without
     /// passing them on.
     pub(crate) fn refuse(&self, text: &'static str, error: u16, times: usize) {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::Refused(error), times));
     }
 
-    /// As [`refuse`](Self::refuse), but the server does what it is asked.
+    /// Do the same as [`refuse`](Self::refuse), but let the server carry the request out.
     pub(crate) fn refuse_what_is_done(&self, text: &'static str, error: u16, times: usize) {
         *self.shared.wanted.lock().unwrap() = Some((text, Fate::DoneAndRefused(error), times));
     }
@@ -122,17 +124,17 @@ impl Proxy {
         *self.shared.wanted.lock().unwrap() = None;
     }
 
-    /// Has everything that was asked for happened?
+    /// Return whether everything that was ordered has happened.
     pub(crate) fn is_through(&self) -> bool {
         self.shared.wanted.lock().unwrap().is_none()
     }
 
-    /// Forget the connections that there are: what comes on them from now on goes nowhere, and nobody is told.
+    /// Forget the open connections: everything that comes on them from now on is dropped, and neither side is told.
     pub(crate) fn forget_connections(&self) {
         self.shared.forgotten.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many answers were lost, and how many connections fell silent.
+    /// Return the number of answers that were lost plus connections that fell silent.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.cuts.load(Ordering::SeqCst)
     }
@@ -163,16 +165,16 @@ async fn serve(listener: TcpListener, upstream: Upstream, shared: Arc<Shared>) {
     }
 }
 
-/// What one direction of a connection needs to know of the other.
+/// State of a connection that both directions share.
 #[derive(Default)]
 struct Line {
-    /// The statement whose preparation has been asked for and not answered.
+    /// The statement whose preparation was requested and not answered yet.
     preparing: Option<Vec<u8>>,
     /// Prepared statements by the number that the server gave them.
     prepared: HashMap<u32, Vec<u8>>,
-    /// The next answer is for nobody.
+    /// Whether the next answer is dropped.
     lose: bool,
-    /// The next answer is this error.
+    /// The error that replaces the next answer.
     refuse: Option<u16>,
 }
 
@@ -184,7 +186,7 @@ async fn relay(
     shared: Arc<Shared>,
 ) {
     let (mut from_client, to_client) = client.into_split();
-    // Both directions answer: one passes answers on, the other makes some up.
+    // Both directions write to the client: one passes answers on, the other makes its own.
     let to_client = Arc::new(tokio::sync::Mutex::new(to_client));
     let answered = Arc::clone(&to_client);
     let line = Arc::<Mutex<Line>>::default();
@@ -196,7 +198,7 @@ async fn relay(
                 Ok(count) if count > 0 => {
                     let (lose, refuse) = other.lock().unwrap().hear(&bytes[..count]);
                     let answer = refuse.map_or_else(|| bytes[..count].to_vec(), error_packet);
-                    // The answer is here, so the work is done. Nobody hears of it.
+                    // The answer is here, so the server has done the work. The client never receives the answer.
                     if lose || answered.lock().await.write_all(&answer).await.is_err() {
                         return;
                     }
@@ -206,7 +208,7 @@ async fn relay(
         }
     });
     let known = shared.forgotten.load(Ordering::SeqCst);
-    // What has come from the client and is not yet a whole packet.
+    // Bytes from the client that are not yet a whole packet.
     let mut bytes = Vec::new();
     let mut silent = false;
     loop {
@@ -222,7 +224,7 @@ async fn relay(
             bytes.clear();
             continue;
         }
-        // Up to where the bytes were passed on or dropped.
+        // Number of bytes that were passed on or dropped.
         let mut whole = 0;
         // Three bytes of length, one of sequence. The driver may send several packets at once.
         while let Some(&[a, b, c, sequence]) = bytes[whole..].first_chunk() {
@@ -252,7 +254,7 @@ async fn relay(
 }
 
 impl Line {
-    /// The client sends a command. What becomes of it?
+    /// Decide what happens to a command of the client.
     fn ask(&mut self, packet: &[u8], shared: &Shared) -> Fate {
         let Some((command, rest)) = packet.split_first() else { return Fate::Passed };
         let statement = match *command {
@@ -284,7 +286,7 @@ impl Line {
         }
     }
 
-    /// The server answers. Is that to be lost, or to be an error?
+    /// Read an answer of the server. Return whether to lose it, and the error that replaces it.
     fn hear(&mut self, bytes: &[u8]) -> (bool, Option<u16>) {
         if let Some(statement) = self.preparing.take() {
             // The header, a zero for success, and the number.
@@ -296,7 +298,7 @@ impl Line {
     }
 }
 
-/// The answer to a request that failed: its length, sequence 1, the mark of an error, number, state and text.
+/// Build the answer to a failed request: its length, sequence 1, the mark of an error, number, state and text.
 fn error_packet(number: u16) -> Vec<u8> {
     let text = format!("#HY000the proxy says {number}");
     let mut packet = vec![u8::try_from(text.len() + 3).unwrap(), 0, 0, 1, 0xff];

@@ -1,5 +1,5 @@
-//! A line to a server that can go bad in the ways of networks: stall, vanish without a word, be cut, or lead to another
-//! server. Knows no protocol.
+//! A relay to a server that can go bad as networks do: stall, vanish silently, be cut, or lead to another server. It
+//! knows no protocol.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,20 +10,20 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What the line does.
+/// What the relay does with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
-    /// Passes everything on.
+    /// Pass everything on.
     Pass,
-    /// Holds everything back, and delivers it when it passes again.
+    /// Hold everything back, and deliver it when the relay passes again.
     Stall,
-    /// Neither passes anything on nor closes anything. Connections of that time stay dead for ever.
+    /// Neither pass anything on nor close anything. Connections of that time stay dead for ever.
     HalfOpen,
-    /// Closes every connection, and new ones at once.
+    /// Close every connection, and new ones at once.
     Cut,
 }
 
-/// The running relay. Ends when dropped.
+/// The running relay. It ends when dropped.
 pub(crate) struct Relay {
     port: u16,
     shared: Arc<Shared>,
@@ -43,7 +43,7 @@ enum Upstream {
 }
 
 impl Relay {
-    /// A relay that leads nowhere yet.
+    /// Start a relay without a server.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -56,7 +56,7 @@ impl Relay {
         Self { port, shared, task }
     }
 
-    /// Lead new connections to this Redis, which must ask for no password. Open ones stay where they are.
+    /// Lead new connections to this Redis, which must not require a password. Open connections stay as they are.
     pub(crate) fn lead_to(&self, redis: &str) {
         let upstream = match redis.strip_prefix("redis+unix://") {
             Some(path) => Upstream::Socket(path.into()),
@@ -65,12 +65,12 @@ impl Relay {
         *self.shared.upstream.lock().unwrap() = Some(upstream);
     }
 
-    /// The Redis behind it, through the relay.
+    /// Return the URL of the Redis behind the relay.
     pub(crate) fn redis_url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Where it listens on the loopback interface.
+    /// Return the port on the loopback interface.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
@@ -79,7 +79,7 @@ impl Relay {
         self.shared.condition.send_replace(condition);
     }
 
-    /// Connections asked for so far.
+    /// Return the number of connections that clients have requested so far.
     pub(crate) fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
@@ -92,7 +92,7 @@ impl Drop for Relay {
 }
 
 async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    // Dropped with this task, and every connection with it.
+    // Dropping this task drops the set, and every connection with it.
     let mut lines = tokio::task::JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         shared.connections.fetch_add(1, Ordering::SeqCst);
@@ -121,7 +121,7 @@ async fn relay(client: TcpStream, upstream: Option<Upstream>, mut condition: wat
     }
 }
 
-/// Until either direction has ended.
+/// Wait until either direction has ended.
 async fn both(there: impl Future<Output = ()>, back: impl Future<Output = ()>) {
     tokio::select! {
         () = there => {}
@@ -146,12 +146,12 @@ async fn pass(
     }
 }
 
-/// Resolves when the condition has changed and passes again; false when the line is cut.
+/// Wait until the condition has changed and passes again. Return false when the connection is cut.
 async fn still_passes(condition: &mut watch::Receiver<Condition>) -> bool {
     condition.changed().await.is_ok() && may_pass(condition).await
 }
 
-/// Wait until the line passes; false when it is cut.
+/// Wait until the condition passes. Return false when the connection is cut.
 async fn may_pass(condition: &mut watch::Receiver<Condition>) -> bool {
     loop {
         let now = *condition.borrow_and_update();

@@ -1,4 +1,4 @@
-//! `tickr serve` as a process of its own, to be signalled and killed.
+//! `tickr serve` as a process of its own, which tests can signal and kill.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,28 +6,28 @@ use std::process::{Child, Command, Stdio};
 
 use super::{TestApp, eventually};
 
-/// A running `tickr serve`. Killed when dropped.
+/// A running `tickr serve`. It is killed when dropped.
 pub(crate) struct Runner {
     child: Child,
     dir: tempfile::TempDir,
 }
 
 impl Runner {
-    /// Start the binary on the tables and keys of `tickr`, with the test kinds, a lease of two seconds and `env`.
+    /// Start the binary on the tables and Redis keys of `tickr`, with the test kinds, a lease of two seconds and `env`.
     pub(crate) fn start(tickr: &TestApp, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tickr"));
         command.arg("serve");
         Self::spawn(command, tickr, env)
     }
 
-    /// As [`start`](Self::start), where no process may have more address space than this.
+    /// Do the same as [`start`](Self::start), with this limit on the address space of each process.
     pub(crate) fn start_limited(tickr: &TestApp, kib: u64, env: &[(&str, &str)]) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -v {kib} && exec \"$0\" serve"), env!("CARGO_BIN_EXE_tickr")]);
         Self::spawn(command, tickr, env)
     }
 
-    /// As [`start`](Self::start), another program that is a runner without a subcommand.
+    /// Do the same as [`start`](Self::start), with another program that is a runner without a subcommand.
     pub(crate) fn start_program(tickr: &TestApp, program: &Path, env: &[(&str, &str)]) -> Self {
         Self::spawn(Command::new(program), tickr, env)
     }
@@ -53,11 +53,11 @@ impl Runner {
         Self { child, dir }
     }
 
-    /// Where its API listens, once it does.
+    /// Wait until its API listens, and return the URL.
     pub(crate) async fn base(&self) -> String {
         eventually("the runner listens", || async {
             let log = self.log();
-            // The whole line is there when its end is.
+            // If the end of the line is there, the whole line is.
             let (_, rest) = log.split_once(" addr=")?;
             let (addr, _) = rest.split_once('\n')?;
             Some(format!("http://{}", addr.trim()))
@@ -69,12 +69,12 @@ impl Runner {
         self.child.id()
     }
 
-    /// What it wrote so far.
+    /// Return its log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("log")).unwrap()
     }
 
-    /// Wait until its log says this.
+    /// Wait until its log has this text.
     pub(crate) async fn until_log(&self, text: &str) {
         eventually(&format!("the runner says {text:?}"), || async { self.log().contains(text).then_some(()) }).await;
     }
@@ -90,12 +90,12 @@ impl Runner {
         self.child.wait().unwrap();
     }
 
-    /// Is the process gone?
+    /// Return whether the process has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Wait for its end; nothing when a signal ended it.
+    /// Wait for its end. Return `None` when a signal ended it.
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let deadline = tokio::time::Instant::now() + super::DEADLINE;
         loop {

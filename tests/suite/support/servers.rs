@@ -1,4 +1,4 @@
-//! One pair of private servers for the whole program, or those that the environment names.
+//! One pair of private servers for the whole program, or the servers that the environment names.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -8,11 +8,11 @@ use sqlx::{AssertSqlSafe, Connection, Executor, MySqlConnection};
 use tickr::services::{Options, Services};
 use tickr::store::Store;
 
-/// Where the tests' servers are.
+/// The servers of the tests.
 pub(crate) enum Servers {
-    /// Started by this program.
+    /// Servers that this program has started.
     Own(Box<Services>),
-    /// `TICKR_TEST_MYSQL_URL` (without a database) and `TICKR_TEST_REDIS_URL`.
+    /// Servers of `TICKR_TEST_MYSQL_URL` (without a database) and `TICKR_TEST_REDIS_URL`.
     Given { mysql: String, redis: String },
 }
 
@@ -36,7 +36,7 @@ impl Servers {
     }
 }
 
-/// The servers. They end with this program, also when it is killed.
+/// Return the servers. They end with this program, even if it is killed.
 pub(crate) fn servers() -> &'static Servers {
     static SERVERS: OnceLock<Servers> = OnceLock::new();
     SERVERS.get_or_init(|| {
@@ -49,14 +49,14 @@ pub(crate) fn servers() -> &'static Servers {
     })
 }
 
-/// A name that no other test of this or another run has.
+/// Return a name that no other test of any run has.
 pub(crate) fn unique_name() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let nonce = uuid::Uuid::new_v4().simple().to_string();
     format!("t{}_{}", NEXT.fetch_add(1, Ordering::Relaxed), &nonce[..8])
 }
 
-/// A new, empty database; its URL.
+/// Create an empty database. Return its name and its URL.
 pub(crate) async fn database() -> (String, String) {
     let name = unique_name();
     let url = servers().mysql_url(&name);
@@ -64,12 +64,12 @@ pub(crate) async fn database() -> (String, String) {
     (name, url)
 }
 
-/// A connection of the test's own, to look into the tables and to break things.
+/// Open a connection of the test's own, for looking into the tables and for breaking things.
 pub(crate) async fn connect(url: &str) -> MySqlConnection {
     MySqlConnection::connect(url).await.unwrap()
 }
 
-/// Drop a database, as far as the servers still answer.
+/// Drop a database, if the servers still answer.
 pub(crate) async fn drop_database(url: &str, name: &str) {
     if let Ok(mut conn) = MySqlConnection::connect(url).await {
         let sql = format!("DROP DATABASE IF EXISTS {name}");

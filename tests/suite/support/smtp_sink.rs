@@ -1,7 +1,7 @@
-//! A small SMTP server that keeps what it is given and misbehaves on request.
+//! A small SMTP server that keeps the mails it gets and misbehaves on request.
 //!
-//! Faults by recipient: `tempfail@` is answered 451, `nouser@` 550, `hangup@` 421 and a closed connection, `stall@`
-//! not at all, and for `dropafterdata@` the connection ends after the message without an answer.
+//! Faults by recipient: `tempfail@` is answered 451, `nouser@` 550, `hangup@` 421 and a closed connection, `stall@` not
+//! at all, and for `dropafterdata@` the connection ends after the message without an answer.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,34 +15,34 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// A mail as it arrived.
+/// A received mail.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivered {
     pub(crate) sender: String,
     pub(crate) recipients: Vec<String>,
-    /// The message, dots unstuffed, with all its line breaks as they came.
+    /// The message, with dots unstuffed, and with the line breaks as they came.
     pub(crate) bytes: Vec<u8>,
-    /// Did it come over TLS, and after a login?
+    /// Whether it came over TLS.
     pub(crate) encrypted: bool,
     pub(crate) logged_in: bool,
 }
 
-/// How the server behaves.
+/// Behaviour of the server.
 #[derive(Clone, Default)]
 pub(crate) struct SinkOptions {
     /// Offer STARTTLS, or speak TLS from the first byte.
     pub(crate) starttls: bool,
     pub(crate) implicit_tls: bool,
-    /// Append a line to the answer to STARTTLS, as someone on the way could.
+    /// Append a line to the answer to STARTTLS, as an attacker on the network could.
     pub(crate) inject_after_starttls: bool,
-    /// The only account, and how to log in: `PLAIN` or `LOGIN`. Without a login no mail is taken.
+    /// The only account, and the method of the login: `PLAIN` or `LOGIN`. Without a login no mail is accepted.
     pub(crate) account: Option<(&'static str, &'static str)>,
     pub(crate) mechanism: &'static str,
-    /// Hang up without a word after this many mails on one connection.
+    /// Close the connection silently after this many mails on it.
     pub(crate) mails_per_connection: Option<usize>,
 }
 
-/// A running server. Stops when dropped.
+/// A running server. It stops when dropped.
 pub(crate) struct SmtpSink {
     pub(crate) address: SocketAddr,
     /// The certificate to trust, in PEM, for the name `localhost`.
@@ -82,7 +82,7 @@ impl SmtpSink {
         let address = listener.local_addr().unwrap();
         let shared = Arc::clone(&state);
         let accepting = tokio::spawn(async move {
-            // Dropped with this task, so that a sink that is gone has no conversations left.
+            // The set is dropped with this task, so that a dropped sink has no conversations left.
             let mut conversations = tokio::task::JoinSet::new();
             while let Ok((socket, _)) = listener.accept().await {
                 conversations.spawn(Arc::clone(&shared).serve(socket));
@@ -91,17 +91,17 @@ impl SmtpSink {
         Self { address, ca_pem: key.cert.pem().into_bytes(), state, accepting }
     }
 
-    /// Every mail taken so far.
+    /// Return every mail accepted so far.
     pub(crate) fn mails(&self) -> Vec<Delivered> {
         self.state.mails.lock().unwrap().clone()
     }
 
-    /// How many connections were ever made.
+    /// Return the number of connections that were ever made.
     pub(crate) fn connections(&self) -> usize {
         self.state.connections.load(Ordering::SeqCst)
     }
 
-    /// How many connections were open at the same time, at most.
+    /// Return the largest number of connections that were open at the same time.
     pub(crate) fn most_open(&self) -> usize {
         self.state.most_open.load(Ordering::SeqCst)
     }
@@ -116,7 +116,7 @@ impl Drop for SmtpSink {
 trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
-/// How a conversation goes on.
+/// How a conversation continues.
 enum Next {
     Answer(String),
     Starttls,
@@ -153,7 +153,7 @@ impl Shared {
                 recipients: Vec::new(),
                 mails: 0,
             };
-            // The client may vanish at any point; that is not the sink's business.
+            // The client may disconnect at any point, and the sink ignores that.
             let _ = conversation.hold().await;
         }
         self.open.fetch_sub(1, Ordering::SeqCst);
@@ -300,7 +300,7 @@ impl Conversation {
         Ok(line.trim_end_matches(['\r', '\n']).to_owned())
     }
 
-    /// Nothing for an empty answer: it was given already.
+    /// Send an answer. An empty one is not sent, because the answer was given already.
     async fn say(&mut self, answer: &str) -> std::io::Result<()> {
         if !answer.is_empty() {
             self.stream.write_all(format!("{answer}\r\n").as_bytes()).await?;
@@ -310,7 +310,7 @@ impl Conversation {
     }
 }
 
-/// The address between the angle brackets.
+/// Return the address between the angle brackets.
 fn address(line: &str) -> String {
     line.split_once('<')
         .and_then(|(_, rest)| rest.split_once('>'))

@@ -22,7 +22,7 @@ pub(crate) struct EventStream {
 }
 
 impl EventStream {
-    /// Open one; it must be let in.
+    /// Open a stream, and check that it is accepted.
     pub(crate) async fn open(url: &str, last: Option<&str>) -> Self {
         let response = Self::ask(url, last).await;
         assert_eq!(response.status(), 200, "{url}");
@@ -39,7 +39,7 @@ impl EventStream {
         request.send().await.unwrap()
     }
 
-    /// The next event; nothing when the stream has ended.
+    /// Return the next event, or `None` when the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<Told> {
         loop {
             if let Some(told) = self.told.pop_front() {
@@ -60,7 +60,7 @@ impl EventStream {
         }
     }
 
-    /// The next event that fits; others are passed over.
+    /// Return the next event that fits, and skip the others.
     pub(crate) async fn until(&mut self, what: &str, fits: impl Fn(&Told) -> bool) -> Told {
         loop {
             let told = self.next().await.unwrap_or_else(|| panic!("the stream ended before {what}"));
@@ -70,7 +70,7 @@ impl EventStream {
         }
     }
 
-    /// Everything until the stream ends.
+    /// Return all events until the stream ends.
     pub(crate) async fn rest(mut self) -> Vec<Told> {
         let mut all = Vec::new();
         while let Some(told) = self.next().await {

@@ -1,10 +1,10 @@
-//! Jobs whose last two runners died under them, without the deaths.
+//! Jobs whose last two runners seem to have died while executing them.
 
 use sqlx::MySqlConnection;
 use tickr::job::JobId;
 use tickr::store::SUSPECT_FROM;
 
-/// Write down that these waiting jobs lost two attempts in a row. They are not due yet.
+/// Make the tables say that these waiting jobs lost two attempts in a row. They are not due yet.
 pub(crate) async fn make_suspects(mysql: &mut MySqlConnection, ids: &[JobId]) {
     for id in ids {
         let sql = "UPDATE owed SET losses = ?, attempt = ?, state = 'retrying' WHERE id = ?";

@@ -1,6 +1,6 @@
-//! A line to MySQL on which words are exchanged for others: what a client behind it writes as one word stands in the tables as
-//! the other, and the other way round. So it has another idea of the names of fields than the clients beside it, as a binary of
-//! another version has.
+//! A proxy to MySQL that replaces words by others: a word that its client writes is stored as another word, and the
+//! other way round for answers. So this client uses other names of fields than the clients beside it, as a binary of
+//! another version does.
 
 use std::sync::Arc;
 
@@ -12,14 +12,15 @@ use super::proxy::Upstream;
 
 type Words = Arc<Vec<[Vec<u8>; 2]>>;
 
-/// The running translator. Ends when dropped.
+/// The running translator. It ends when dropped.
 pub(crate) struct Translator {
     url: String,
     task: JoinHandle<()>,
 }
 
 impl Translator {
-    /// Between a client and the server of `mysql`. Both words of a pair are of the same length, so that packets keep theirs.
+    /// Start a translator for the server of `mysql`. Both words of a pair have the same length, so that packets keep
+    /// theirs.
     pub(crate) async fn start(mysql: &str, words: &[[&str; 2]]) -> Self {
         assert!(words.iter().all(|[one, other]| one.len() == other.len()));
         let words: Words = Arc::new(words.iter().map(|pair| pair.map(|word| word.as_bytes().to_vec())).collect());
@@ -45,7 +46,7 @@ impl Translator {
         Self { url, task }
     }
 
-    /// The server, through the translator.
+    /// Return the URL of the server behind the translator.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -57,7 +58,7 @@ impl Drop for Translator {
     }
 }
 
-/// Pass whole packets on, so that no word is cut in two, until either side ends.
+/// Pass whole packets on until either side ends. No word is cut in two.
 async fn translate(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, words: Words) {
     let mut bytes = Vec::new();
     while from.read_buf(&mut bytes).await.is_ok_and(|count| count > 0) {
