@@ -471,6 +471,12 @@ async fn errors_that_tickr_does_not_know_are_outages_that_lose_no_result_and_dou
             eventually("commits are made and refused", || async { proxy.is_through().then_some(()) }).await;
             proxy.refuse("BEGIN", error, 30);
             eventually("transactions are refused", || async { proxy.is_through().then_some(()) }).await;
+            // The next error comes when the callers were let in again.
+            let known = behind.count("SELECT COUNT(*) FROM jobs").await;
+            eventually("jobs are accepted again", || async {
+                (behind.count("SELECT COUNT(*) FROM jobs").await > known + 3).then_some(())
+            })
+            .await;
         }
         over.cancel();
     };

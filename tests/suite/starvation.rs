@@ -131,7 +131,9 @@ async fn a_flood_of_counts_by_a_read_key_stops_nothing_and_its_key_ends_at_once(
         })
         .await;
     }
-    assert!(revoked.elapsed() < second + Duration::from_millis(500), "{:?}", revoked.elapsed());
+    // Each runner learns of it within two seconds. The rest is for the requests, beside a flood on a busy machine. When a
+    // flood kept the runners from reading MySQL, the key was good for more than four seconds.
+    assert!(revoked.elapsed() < second + Duration::from_millis(1_800), "{:?}", revoked.elapsed());
     over.cancel();
     let mut seen: BTreeMap<u16, usize> = BTreeMap::new();
     while let Some(one) = flood.join_next().await {
@@ -175,7 +177,7 @@ async fn a_key_is_ended_in_the_store_when_the_api_cannot_be_asked() {
     .await;
     println!("refused {:?} after the command began", began.elapsed());
     let (code, _, err) = revoke("another").await;
-    assert!(code != 0 && err.contains("there is no key another"), "{code} {err}");
+    assert!(code != 0 && err.contains("there is no API key another"), "{code} {err}");
     assert_eq!(tickr.count("SELECT COUNT(*) FROM audit WHERE action = 'key.revoke'").await, 1);
     tickr.stop().await;
 }
