@@ -258,7 +258,7 @@ mutants() {
     mutant 'end of streams at a stop' internal/api/events.rs \
         '*self.draining.borrow_and_update()' 'false' \
         events::open_streams_end_with_their_runner_and_do_not_hold_it_up
-    mutant 'pause in the order of service' internal/engine/service.rs \
+    mutant 'pause in the order of service' internal/engine/queue_order.rs \
         'if self.paused[queue] {' 'if false {' \
         queues::a_paused_queue_starts_nothing_on_any_runner_until_it_goes_on
     mutant 'batches of claims' internal/engine/reaper.rs \
@@ -280,7 +280,7 @@ mutants() {
         internal/engine/fetcher.rs \
         'if !shared.rhythm.is_beating(shared.settings.lease) {' 'if false {' \
         queues::a_permit_that_waited_for_work_is_not_good_after_its_holder_slept
-    mutant "steps of the database's clock" internal/engine/rhythm.rs \
+    mutant "steps of the database's clock" internal/engine/heartbeat_history.rs \
         'let before = self.reading.replace(reading)?;' 'let before = self.reading.replace(reading).filter(|_| false)?;' \
         clocks::a_clock_of_mysql_that_is_set_ahead_and_back_ends_no_attempt
     mutant 'look at permits' internal/engine/permits.rs \
@@ -323,7 +323,7 @@ mutants() {
             tracing::warn!' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
     mutant 'pages of due schedules' internal/store/schedules/mod.rs \
-        'for page in 0..MOST_PAGES {' 'for page in 0..1 {' \
+        'for page in 0..MAX_PAGES {' 'for page in 0..1 {' \
         schedules::schedules_that_cannot_be_read_or_written_stop_no_other_however_many_they_are
     mutant 'bound on interruptions' internal/store/attempts/settle.rs \
         'matches!(self.again, Again::NowWithinBounds)' 'false' \
@@ -338,7 +338,7 @@ mutants() {
         '() = shared.permits.freed.notified() => nudge(shared).await' '() = std::future::pending::<()>() => nudge(shared).await' \
         queues::a_limited_queue_goes_on_while_the_row_of_another_one_is_locked
     mutant 'retries that commit late' internal/store/verify/evidence.rs \
-        'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
+        'MAX_CHANGE: TimeDelta = TimeDelta::minutes(2)' 'MAX_CHANGE: TimeDelta = TimeDelta::minutes(0)' \
         verify::a_check_holds_nothing_between_two_pages_and_believes_no_difference_between_them
     mutant 'what others hold of a limit' internal/store/attempts/permits.rs \
         'shares.others = shares.others.saturating_add(permits);' '' \
@@ -346,7 +346,7 @@ mutants() {
     mutant 'nudge of a fetcher that waits' internal/index/mod.rs \
         'pipe.lpush(&key, "1").ltrim(&key, 0, 0).expire(&key, 60);' 'pipe.expire(&key, 60);' \
         queues::a_limit_holds_over_all_runners_and_does_not_slow_what_is_within_it
-    mutant 'share of the least urgent' internal/engine/service.rs \
+    mutant 'share of the least urgent' internal/engine/queue_order.rs \
         'self.turn.is_multiple_of(SHARE).then_some(self.turn / SHARE)' 'None' \
         queues::urgent_queues_and_jobs_go_first_equals_take_turns_and_the_last_do_not_starve
     mutant 'letter with the failure' internal/store/attempts/settle.rs \
@@ -374,7 +374,7 @@ mutants() {
         'let (pointer, missing) = if !may(kind) {' 'let (pointer, missing) = if !may(kind) && kind.is_empty() {' \
         security::a_key_for_some_kinds_enqueues_no_others
     mutant 'most errors of an answer' internal/api/http/problem.rs \
-        'const MOST_ERRORS: usize = 50;' 'const MOST_ERRORS: usize = 1 << 30;' \
+        'const MAX_ERRORS: usize = 50;' 'const MAX_ERRORS: usize = 1 << 30;' \
         security::what_is_wrong_with_a_body_takes_no_more_room_than_a_page
     mutant 'characters that steer a terminal' cmd/tickr/print.rs \
         'if !text.contains(written_out) {' 'if !text.contains(written_out) || !text.is_empty() {' \
@@ -405,8 +405,8 @@ mutants() {
         '.rows_affected() >= u64::from(ROWS) {}' '.rows_affected() >= u64::MAX {}' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
     mutant 'lines of one transaction of a removal' internal/store/retention/remove.rs \
-        'if lines > 0 && lines + candidate.lines() > MOST_LINES {' \
-        'if lines > MOST_LINES * 10 {' \
+        'if lines > 0 && lines + candidate.lines() > MAX_LINES {' \
+        'if lines > MAX_LINES * 10 {' \
         operations::a_delete_takes_every_line_of_its_jobs_and_no_other
     mutant 'note of a batch that lost a job' internal/store/retention/remove.rs \
         'self.batches.retain(|_, (size, jobs)| jobs < size);' 'self.batches.clear();' \
@@ -496,8 +496,8 @@ mutants() {
         'if !is_whole(conn, &record).await? {' 'if false && !is_whole(conn, &record).await? {' \
         shared_reports::only_the_holder_of_a_job_replaces_its_report_and_only_by_a_whole_one
     mutant 'size of the parts of a report' internal/store/reports/files.rs \
-        'self.shared.options.server.statement_bytes().min(MOST_PART_BYTES)' \
-        'self.shared.options.server.statement_bytes().max(MOST_PART_BYTES)' \
+        'self.shared.options.server.statement_bytes().min(MAX_PART_BYTES)' \
+        'self.shared.options.server.statement_bytes().max(MAX_PART_BYTES)' \
         shared_reports::parts_fit_a_server_that_takes_small_packets
     mutant 'parts of earlier attempts' internal/handlers/report/finished.rs \
         'let _ = self.reports.begin(job, token).await;' '' \
@@ -525,8 +525,8 @@ mutants() {
         'let place = api.downloads.take(sharing.0);' 'let place = super::Places::new(99).take(sharing.0);' \
         shared_reports::downloads_from_mysql_are_bounded_and_ask_for_the_same_keys_as_others
     mutant 'bound of a count' internal/store/jobs/backlog.rs \
-        'const MOST_COUNTED: usize = 100_000;' \
-        'const MOST_COUNTED: usize = 100_000_000;' \
+        'const MAX_COUNTED: usize = 100_000;' \
+        'const MAX_COUNTED: usize = 100_000_000;' \
         bounds::counting_jobs_costs_the_same_behind_any_backlog_and_says_what_is_a_floor
     mutant 'floors of a count' internal/store/jobs/backlog.rs \
         'exact: cut.is_empty() && !others' \
@@ -544,11 +544,11 @@ mutants() {
         'FRESH: Duration = Duration::from_millis(500)' \
         'FRESH: Duration = Duration::from_secs(3)' \
         starvation::a_flood_of_probes_shares_its_looks_at_mysql_and_none_is_told_ready_after_mysql_went
-    mutant 'watch before the first judgement' internal/engine/rhythm.rs \
+    mutant 'watch before the first judgement' internal/engine/heartbeat_history.rs \
         'self.began.is_some_and(|began| is_gap(since(began), longer))' \
         'self.began.is_some()' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it
-    mutant 'lease of the one that is judged' internal/engine/rhythm.rs \
+    mutant 'lease of the one that is judged' internal/engine/heartbeat_history.rs \
         'let longer = lease.max(theirs);' \
         'let longer = lease.min(theirs);' \
         clocks::a_runner_that_starts_after_a_step_of_the_clock_of_mysql_judges_no_other_by_it

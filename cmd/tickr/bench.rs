@@ -6,13 +6,13 @@ use anyhow::Context as _;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use tickr::app::{SHUTDOWN, Signals};
-use tickr::bench::{BenchError, Ground, LEAST_PAYLOAD, Report, Scenario, Settings, run as measure, table};
+use tickr::bench::{BenchError, BenchServers, LEAST_PAYLOAD, Report, Scenario, Settings, run as measure, table};
 use tickr::services::{Options, Services};
 
 use crate::{Done, Failure};
 
 /// Largest payload. The API accepts 1 MiB in one request.
-const MOST_PAYLOAD: u64 = 512 << 10;
+const MAX_PAYLOAD: u64 = 512 << 10;
 /// Time limit for the removal of databases and keys from servers that keep running.
 const SWEEP_LIMIT: Duration = Duration::from_secs(60);
 
@@ -54,7 +54,7 @@ pub(crate) fn command() -> Command {
                 .help("Also measure the drain scenario beside 5 M finished and 1 M waiting jobs, which takes minutes"),
         )
         .arg(
-            number("payload", "BYTES", LEAST_PAYLOAD as u64..=MOST_PAYLOAD)
+            number("payload", "BYTES", LEAST_PAYLOAD as u64..=MAX_PAYLOAD)
                 .default_value("200")
                 .help("Size of each payload"),
         )
@@ -97,10 +97,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     let runtime = crate::runtime()?;
     let mut signals = runtime.block_on(async { Signals::register() })?;
     let (services, ground) = match (text("mysql-url"), text("redis-url")) {
-        (Some(mysql), Some(redis)) => (None, Ground::new(mysql, redis).map_err(wrong_usage)?),
+        (Some(mysql), Some(redis)) => (None, BenchServers::new(mysql, redis).map_err(wrong_usage)?),
         _ => {
             let services = private_servers(settings.short)?;
-            let ground = Ground::new(&services.mysql_url("tickr"), &services.redis_url())?.private();
+            let ground = BenchServers::new(&services.mysql_url("tickr"), &services.redis_url())?.private();
             (Some(services), ground)
         }
     };
@@ -161,7 +161,7 @@ fn private_servers(short: bool) -> Result<Services, Failure> {
 }
 
 /// Remove the bench's databases and keys from servers that keep running, also after an interruption.
-fn sweep(ground: &Ground) -> Done {
+fn sweep(ground: &BenchServers) -> Done {
     let swept = crate::runtime()?.block_on(async { tokio::time::timeout(SWEEP_LIMIT, ground.sweep()).await });
     let swept = swept.map_err(anyhow::Error::from).and_then(|swept| swept.map_err(anyhow::Error::from));
     Ok(swept.context("databases named tickr_bench_… may be left over")?)

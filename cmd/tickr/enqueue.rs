@@ -11,7 +11,7 @@ use crate::print::{self, printable};
 use crate::{Done, ending};
 
 /// Longest wait that the API accepts in one call.
-const LONGEST_CALL: Duration = Duration::from_secs(30);
+const MAX_CALL: Duration = Duration::from_secs(30);
 
 pub(crate) fn command() -> Command {
     let text = |name: &'static str, value: &'static str, help: &'static str| {
@@ -135,11 +135,11 @@ async fn until_over(client: &Client, id: &str, wait: Duration) -> anyhow::Result
     let end = Instant::now() + wait;
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let ms = left.min(LONGEST_CALL).as_millis();
+        let ms = left.min(MAX_CALL).as_millis();
         client.get(&format!("/v1/jobs/{id}/result?wait={ms}ms")).await?;
         let job = client.get(&format!("/v1/jobs/{id}")).await?;
         let over = ["completed", "failed", "cancelled"].contains(&print::text(&job, "state").as_str());
-        if over || left <= LONGEST_CALL {
+        if over || left <= MAX_CALL {
             return Ok(job);
         }
     }

@@ -18,9 +18,9 @@ const CONNECT: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(45);
 /// Pauses between tries, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// Longest line of a stream, in bytes. The lines of tickr have a few hundred.
-const LONGEST_LINE: usize = 1 << 20;
+const MAX_LINE: usize = 1 << 20;
 
 /// The argument `--patience`: the time during which a broken stream is opened again.
 pub(crate) fn patience() -> Arg {
@@ -158,7 +158,7 @@ impl<'a> Stream<'a> {
                 return Err(why.context(format!("nothing came from {url} for {} s", self.patience.as_secs())));
             }
             tokio::time::sleep(self.pause.mul_f64(0.5 + rand::random::<f64>() / 2.0)).await;
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            self.pause = (self.pause * 2).min(MAX_PAUSE);
             match self.ask().await? {
                 Opened::Stream(response) => self.response = Some(response),
                 Opened::Over => self.response = None,
@@ -229,7 +229,7 @@ impl Reader {
         let mut told = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.line.extend_from_slice(part);
-            if self.line.len() + self.data.len() > LONGEST_LINE {
+            if self.line.len() + self.data.len() > MAX_LINE {
                 bail!("this is not a tickr server: an event of its stream does not end");
             }
             if part.ends_with(b"\n") {
@@ -290,7 +290,7 @@ mod tests {
     fn a_stream_that_does_not_end_its_line_is_refused() {
         let mut reader = Reader::default();
         let refused = (0..2_000).find_map(|_| reader.take(&[b'x'; 1_024]).err());
-        assert!(refused.is_some() && reader.line.len() <= LONGEST_LINE + 1_024);
+        assert!(refused.is_some() && reader.line.len() <= MAX_LINE + 1_024);
     }
 
     #[test]

@@ -16,7 +16,7 @@ const BROKEN: u8 = 1;
 /// Exit code when no fault was found but not everything could be checked.
 const UNCHECKED: u8 = 3;
 /// Number of samples printed for each check. `--json` has more.
-const MOST_PRINTED: usize = 5;
+const MAX_PRINTED: usize = 5;
 
 pub(crate) fn command() -> Command {
     let command = Command::new("verify")
@@ -114,13 +114,13 @@ fn print(report: &Report) {
     println!("{table}");
     for finding in report.checks.iter().filter(|finding| finding.faults > 0) {
         println!("\n{}: {}", finding.name.as_str(), finding.faults);
-        for sample in finding.samples.iter().take(MOST_PRINTED) {
+        for sample in finding.samples.iter().take(MAX_PRINTED) {
             match sample.job {
                 Some(job) => println!("  {job}  {}", sample.what),
                 None => println!("  {}", sample.what),
             }
         }
-        if finding.faults > MOST_PRINTED as u64 {
+        if finding.faults > MAX_PRINTED as u64 {
             println!("  … --json has more");
         }
     }

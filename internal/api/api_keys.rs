@@ -15,7 +15,7 @@ use crate::api::jobs::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Name, Scope};
-use crate::store::{ApiKey, MOST_KEYS, MadeKey, NewKey, RevokedKey};
+use crate::store::{ApiKey, MAX_KEYS, MadeKey, NewKey, RevokedKey};
 
 /// Prefix of every API key, so that scanners for leaked secrets can recognise it.
 const PREFIX: &str = "tickr_";
@@ -39,7 +39,7 @@ pub(super) struct NewKeyBody {
 }
 
 /// Maximum number of kinds of one API key.
-const MOST_KINDS: usize = 50;
+const MAX_KINDS: usize = 50;
 
 impl NewKeyBody {
     fn read(self, name: Name) -> Result<NewKey, Problem> {
@@ -54,8 +54,8 @@ impl NewKeyBody {
             wrong(pointer, "is allowed only for API keys with the scope enqueue".to_owned());
         }
         let count = self.kinds.as_ref().map_or(1, Vec::len);
-        if !(1..=MOST_KINDS).contains(&count) {
-            wrong("/kinds", format!("must be 1 to {MOST_KINDS} kinds, such as [\"http\"]"));
+        if !(1..=MAX_KINDS).contains(&count) {
+            wrong("/kinds", format!("must be 1 to {MAX_KINDS} kinds, such as [\"http\"]"));
         }
         let kinds = self.kinds.map(|kinds| {
             let read = kinds.iter().enumerate().filter_map(|(at, kind)| {
@@ -210,7 +210,7 @@ pub(super) async fn make(
             return Err(Problem::new(Code::NameTaken, detail));
         }
         MadeKey::TooMany => {
-            let detail = format!("{MOST_KEYS} API keys are valid already; revoke those that are not used");
+            let detail = format!("{MAX_KEYS} API keys are valid already; revoke those that are not used");
             return Err(Problem::new(Code::TooMany, detail));
         }
     };

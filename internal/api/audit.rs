@@ -17,7 +17,7 @@ use crate::handlers;
 use crate::store::Done;
 
 /// Maximum length of a target; the column has this width.
-const LONGEST_TARGET: usize = 255;
+const MAX_TARGET: usize = 255;
 
 /// Filter and page of the audit.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -91,8 +91,8 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<AuditQuery>
     if !(1..=200).contains(&limit) {
         problems.push(handlers::Problem::at("limit", "must be 1 to 200"));
     }
-    if asked.target.as_ref().is_some_and(|target| target.chars().count() > LONGEST_TARGET) {
-        problems.push(handlers::Problem::at("target", format!("must be at most {LONGEST_TARGET} characters")));
+    if asked.target.as_ref().is_some_and(|target| target.chars().count() > MAX_TARGET) {
+        problems.push(handlers::Problem::at("target", format!("must be at most {MAX_TARGET} characters")));
     }
     if !problems.is_empty() {
         return Err(Problem::new(Code::InvalidRequest, "invalid listing; `errors` says why").at("", problems));

@@ -23,8 +23,8 @@ use crate::api::jobs::worded;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{
-    Action, Filter, NewOperation, Operation, OperationParams, OperationState, Priority, Standing, State as JobState,
-    Timestamp, Wanted, operation,
+    Action, DeadLetterStatus, Filter, NewOperation, Operation, OperationParams, OperationState, Priority,
+    State as JobState, Timestamp, Wanted, operation,
 };
 use crate::store::{Breakdown, OperationCancelled, Replayed};
 
@@ -54,19 +54,19 @@ impl FilterBody {
             Filter::default()
         });
         let mut wrong = |pointer: String, detail: String| problems.push(handlers::Problem::at(pointer, detail));
-        if self.ids.len() + filter.ids.len() > Filter::MOST_IDS {
-            wrong("/filter/ids".into(), format!("must be at most {}", Filter::MOST_IDS));
+        if self.ids.len() + filter.ids.len() > Filter::MAX_IDS {
+            wrong("/filter/ids".into(), format!("must be at most {}", Filter::MAX_IDS));
         }
-        for (place, id) in self.ids.iter().take(Filter::MOST_IDS).enumerate() {
+        for (place, id) in self.ids.iter().take(Filter::MAX_IDS).enumerate() {
             match id.parse() {
                 Ok(id) => filter.ids.push(id),
                 Err(_) => wrong(format!("/filter/ids/{place}"), "is no job id".into()),
             }
         }
-        if self.payload.len() + filter.payload.len() > Filter::MOST_PATHS {
-            wrong("/filter/payload".into(), format!("must be at most {} paths", Filter::MOST_PATHS));
+        if self.payload.len() + filter.payload.len() > Filter::MAX_PATHS {
+            wrong("/filter/payload".into(), format!("must be at most {} paths", Filter::MAX_PATHS));
         }
-        for (path, value) in self.payload.iter().take(Filter::MOST_PATHS) {
+        for (path, value) in self.payload.iter().take(Filter::MAX_PATHS) {
             let pointer = || format!("/filter/payload/{}", path.replace('~', "~0").replace('/', "~1"));
             let wanted = match value {
                 serde_json::Value::Null => Wanted::Null(()),
@@ -361,8 +361,8 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
     if understood && !filter.is_empty() && body.all {
         wrong("/all", "is valid only without a filter".into());
     }
-    if body.rate.is_some_and(|rate| rate == 0 || rate > operation::MOST_RATE) {
-        wrong("/rate", format!("must be 1 to {}", operation::MOST_RATE));
+    if body.rate.is_some_and(|rate| rate == 0 || rate > operation::MAX_RATE) {
+        wrong("/rate", format!("must be 1 to {}", operation::MAX_RATE));
     }
     let reason = body.reason.as_deref().map(reason_of).transpose().unwrap_or_else(|problem| {
         wrong("/reason", problem.detail);
@@ -388,8 +388,8 @@ fn read(body: OperationBody, now: Timestamp) -> Result<NewOperation, Vec<handler
     });
     if is(Action::Replay) || is(Action::Discard) {
         match filter.dead {
-            None => filter.dead = Some(Standing::Open),
-            Some(Standing::Open) => {}
+            None => filter.dead = Some(DeadLetterStatus::Open),
+            Some(DeadLetterStatus::Open) => {}
             Some(_) => wrong("/filter", "only open dead letters can be replayed or discarded".into()),
         }
     }

@@ -21,7 +21,7 @@ use crate::api::jobs::view::{JobView, Moment, StandingWord};
 use crate::api::jobs::{ListAnswer, missing, worded};
 use crate::api::{Api, json};
 use crate::handlers;
-use crate::job::{Filter, Fingerprint, Job, JobId, Name, Standing, State as JobState, limits, normalise};
+use crate::job::{DeadLetterStatus, Filter, Fingerprint, Job, JobId, Name, State as JobState, limits, normalise};
 use crate::store::{Accepted, Original, Refusal, Steered};
 
 filter_query! {
@@ -59,7 +59,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
     let mut words = asked.words();
     words.fields.push(("dead", asked.standing.as_deref()));
     let mut filter = words.read(api.broker.store().clock().now(), "").map_err(refused)?;
-    let standing = *filter.dead.get_or_insert(Standing::Open);
+    let standing = *filter.dead.get_or_insert(DeadLetterStatus::Open);
     let limit = page_size(asked.limit)?;
     match asked.order.as_deref() {
         None | Some("job") => {}
@@ -84,7 +84,7 @@ pub(super) async fn list(State(api): State<Api>, Asked(asked): Asked<DeadQuery>)
 }
 
 /// List the dead letters that got this status last.
-async fn latest(api: &Api, standing: Standing, limit: u32) -> Result<Response, Problem> {
+async fn latest(api: &Api, standing: DeadLetterStatus, limit: u32) -> Result<Response, Problem> {
     let store = api.broker.store();
     let ids = store.latest_dead(standing, limit).await?;
     let filter = Filter { ids: ids.clone(), dead: Some(standing), ..Filter::default() };
@@ -250,14 +250,14 @@ pub(super) async fn group(State(api): State<Api>, Path(text): Path<String>) -> R
         text.parse().map_err(|e: crate::job::InvalidFingerprint| Problem::new(Code::InvalidId, e.to_string()))?;
     let group = api.broker.store().dead_group(fingerprint).await?;
     let group = group.ok_or_else(|| Problem::new(Code::NotFound, format!("there is no group {fingerprint}")))?;
-    let of = |standing: Standing| group.standings.get(standing.as_str()).copied().unwrap_or(0);
+    let of = |standing: DeadLetterStatus| group.standings.get(standing.as_str()).copied().unwrap_or(0);
     let answer = GroupAnswer {
         fingerprint: fingerprint.to_string(),
         kind: group.kind.to_string(),
         error: normalise(&group.error),
-        open: of(Standing::Open),
-        replayed: of(Standing::Replayed),
-        discarded: of(Standing::Discarded),
+        open: of(DeadLetterStatus::Open),
+        replayed: of(DeadLetterStatus::Replayed),
+        discarded: of(DeadLetterStatus::Discarded),
         capped: group.capped,
         first_seen: Moment(group.seen.0),
         last_seen: Moment(group.seen.1),

@@ -28,14 +28,14 @@ use crate::api::http::revocation::Pass;
 use crate::api::http::shares::Place;
 use crate::api::jobs;
 use crate::api::jobs::view::{Moment, StateWord, VerdictWord};
-use crate::broker::{FeedId, Happening, Listener, Told, Watch, What};
+use crate::broker::{FeedId, Listener, PublishedEvent, Told, Watch, What};
 use crate::handlers;
 use crate::job::{Attempt, Job, JobId, Name, State as JobState, Timestamp, Verdict};
 
 /// Interval of keep-alive comments on a stream without events.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Number of times that a client may fall behind before its stream ends.
-const MOST_LAGS: usize = 3;
+const MAX_LAGS: usize = 3;
 /// Header that keeps proxies from buffering a stream until it ends.
 const ACCEL: HeaderName = HeaderName::from_static("x-accel-buffering");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -370,7 +370,7 @@ impl Wanted {
         }
     }
 
-    fn has(&self, happening: &Happening) -> bool {
+    fn has(&self, happening: &PublishedEvent) -> bool {
         // The lost events may have matched any filter.
         happening.what == What::Gap
             || self.types.as_ref().is_none_or(|types| types.contains(happening.what.as_str()))
@@ -433,8 +433,8 @@ pub(super) struct ClusterEvent {
     health: Option<String>,
 }
 
-impl From<&Happening> for ClusterEvent {
-    fn from(happening: &Happening) -> Self {
+impl From<&PublishedEvent> for ClusterEvent {
+    fn from(happening: &PublishedEvent) -> Self {
         Self {
             at: Moment(happening.at),
             runner: happening.runner.to_string(),
@@ -531,7 +531,7 @@ const fn gap(reason: &'static str, count: Option<u64>) -> GapEvent {
     GapEvent { reason, count }
 }
 
-fn of_happening(id: Option<FeedId>, happening: &Happening) -> Message {
+fn of_happening(id: Option<FeedId>, happening: &PublishedEvent) -> Message {
     if happening.what == What::Gap {
         return message("gap", id.map(|id| id.to_string()), &gap("flood", happening.count));
     }
@@ -561,7 +561,7 @@ impl Hearing {
             if let Some(message) = self.told.pop_front() {
                 return Some((Ok(message), self));
             }
-            if *self.draining.borrow_and_update() || self.lags >= MOST_LAGS {
+            if *self.draining.borrow_and_update() || self.lags >= MAX_LAGS {
                 return None;
             }
             if self.listener.is_up_to_date() {

@@ -61,7 +61,7 @@ use utoipa::openapi::{Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::broker::{Broker, Controls, Feed, Watches};
+use crate::broker::{Broker, ClusterEvents, Controls, Watches};
 use crate::handlers::report::FinishedReports;
 use crate::index::Index;
 use crate::telemetry::Tracer;
@@ -99,7 +99,7 @@ pub struct ApiParts {
     /// Permits for downloads of reports from MySQL.
     pub downloads: Places,
     /// The events of the cluster.
-    pub feed: Feed,
+    pub feed: ClusterEvents,
     /// The jobs that open streams watch.
     pub watches: Watches,
     /// Permits for streams of events.

@@ -16,12 +16,12 @@ use crate::api::jobs::view::Moment;
 use crate::api::{Api, json};
 use crate::handlers;
 use crate::job::{Actor, Name, Priority};
-use crate::store::{Condition, MOST_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};
+use crate::store::{Condition, MAX_QUEUES, Pause, Paused, QueueChange, QueueChanged, QueueSetting, Stats};
 
 /// Maximum value of a concurrency limit.
-const MOST_CONCURRENCY: u32 = 100_000;
+const MAX_CONCURRENCY: u32 = 100_000;
 /// Maximum length of a reason, in characters.
-const MOST_REASON: usize = 255;
+const MAX_REASON: usize = 255;
 
 /// A queue.
 #[derive(Debug, Serialize, ToSchema)]
@@ -105,8 +105,8 @@ pub(super) struct PauseBody {
 /// Return the reason in the form that is stored, if there is one.
 pub(super) fn checked_reason(reason: Option<String>) -> Result<Option<String>, Problem> {
     let reason = reason.map(|reason| reason.trim().to_owned()).filter(|reason| !reason.is_empty());
-    if reason.as_ref().is_some_and(|reason| reason.chars().count() > MOST_REASON) {
-        let here = handlers::Problem::at("/reason", format!("must be at most {MOST_REASON} characters"));
+    if reason.as_ref().is_some_and(|reason| reason.chars().count() > MAX_REASON) {
+        let here = handlers::Problem::at("/reason", format!("must be at most {MAX_REASON} characters"));
         return Err(Problem::new(Code::InvalidRequest, "the reason is too long").at("", vec![here]));
     }
     Ok(reason)
@@ -236,9 +236,8 @@ pub(super) async fn change(
         }
         priority
     });
-    if body.concurrency.flatten().is_some_and(|limit| !(1..=MOST_CONCURRENCY).contains(&limit)) {
-        let detail =
-            format!("must be 1 to {MOST_CONCURRENCY}, or null for no limit; to start nothing, pause the queue");
+    if body.concurrency.flatten().is_some_and(|limit| !(1..=MAX_CONCURRENCY).contains(&limit)) {
+        let detail = format!("must be 1 to {MAX_CONCURRENCY}, or null for no limit; to start nothing, pause the queue");
         problems.push(handlers::Problem::at("/concurrency", detail));
     }
     if body.priority.is_none() && body.concurrency.is_none() {
@@ -319,7 +318,7 @@ async fn apply(
             return Err(Problem::new(Code::PreconditionFailed, detail));
         }
         QueueChanged::TooMany => {
-            return Err(Problem::new(Code::TooMany, format!("{MOST_QUEUES} queues have settings already")));
+            return Err(Problem::new(Code::TooMany, format!("{MAX_QUEUES} queues have settings already")));
         }
     };
     // This process applies the change at once, the others within two seconds.

@@ -14,13 +14,13 @@ use crate::api::jobs::view::{Moment, ProgressView};
 use crate::api::queues::{PauseView, checked_reason};
 use crate::api::{Api, json};
 use crate::job::{Actor, RunnerId, Timestamp};
-use crate::store::{Drained, MOST_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
+use crate::store::{Drained, MAX_SLOT_JOBS, Paused, RunnerSeen, SlotJob, Slots};
 
 /// Maximum number of runners in the list.
-const MOST_RUNNERS: u32 = 200;
+const MAX_RUNNERS: u32 = 200;
 /// Maximum number of jobs in the list over all runners, and the number of jobs of each runner that are shown in any
 /// case.
-const MOST_JOBS: usize = 4_000;
+const MAX_JOBS: usize = 4_000;
 const LEAST_JOBS: usize = 20;
 
 /// The runners, the living ones first.
@@ -190,9 +190,9 @@ fn missing(id: &RunnerId) -> Problem {
 )]
 pub(super) async fn list(State(api): State<Api>) -> Result<Response, Problem> {
     let store = api.broker.store();
-    let runners = store.runners(MOST_RUNNERS).await?;
+    let runners = store.runners(MAX_RUNNERS).await?;
     let living: Vec<RunnerSeen> = runners.iter().filter(|runner| runner.stopped_at.is_none()).cloned().collect();
-    let share = (MOST_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MOST_SLOT_JOBS);
+    let share = (MAX_JOBS / living.len().max(1)).clamp(LEAST_JOBS, MAX_SLOT_JOBS);
     let mut slots = store.slot_jobs(&living, share).await?;
     let mut data = Vec::with_capacity(runners.len());
     for runner in runners {
@@ -221,7 +221,7 @@ async fn shown(api: &Api, id: RunnerId) -> Result<Response, Problem> {
     let store = api.broker.store();
     let Some(runner) = store.runner(id.clone()).await? else { return Err(missing(&id)) };
     let slots = if runner.stopped_at.is_none() {
-        store.slot_jobs(std::slice::from_ref(&runner), MOST_SLOT_JOBS).await?.remove(&id)
+        store.slot_jobs(std::slice::from_ref(&runner), MAX_SLOT_JOBS).await?.remove(&id)
     } else {
         None
     };

@@ -19,9 +19,9 @@ const SAMPLES: usize = 5;
 /// Schedules in a page.
 const PAGE: u32 = 200;
 /// Most problems of schedules that are listed. The rest is only counted.
-const MOST_SCHEDULES: usize = 1_000;
+const MAX_SCHEDULES: usize = 1_000;
 /// Most different problems that are listed for one kind. The rest is only counted.
-const MOST_PROBLEMS: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 
 /// Result of the check for the unfinished jobs of one kind.
 #[derive(Debug, Default, Serialize)]
@@ -203,7 +203,7 @@ impl ScheduleCheck {
     }
 
     fn add(&mut self, name: &str, kind: Option<&Name>, pointer: Option<String>, detail: String) {
-        if self.problems.len() < MOST_SCHEDULES {
+        if self.problems.len() < MAX_SCHEDULES {
             self.problems.push(ScheduleProblem { schedule: name.to_owned(), kind: kind.cloned(), pointer, detail });
         }
     }
@@ -218,7 +218,7 @@ impl KindCheck {
             if known.samples.len() < SAMPLES {
                 known.samples.push(job);
             }
-        } else if self.problems.len() < MOST_PROBLEMS {
+        } else if self.problems.len() < MAX_PROBLEMS {
             let Problem { pointer, detail } = problem;
             self.problems.push(PendingProblem { pointer, detail, jobs: 1, samples: vec![job] });
         }

@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 use crate::api::Peer;
 
 /// Most header fields of a request.
-const MOST_HEADERS: usize = 100;
+const MAX_HEADERS: usize = 100;
 /// Most bytes of a request line with its headers.
-const MOST_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Bytes that a client must take within the write time-out to count as reading its response.
 const SIGN_OF_READING: u64 = 16 << 10;
 
@@ -162,8 +162,8 @@ pub(super) async fn serve(
         // The timer below enforces this limit. It can tell a slow request head, which is cut off, from an idle
         // connection, which is closed gracefully.
         .header_read_timeout(None)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(MOST_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(io, Answering { service, peer, pulse: Arc::clone(&pulse) });
     tokio::pin!(connection);
     let mut watch = tokio::time::interval(patience.beat());

@@ -15,7 +15,7 @@ use crate::store::{MigrateSettings, Store, StoreError};
 use hyper_util::service::TowerToHyperService;
 
 /// Most connections during the migration. They are those of probes and a few others.
-const MOST_GUESTS: usize = 64;
+const MAX_GUESTS: usize = 64;
 /// Time that open requests have to end once the migration is done.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
@@ -47,7 +47,7 @@ async fn answer_probes(
     // Dropping this future, as a signal does, ends every connection.
     let mut guests = JoinSet::new();
     loop {
-        let room = guests.len() < MOST_GUESTS;
+        let room = guests.len() < MAX_GUESTS;
         tokio::select! {
             () = done.cancelled() => break,
             Some(_) = guests.join_next() => {}

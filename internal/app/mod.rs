@@ -17,7 +17,7 @@
 //! - `migrating.rs`: the migration of a start, during which probes are answered.
 //! - `server.rs`: the HTTP server, its limit on connections and its stop.
 //! - `connection.rs`: one HTTP connection and its time limits.
-//! - `door.rs`: a listening socket that closes without breaking a request.
+//! - `graceful_close.rs`: a listening socket that closes without breaking a request.
 //! - `signals.rs`: SIGTERM and SIGINT.
 //! - `kinds.rs`: registers the kinds of this process.
 //! - `schedules.rs`: writes the schedules of the configuration to MySQL.
@@ -27,7 +27,7 @@
 
 mod check;
 mod connection;
-mod door;
+mod graceful_close;
 mod kinds;
 mod migrating;
 mod reports;
@@ -54,7 +54,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::api::{self, ApiParts, Places, Readiness, Readings, Tokens, Verifier, Warnings};
-use crate::broker::{Broker, Controls, Feed, Watches};
+use crate::broker::{Broker, ClusterEvents, Controls, Watches};
 use crate::config::{Alerts, Config, ConfigErrors, KindConfig, Threshold};
 use crate::dashboard;
 use crate::engine::{
@@ -72,9 +72,9 @@ use server::HttpLimits;
 /// Longest time that a start waits for MySQL before it fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most imports at the same time. Each holds a few megabytes.
-const MOST_IMPORTS: usize = 16;
+const MAX_IMPORTS: usize = 16;
 /// Most reports that are read from MySQL for clients at the same time. Each holds one or two parts in memory.
-const MOST_DOWNLOADS: usize = 16;
+const MAX_DOWNLOADS: usize = 16;
 /// Time that open requests have to end after the last job.
 const HTTP_GRACE: Duration = Duration::from_secs(5);
 
@@ -221,7 +221,8 @@ impl App {
         let recorder = Recorder::start(broker.clone(), engine.runner().clone(), queues.clone());
         let stop_telling = CancellationToken::new();
         let events = broker.events().clone();
-        let feed = Feed::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
+        let feed =
+            ClusterEvents::start(&index, store.clone(), events.clone(), engine.runner().clone(), &tasks, &stop_telling);
         let watches = Watches::start(store.clone(), events, &tasks, stop_telling.clone());
         let (draining, drains) = watch::channel(false);
         let verifier =
@@ -240,11 +241,11 @@ impl App {
             declared_schedules: declared,
             body_timeout: config.http_body_timeout,
             reports: finished,
-            downloads: Places::new(MOST_DOWNLOADS),
+            downloads: Places::new(MAX_DOWNLOADS),
             feed,
             watches,
             streams: Places::new(config.http_streams),
-            imports: Places::new(MOST_IMPORTS),
+            imports: Places::new(MAX_IMPORTS),
             searches: Arc::new(Semaphore::new(Split::of(config.mysql_connections).searches() as usize)),
             guesses: Arc::default(),
             warnings: Warnings::default(),

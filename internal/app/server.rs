@@ -15,12 +15,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, Patience};
-use super::door::Door;
+use super::graceful_close::ClosingListener;
 use crate::api::{Code, Peer, Problem};
 
 /// Most clients that are being told at the same time that there is no room. Further connections are closed without a
 /// response.
-const MOST_TURNED_AWAY: usize = 64;
+const MAX_TURNED_AWAY: usize = 64;
 /// Longest time for telling one client.
 const TURNING_AWAY: Duration = Duration::from_secs(2);
 /// Pause after the operating system refused a connection, as it does when no file descriptors are left.
@@ -38,7 +38,7 @@ pub(super) struct HttpLimits {
 /// Serve until `stop`; then close the listener, finish the open requests, and return. Dropping the future ends every
 /// connection.
 pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: HttpLimits, stop: CancellationToken) {
-    let door = Door::of(&listener);
+    let door = ClosingListener::of(&listener);
     let closed = async move {
         stop.cancelled().await;
         door.close().await;
@@ -81,7 +81,7 @@ pub(super) async fn serve(listener: TcpListener, router: axum::Router, limits: H
             }
             Err(_) => {
                 metrics::counter!("tickr_http_clients_turned_away_total").increment(1);
-                if turned_away.len() < MOST_TURNED_AWAY {
+                if turned_away.len() < MAX_TURNED_AWAY {
                     turned_away.spawn(tokio::time::timeout(TURNING_AWAY, turn_away(stream)));
                 }
             }

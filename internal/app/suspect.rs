@@ -25,7 +25,7 @@ use crate::store::{Store, StoreSettings};
 use crate::telemetry::init_logs;
 
 /// Longest hand-over, in bytes. A configuration with many reports has a few hundred kilobytes.
-const LONGEST_HAND_OVER: u64 = 16 << 20;
+const MAX_HAND_OVER: u64 = 16 << 20;
 /// Longest wait for MySQL. The runner tries again later.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -76,7 +76,7 @@ fn received() -> anyhow::Result<(HandOver, ParentLine, BufReader<UnixStream>)> {
     let line = ParentLine::new(socket.try_clone().context("use the standard input")?);
     let mut input = BufReader::new(socket);
     let mut text = Vec::new();
-    input.by_ref().take(LONGEST_HAND_OVER).read_until(b'\n', &mut text).context("read the hand-over")?;
+    input.by_ref().take(MAX_HAND_OVER).read_until(b'\n', &mut text).context("read the hand-over")?;
     // The text holds passwords: the error says at which byte it is wrong, and quotes nothing.
     let hand_over = serde_json::from_slice(&text)
         .map_err(|e| anyhow::anyhow!("cannot read the hand-over, at byte {} of {}", e.column(), text.len()))?;

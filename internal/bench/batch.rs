@@ -4,10 +4,10 @@
 use serde_json::json;
 
 use super::enqueue::bare;
+use super::environment::{Checked, RunEnvironment, rate_of, stop, until_whole};
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{KIND, payload, post};
-use super::stage::{Checked, Stage, rate_of, stop, until_whole};
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 
@@ -41,7 +41,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 
 async fn product(bench: &Bench<'_>, requests: u64, batch: u64) -> Result<(f64, Checked), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let app = stage.app_without_work().await?;
     until_whole(&app).await?;
     let jobs: Vec<_> = (0..batch).map(|_| json!({"kind": KIND, "payload": payload})).collect();

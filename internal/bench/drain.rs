@@ -2,10 +2,10 @@
 //! from the first claim to the last commit, by the server's clock, and includes the filling of the index. For
 //! comparison, the bare store claims and settles the same rows.
 
+use super::environment::{Checked, RunEnvironment, rate, rate_of, stop};
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{LANES, insert_bare, jobs, payload, work_off_bare};
-use super::stage::{Checked, Stage, rate, rate_of, stop};
 use super::{Bench, BenchError, Scenario};
 use crate::job::{Due, JobId};
 
@@ -15,11 +15,11 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     for round in bench.rounds() {
         let jobs = round.share_of(all);
         bench.progress.step("bare claims and settles", round);
-        let mut stage = Stage::open(bench).await?;
+        let mut stage = RunEnvironment::open(bench).await?;
         let (bare, bare_checked) = bare(bench, &mut stage, jobs).await?;
         stage.close().await?;
         bench.progress.step("a runner on a backlog", round);
-        let mut stage = Stage::open(bench).await?;
+        let mut stage = RunEnvironment::open(bench).await?;
         let (sample, checked) = product(bench, &mut stage, jobs).await?;
         stage.close().await?;
         if round.counts() {
@@ -31,7 +31,11 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     Ok(vec![samples.line(Scenario::Drain, "drain, noop, full history", "jobs/s", &aims)])
 }
 
-pub(super) async fn bare(bench: &Bench<'_>, stage: &mut Stage<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
+pub(super) async fn bare(
+    bench: &Bench<'_>,
+    stage: &mut RunEnvironment<'_>,
+    count: u64,
+) -> Result<(f64, Checked), BenchError> {
     let ids = fill(bench, stage, count).await?;
     let elapsed = work_off_bare(stage.lanes(LANES).await?, ids).await?;
     Ok((rate_of(count, elapsed), stage.check(count, 0).await?))
@@ -39,7 +43,7 @@ pub(super) async fn bare(bench: &Bench<'_>, stage: &mut Stage<'_>, count: u64) -
 
 pub(super) async fn product(
     bench: &Bench<'_>,
-    stage: &mut Stage<'_>,
+    stage: &mut RunEnvironment<'_>,
     count: u64,
 ) -> Result<(f64, Checked), BenchError> {
     fill(bench, stage, count).await?;
@@ -51,7 +55,7 @@ pub(super) async fn product(
 }
 
 /// Insert a backlog of due jobs. Return their ids.
-async fn fill(bench: &Bench<'_>, stage: &Stage<'_>, count: u64) -> Result<Vec<JobId>, BenchError> {
+async fn fill(bench: &Bench<'_>, stage: &RunEnvironment<'_>, count: u64) -> Result<Vec<JobId>, BenchError> {
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let ids = jobs.iter().map(|job| job.id).collect();
     insert_bare(stage.lanes(LANES).await?, jobs).await?;

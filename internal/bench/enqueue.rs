@@ -3,10 +3,10 @@
 
 use serde_json::json;
 
+use super::environment::{Checked, RunEnvironment, rate_of, stop, until_whole};
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{KIND, LANES, call, insert_bare, jobs, payload, post};
-use super::stage::{Checked, Stage, rate_of, stop, until_whole};
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 use crate::job::Due;
@@ -37,7 +37,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 
 /// Bare inserts of this many jobs, in jobs per second.
 pub(super) async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let elapsed = insert_bare(stage.lanes(LANES).await?, jobs).await?;
     let checked = stage.check(0, count).await?;
@@ -47,7 +47,7 @@ pub(super) async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked)
 
 async fn product(bench: &Bench<'_>, called: u64, posted: u64) -> Result<([f64; 2], Checked), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let app = stage.app_without_work().await?;
     until_whole(&app).await?;
     let by_call = call(app.broker(), bench.settings.callers, called, &payload).await?;

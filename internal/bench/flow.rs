@@ -2,10 +2,10 @@
 //! The time is taken from the first acceptance to the last commit, by the server's clock. For comparison, the bare
 //! store inserts, claims and settles the same rows at the same time.
 
+use super::environment::{Checked, RunEnvironment, rate, rate_of, stop, until_whole};
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{LANES, call, flow_bare, jobs, payload};
-use super::stage::{Checked, Stage, rate, rate_of, stop, until_whole};
 use super::{Bench, BenchError, Scenario};
 use crate::job::Due;
 
@@ -28,7 +28,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 }
 
 async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let jobs = jobs(count, &payload(bench.settings.payload_bytes)?, |_| Due::Now)?;
     let elapsed = flow_bare(stage.lanes(LANES).await?, jobs).await?;
     let checked = stage.check(count, 0).await?;
@@ -38,7 +38,7 @@ async fn bare(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchErro
 
 async fn product(bench: &Bench<'_>, count: u64) -> Result<(f64, Checked), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let app = stage.app().await?;
     until_whole(&app).await?;
     call(app.broker(), bench.settings.callers, count, &payload).await?;

@@ -1,9 +1,9 @@
 //! Scenario `growth`: work off a backlog beside a long history and many waiting jobs. For comparison, the same on empty
 //! tables.
 
+use super::environment::RunEnvironment;
 use super::figure::Aim;
 use super::line::{Line, Samples};
-use super::stage::Stage;
 use super::{Bench, BenchError, Round, Scenario, drain};
 use crate::store::Growth;
 
@@ -16,7 +16,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
     let (jobs, rows) = (bench.jobs(300_000, 2_000), growth.finished + growth.waiting);
     let (mut grown, mut share) = (Samples::default(), Samples::default());
     bench.progress.step("filling the tables", Round { number: 1 });
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let mut filled = 0;
     let told = |more| {
         filled += more;
@@ -31,7 +31,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
         stage.again().await?;
         let (long, long_checked) = drain::product(bench, &mut stage, jobs).await?;
         bench.progress.step("a runner, on empty tables", round);
-        let mut empty = Stage::open(bench).await?;
+        let mut empty = RunEnvironment::open(bench).await?;
         let (short, short_checked) = drain::product(bench, &mut empty, jobs).await?;
         empty.close().await?;
         grown.bare(bare, bare_checked);

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
+use super::environment::RunEnvironment;
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{KIND, payload, post};
 use super::process::Process;
-use super::stage::Stage;
 use super::wire::Post;
 use super::{Bench, BenchError, Scenario};
 
@@ -69,7 +69,7 @@ async fn once(bench: &Bench<'_>, sampled: &mut Sampled) -> Result<(), BenchError
     let (settle, window) = bench
         .pick((Duration::from_secs(5), Duration::from_secs(25)), (Duration::from_millis(200), Duration::from_secs(1)));
     let before_it = bench.pick(BEFORE, 50);
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     let mut runner = Runner::start(bench, &stage).await?;
     let payload = payload(bench.settings.payload_bytes)?;
     let body = json!({"kind": KIND, "payload": payload}).to_string();
@@ -120,7 +120,7 @@ struct Runner {
 }
 
 impl Runner {
-    async fn start(bench: &Bench<'_>, stage: &Stage<'_>) -> Result<Self, BenchError> {
+    async fn start(bench: &Bench<'_>, stage: &RunEnvironment<'_>) -> Result<Self, BenchError> {
         let mut command = Command::new(&bench.settings.program);
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TICKR_")) {
             command.env_remove(name);

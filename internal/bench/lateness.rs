@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 
+use super::environment::{Checked, LEAD, RunEnvironment, stop, until_whole};
 use super::figure::{Aim, percentile};
 use super::line::{Line, Samples};
 use super::load::{LANES, call, insert_bare, jobs, payload};
-use super::stage::{Checked, LEAD, Stage, stop, until_whole};
 use super::{Bench, BenchError, Round, Scenario};
 use crate::job::{Due, JobId, Timestamp, ceil_ms};
 
@@ -64,7 +64,7 @@ async fn measure(bench: &Bench<'_>, shape: &Shape) -> Result<[Line; 2], BenchErr
 /// Measure one run. Return the lateness of every job, in milliseconds, sorted.
 async fn once(bench: &Bench<'_>, shape: &Shape, round: Round) -> Result<(Vec<f64>, Checked), BenchError> {
     let payload = payload(bench.settings.payload_bytes)?;
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     bench.progress.step(&format!("{}: filling", shape.name), round);
     let now = stage.store.clock().now();
     let waiting = jobs(shape.waiting, &payload, |number| Due::At(now + far(number)))?;

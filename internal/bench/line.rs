@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Scenario;
+use super::environment::Checked;
 use super::figure::{Aim, Figure};
-use super::stage::Checked;
 
 /// A figure with everything that belongs to it.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,8 +12,8 @@
 //! - `line.rs`: one row of the result
 //! - `report.rs`: the complete result
 //! - `table.rs`: the result as text
-//! - `ground.rs`: the servers, and the removal of everything that the bench created on them
-//! - `stage.rs`: the environment of one run, with its checks
+//! - `servers.rs`: the servers, and the removal of everything that the bench created on them
+//! - `environment.rs`: the environment of one run, with its checks
 //! - `load.rs`: jobs, and the ways to enqueue them
 //! - `wire.rs`: a minimal HTTP connection
 //! - `enqueue.rs`: scenario `enqueue`
@@ -30,9 +30,9 @@
 mod batch;
 mod drain;
 mod enqueue;
+mod environment;
 mod figure;
 mod flow;
-mod ground;
 mod growth;
 mod idle;
 mod lateness;
@@ -42,14 +42,14 @@ mod process;
 mod progress;
 mod rebuild;
 mod report;
-mod stage;
+mod servers;
 mod table;
 mod wire;
 
 pub use figure::{Aim, Figure, Of, Side, percentile};
-pub use ground::{Ground, ServerFacts};
 pub use line::Line;
 pub use report::{Machine, Report};
+pub use servers::{BenchServers, ServerFacts};
 pub use table::table;
 
 use std::path::PathBuf;
@@ -191,13 +191,13 @@ impl From<tokio::task::JoinError> for BenchError {
     }
 }
 
-/// Run a bench. After an error, or when the future was dropped, call [`Ground::sweep`] as soon as no task of the bench
+/// Run a bench. After an error, or when the future was dropped, call [`BenchServers::sweep`] as soon as no task of the bench
 /// runs any more.
 ///
 /// # Errors
 /// When the servers, the runner or the load fail. Slow figures and broken guarantees are in the report, not in the
 /// error.
-pub async fn run(settings: &Settings, ground: &Ground) -> Result<Report, BenchError> {
+pub async fn run(settings: &Settings, ground: &BenchServers) -> Result<Report, BenchError> {
     let facts = ground.look().await?;
     let bench = Bench { settings, ground, progress: Progress::of(settings) };
     let mut lines = Vec::new();
@@ -221,7 +221,7 @@ pub async fn run(settings: &Settings, ground: &Ground) -> Result<Report, BenchEr
 /// A running bench.
 struct Bench<'a> {
     settings: &'a Settings,
-    ground: &'a Ground,
+    ground: &'a BenchServers,
     progress: Progress,
 }
 

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 use tokio::sync::broadcast::error::RecvError;
 
+use super::environment::{Checked, RunEnvironment, rate_of, stop, until_whole};
 use super::figure::Aim;
 use super::line::{Line, Samples};
 use super::load::{LANES, insert_bare, jobs, payload};
-use super::stage::{Checked, Stage, rate_of, stop, until_whole};
 use super::{Bench, BenchError, Scenario};
 use crate::event::Event;
-use crate::index::{Entry, Index, Line as ReadyLine};
+use crate::index::{Entry, Index, Lane as ReadyLine};
 use crate::job::Due;
 
 /// Time limit of a rebuild.
@@ -35,7 +35,7 @@ pub(super) async fn run(bench: &Bench<'_>) -> Result<Vec<Line>, BenchError> {
 
 /// Measure one run. Return jobs per second of the product and of bare ZADDs.
 async fn once(bench: &Bench<'_>, count: u64) -> Result<(f64, f64, Checked), BenchError> {
-    let mut stage = Stage::open(bench).await?;
+    let mut stage = RunEnvironment::open(bench).await?;
     // All jobs are within the horizon, and none is due before the end of the run.
     let due = stage.store.clock().now() + TimeDelta::minutes(8);
     let spread = |number: u64| TimeDelta::milliseconds(i64::try_from(number % 300_000).unwrap_or(0));

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::Settings;
-use super::ground::ServerFacts;
 use super::line::Line;
+use super::servers::ServerFacts;
 
 /// The output of `tickr bench --json`.
 #[derive(Clone, Debug, Serialize)]

@@ -15,7 +15,7 @@ use crate::index::{Entry, Health, Index};
 /// Most hints that may queue up. Further hints are dropped; the reconciler finds their jobs.
 const CAPACITY: usize = 100_000;
 /// Most hints in one call.
-const MOST_AT_ONCE: usize = 1_000;
+const MAX_AT_ONCE: usize = 1_000;
 
 /// The signals that wake sleeping loops when work arrives.
 #[derive(Clone, Debug, Default)]
@@ -108,8 +108,8 @@ impl Hints {
 }
 
 async fn send_until_closed(index: Index, mut queue: mpsc::Receiver<Entry>, wake: Wake) {
-    let mut entries = Vec::with_capacity(MOST_AT_ONCE);
-    while queue.recv_many(&mut entries, MOST_AT_ONCE).await > 0 {
+    let mut entries = Vec::with_capacity(MAX_AT_ONCE);
+    while queue.recv_many(&mut entries, MAX_AT_ONCE).await > 0 {
         wake.inner.fetcher.notify_one();
         let told = match index.health().now() {
             // Redis is known to be out. Waiting for a time-out with each batch would only let hints pile up. The

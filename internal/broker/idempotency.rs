@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest as _, Sha256};
 
 use crate::job::limits;
-use crate::store::{Digest, Once};
+use crate::store::{Digest, IdempotentRequest};
 
 /// An idempotency key: a request with it is carried out at most once. It is compared as bytes, and each caller has its
 /// own: the same bytes from two callers are two keys.
@@ -61,8 +61,8 @@ impl IdempotencyKey {
     /// Combine this idempotency key with a request. `call` names the call and its object; `body` is the JSON text, if
     /// there is one.
     #[must_use]
-    pub fn once(self, call: &str, body: Option<&RawValue>) -> Once {
-        Once::new(self.0, request_digest(call, body))
+    pub fn once(self, call: &str, body: Option<&RawValue>) -> IdempotentRequest {
+        IdempotentRequest::new(self.0, request_digest(call, body))
     }
 }
 

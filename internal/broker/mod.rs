@@ -11,12 +11,12 @@
 //! - `queues.rs`: changes of queues.
 //! - `schedules.rs`: changes and ticks of schedules.
 //! - `controls.rs`: this process's copy of the settings of operators.
-//! - `feed.rs`: the events of the whole cluster.
+//! - `cluster_events.rs`: the events of the whole cluster.
 //! - `watches.rs`: the jobs that clients of this process watch.
 
+mod cluster_events;
 mod controls;
 mod draft;
-mod feed;
 mod hints;
 mod idempotency;
 mod queues;
@@ -24,9 +24,9 @@ mod schedules;
 mod watches;
 
 pub use crate::index::FeedId;
+pub use cluster_events::{ClusterEvents, Listener, PublishedEvent, Told, What};
 pub use controls::{Controls, KEYS_HOLD, Settings};
 pub use draft::{Draft, Invalid, problem_of_due};
-pub use feed::{Feed, Happening, Listener, Told, What};
 pub use hints::Wake;
 pub use idempotency::{IdempotencyKey, InvalidKey};
 pub use schedules::TriggerError;
@@ -41,11 +41,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::event::{Event, Events};
 use crate::handlers::Registry;
-use crate::index::{Entry, Health, Index, Line};
+use crate::index::{Entry, Health, Index, Lane};
 use crate::job::{Actor, JobId, JobOptions, Name, NewJob, Producer, State};
 use crate::store::{
-    Accepted, Batched, Change, Changed, DueJob, Holder, Holds, Keyed, Moved, Once, Original, Outcome, Placed, Receipts,
-    Refusal, Remake, Steer, Steered, Store, StoreError, Wording,
+    Accepted, ActionOutcome, Batched, Change, Changed, DueJob, EnqueueOutcome, Holder, Holds, IdempotentRequest,
+    JobAction, Original, Outcome, Placed, Receipts, Refusal, Remake, ResponseBuilder, Steered, Store, StoreError,
 };
 use crate::telemetry::Meters;
 use hints::Hints;
@@ -108,11 +108,11 @@ impl Broker {
     /// When MySQL cannot be reached, is overloaded or refuses.
     pub async fn enqueue(&self, job: NewJob) -> Result<Enqueued, StoreError> {
         let first = match self.enqueue_keyed(vec![job]).await? {
-            Keyed::Accepted(mut receipts) => receipts.placed.pop().map(|placed| match placed {
+            EnqueueOutcome::Accepted(mut receipts) => receipts.placed.pop().map(|placed| match placed {
                 Placed::New(accepted) => Enqueued::Accepted(accepted),
                 Placed::Held(holder) => Enqueued::Held(holder),
             }),
-            Keyed::Taken(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyTaken(holder)),
+            EnqueueOutcome::Taken(mut taken) => taken.pop().map(|(_, holder)| Enqueued::KeyTaken(holder)),
         };
         first.ok_or_else(|| StoreError::Corrupt {
             attempted: "enqueue a job",
@@ -137,7 +137,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+    pub async fn enqueue_keyed(&self, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         self.enqueue_keyed_for(&Producer::tickr(), jobs).await
     }
 
@@ -146,11 +146,15 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached, is overloaded or refuses.
-    pub async fn enqueue_keyed_for(&self, producer: &Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+    pub async fn enqueue_keyed_for(
+        &self,
+        producer: &Producer,
+        jobs: Vec<NewJob>,
+    ) -> Result<EnqueueOutcome, StoreError> {
         let keyed = if jobs.iter().any(|job| job.unique_key.is_some()) {
             self.store.insert_keyed_for(producer.clone(), jobs).await?
         } else {
-            Keyed::Accepted(Receipts::of(self.store.insert(jobs).await?))
+            EnqueueOutcome::Accepted(Receipts::of(self.store.insert(jobs).await?))
         };
         self.announce_keyed(&keyed);
         Ok(keyed)
@@ -164,9 +168,9 @@ impl Broker {
     pub async fn enqueue_once(
         &self,
         jobs: Vec<NewJob>,
-        once: Once,
-        word: Wording<Receipts>,
-    ) -> Result<Outcome<Keyed>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Receipts>,
+    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
         self.enqueue_once_for(&Producer::tickr(), jobs, once, word).await
     }
 
@@ -179,9 +183,9 @@ impl Broker {
         &self,
         producer: &Producer,
         jobs: Vec<NewJob>,
-        once: Once,
-        word: Wording<Receipts>,
-    ) -> Result<Outcome<Keyed>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Receipts>,
+    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
         let outcome = self.store.insert_once_for(producer.clone(), jobs, once, word).await?;
         if let Outcome::First { done: Some(keyed), .. } = &outcome {
             self.announce_keyed(keyed);
@@ -197,11 +201,11 @@ impl Broker {
     pub async fn steer_once(
         &self,
         id: JobId,
-        steer: Steer,
+        steer: JobAction,
         by: &Actor,
-        once: Once,
-        word: Wording<Steered>,
-    ) -> Result<Outcome<Moved>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Steered>,
+    ) -> Result<Outcome<ActionOutcome>, StoreError> {
         let outcome = self.store.steer_once(id, steer, by, once, word).await?;
         if let Outcome::First { done: Some(moved), .. } = &outcome {
             self.announce_move(id, moved);
@@ -213,7 +217,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let moved = self.store.cancel(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
@@ -223,7 +227,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let moved = self.store.retry(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
@@ -233,7 +237,7 @@ impl Broker {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
+    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
         let moved = self.store.run_now(id, by).await?;
         self.announce_move(id, &moved);
         Ok(moved)
@@ -258,8 +262,8 @@ impl Broker {
         id: JobId,
         job: NewJob,
         by: &Actor,
-        once: Option<Once>,
-        word: Wording<Accepted>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Accepted>,
     ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
         let outcome = self.store.replay(id, job, by, once, word).await?;
         if let Outcome::First { done: Some(Ok(accepted)), .. } = &outcome {
@@ -279,8 +283,8 @@ impl Broker {
         change: Change,
         by: &Actor,
         condition: Option<Holds>,
-        once: Option<Once>,
-        word: Wording<Steered>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Steered>,
     ) -> Result<Outcome<Changed>, StoreError> {
         let outcome = self.store.change_job(id, change, by, condition, once, word).await?;
         if let Outcome::First { done: Some(Changed::Done(moved)), .. } = &outcome {
@@ -319,22 +323,22 @@ impl Broker {
         }
     }
 
-    fn announce_move(&self, id: JobId, moved: &Moved) {
+    fn announce_move(&self, id: JobId, moved: &ActionOutcome) {
         match moved {
             // The entry stays in the index until it is popped; then its claim finds the job cancelled and drops the id.
-            Moved::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
-            Moved::Asked => self.events.emit(Event::CancelRequested { id }),
-            Moved::Waits(accepted) => {
+            ActionOutcome::Done(State::Cancelled) => self.events.emit(Event::Cancelled { id }),
+            ActionOutcome::Asked => self.events.emit(Event::CancelRequested { id }),
+            ActionOutcome::Waits(accepted) => {
                 self.events.emit(Event::Rescheduled { id });
                 self.hints.send(entry(accepted));
             }
-            Moved::Done(_) | Moved::Refused(_) | Moved::Missing => {}
+            ActionOutcome::Done(_) | ActionOutcome::Refused(_) | ActionOutcome::Missing => {}
         }
     }
 
     /// Hint a waiting job to the index: after a retry or a snooze, or when it was popped too early. Used by the engine.
     pub fn hint(&self, id: JobId, queue: &Name, priority: crate::job::Priority, execute_at: crate::job::Timestamp) {
-        self.hints.send(Entry { id, line: Line::new(queue, priority), execute_at });
+        self.hints.send(Entry { id, line: Lane::new(queue, priority), execute_at });
     }
 
     /// Put due jobs at the front of their ready lists, in this order. It is no error if Redis does not answer: in MySQL
@@ -364,8 +368,8 @@ impl Broker {
         self.meters.accepted(accepted.iter().map(|receipt| &receipt.queue));
     }
 
-    fn announce_keyed(&self, keyed: &Keyed) {
-        let Keyed::Accepted(receipts) = keyed else { return };
+    fn announce_keyed(&self, keyed: &EnqueueOutcome) {
+        let EnqueueOutcome::Accepted(receipts) = keyed else { return };
         for id in &receipts.replaced {
             self.events.emit(Event::Cancelled { id: *id });
         }
@@ -412,5 +416,5 @@ fn remake(registry: &Registry, original: &Original, payload: Option<Box<RawValue
 }
 
 fn entry(accepted: &Accepted) -> Entry {
-    Entry { id: accepted.id, line: Line::new(&accepted.queue, accepted.priority), execute_at: accepted.execute_at }
+    Entry { id: accepted.id, line: Lane::new(&accepted.queue, accepted.priority), execute_at: accepted.execute_at }
 }

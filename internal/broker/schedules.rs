@@ -12,13 +12,13 @@ use crate::job::{
     SkipCause, Timestamp, TraceContext, plan,
 };
 use crate::store::{
-    Accepted, Condition, Deleted, Once, Origin, Outcome, PlannedLine, Put, Scheduled, StoreError, Switched, TickPlan,
-    Ticked, Triggered, VersionTag, Wording,
+    Accepted, Condition, Deleted, IdempotentRequest, Origin, Outcome, PlannedLine, Put, ResponseBuilder, Scheduled,
+    StoreError, Switched, TickPlan, Ticked, Triggered, VersionTag,
 };
 use crate::telemetry::Tracer;
 
 /// Approximate number of tick records that one transaction writes at most.
-const MOST_LINES: usize = 400;
+const MAX_LINES: usize = 400;
 
 /// Reason for which a trigger failed.
 #[derive(Debug)]
@@ -142,8 +142,8 @@ impl Broker {
         overlap: Option<Overlap>,
         by: &Actor,
         trace: Option<&TraceContext>,
-        once: Option<Once>,
-        word: impl Fn(&NewJob) -> Wording<Accepted>,
+        once: Option<IdempotentRequest>,
+        word: impl Fn(&NewJob) -> ResponseBuilder<Accepted>,
     ) -> Result<Outcome<Triggered>, TriggerError> {
         // Read the schedule again when it was changed in between. Give up after four concurrent changes.
         for _ in 0..4 {
@@ -192,7 +192,7 @@ impl Broker {
     ) -> Result<Ticked, StoreError> {
         let (mut plans, mut lines, mut spans) = (Vec::new(), 0, BTreeMap::new());
         for row in rows {
-            let Some(from) = row.next_at.filter(|from| *from <= now && lines < MOST_LINES) else { continue };
+            let Some(from) = row.next_at.filter(|from| *from <= now && lines < MAX_LINES) else { continue };
             let mut begin = |job: JobId| {
                 let span = tracer.tick()?;
                 let carried = span.carried();

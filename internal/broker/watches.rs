@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::event::{Event, Events};
 use crate::job::JobId;
-use crate::store::{Glimpse, Store};
+use crate::store::{JobRevision, Store};
 
 /// Time between two looks at all watched jobs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ struct Watched {
     watchers: usize,
     /// Number of changes seen.
     changes: watch::Sender<u64>,
-    seen: Option<Glimpse>,
+    seen: Option<JobRevision>,
 }
 
 /// One watched job. Dropping this value ends the watch.

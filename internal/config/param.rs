@@ -4,7 +4,7 @@ use chrono::{DateTime, NaiveDate, SecondsFormat, Utc};
 use serde_json::Value;
 
 /// Default maximum length of a string parameter, in characters.
-const LONGEST_STRING: i64 = 1_000;
+const MAX_STRING: i64 = 1_000;
 
 /// A declared parameter.
 #[derive(Debug, Clone, PartialEq)]
@@ -107,7 +107,7 @@ impl ReportParam {
         if let Some(min) = self.min.as_ref().filter(|min| measure(min).is_some_and(std::cmp::Ordering::is_lt)) {
             return Err(ParamError::TooSmall(format!("{}{unit}", min.show())));
         }
-        let longest = ParamValue::Integer(LONGEST_STRING);
+        let longest = ParamValue::Integer(MAX_STRING);
         let implied = matches!(value, ParamValue::String(_)).then_some(&longest);
         if let Some(max) =
             self.max.as_ref().or(implied).filter(|max| measure(max).is_some_and(std::cmp::Ordering::is_gt))

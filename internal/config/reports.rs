@@ -92,12 +92,12 @@ pub(super) static REPORTS: &[Setting<Reports>] = &[
         "keep",
         "DURATION",
         "Retention of finished reports, on disk and in MySQL; default: that of completed jobs of the kind",
-        |r, t| parse::some(&mut r.keep, duration::between(t, Duration::from_secs(3_600), MOST_KEPT)),
+        |r, t| parse::some(&mut r.keep, duration::between(t, Duration::from_secs(3_600), MAX_KEPT)),
     )
     .file_only(),
 ];
 
-const MOST_KEPT: Duration = Duration::from_secs(3_650 * 86_400);
+const MAX_KEPT: Duration = Duration::from_secs(3_650 * 86_400);
 
 impl Reports {
     pub(super) fn blank() -> Reports {

@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Shared;
 use super::live::{Stop, StopReason};
 use super::trace::AttemptTrace;
-use super::unread::{self, Answer, GivenBack, Part, Riddle};
+use super::unread::{self, Answer, GivenBack, Part, UnreadJob};
 use crate::broker::{Draft, Invalid};
 use crate::event::Event;
 use crate::handlers::{
@@ -52,7 +52,7 @@ pub(super) async fn refuse(shared: &Shared, unreadable: Unreadable) {
     tracing::error!(job = %id, error, "cannot read a job");
     let answer = match (&kind, &queue) {
         (Some(kind), Some(queue)) => {
-            unread::answer(shared, Riddle { id, kind, queue, number, part: Part::Options, why: &error }).await
+            unread::answer(shared, UnreadJob { id, kind, queue, number, part: Part::Options, why: &error }).await
         }
         _ => Answer { failure: Failure::reject(format!("read the stored job: {error}")), given_back: None },
     };
@@ -148,7 +148,7 @@ async fn attempt(shared: &Shared, mut claimed: Claimed, asked: std::time::Instan
 async fn solve(shared: &Shared, claimed: &Claimed, ended: Ended) -> (Ended, Option<GivenBack>) {
     let Ended::Unread(why) = ended else { return (ended, None) };
     let Claimed { id, kind, queue, number, .. } = claimed;
-    let riddle = Riddle { id: *id, kind, queue, number: *number, part: Part::Payload, why: &why };
+    let riddle = UnreadJob { id: *id, kind, queue, number: *number, part: Part::Payload, why: &why };
     let Answer { failure, given_back } = unread::answer(shared, riddle).await;
     (Ended::Returned(Err(failure)), given_back)
 }

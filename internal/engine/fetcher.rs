@@ -14,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Shared;
 use super::permits::Permit;
-use super::service::Service;
+use super::queue_order::QueueOrder;
 use crate::broker::Settings;
 use crate::index::{Fetch, Health, IndexError, Popped};
 use crate::job::{JobId, Timestamp};
@@ -28,7 +28,7 @@ pub(super) struct Ticket {
 }
 
 /// Most ids taken in one round trip.
-const MOST_AT_ONCE: usize = 256;
+const MAX_AT_ONCE: usize = 256;
 /// Ids that are checked together when the ready lists of a queue with a limit hold many ids of ended jobs, and how many
 /// times in a row.
 const STALE_PAGE: usize = 500;
@@ -37,7 +37,7 @@ const STALE_PAGES: usize = 20;
 const STORE_POLL: Duration = Duration::from_millis(200);
 /// Pauses between tries of a Redis that failed the fetcher, before jitter. Meanwhile it reads from MySQL.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Time between two looks whether the heartbeat is answered again, and the silence below which nothing is logged.
 const BEAT_POLL: Duration = Duration::from_millis(20);
 const FIRST_BEAT: Duration = Duration::from_secs(1);
@@ -78,7 +78,7 @@ enum Looked {
 pub(super) struct Fetcher {
     shared: Arc<Shared>,
     fetch: Fetch,
-    service: Service,
+    service: QueueOrder,
     /// The settings that the order of service follows.
     settings: Arc<Settings>,
     /// Skipped jobs, by the position of their lane.
@@ -88,7 +88,7 @@ pub(super) struct Fetcher {
 impl Fetcher {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         let settings = shared.controls.now();
-        let service = Service::new(&shared.settings.queues, &settings);
+        let service = QueueOrder::new(&shared.settings.queues, &settings);
         let fetch = shared.index.fetch(service.lines(), &shared.runner);
         Self { shared, fetch, service, settings, skipped: HashMap::new() }
     }
@@ -122,7 +122,7 @@ impl Fetcher {
                 continue;
             }
             let mut free = VecDeque::from([first]);
-            while free.len() < MOST_AT_ONCE {
+            while free.len() < MAX_AT_ONCE {
                 let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else { break };
                 free.push_back(slot);
             }
@@ -136,7 +136,7 @@ impl Fetcher {
             } else {
                 shared.reconcile.notify_one();
                 again = Instant::now() + pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 Vec::new()
             };
             for (id, permit) in ids {

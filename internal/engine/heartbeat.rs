@@ -10,10 +10,10 @@ use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::heartbeat_history::HeartbeatHistory;
 use super::live::{Live, StopReason};
-use super::rhythm::Rhythm;
 use crate::event::{Event, Events};
-use crate::store::{Beat, LiveAttempt, Pulse, RunnerRow, StoreError};
+use crate::store::{HeartbeatAnswer, HeartbeatConnection, LiveAttempt, RunnerRow, StoreError};
 
 /// Time between two looks for cancel requests, which also write progress.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -34,10 +34,10 @@ enum Farewell {
 
 impl Heartbeat {
     pub(super) fn start(
-        pulse: Pulse,
+        pulse: HeartbeatConnection,
         row: RunnerRow,
         live: Arc<Live>,
-        rhythm: Arc<Rhythm>,
+        rhythm: Arc<HeartbeatHistory>,
         events: Events,
     ) -> std::io::Result<Self> {
         let (stop, stopped) = std_mpsc::channel();
@@ -63,10 +63,10 @@ impl Heartbeat {
 
 fn beat_until_stopped(
     runtime: &tokio::runtime::Runtime,
-    mut pulse: Pulse,
+    mut pulse: HeartbeatConnection,
     row: &RunnerRow,
     live: &Live,
-    rhythm: &Rhythm,
+    rhythm: &HeartbeatHistory,
     events: &Events,
     stopped: &std_mpsc::Receiver<Farewell>,
 ) {
@@ -148,13 +148,13 @@ fn stop_expired(live: &Live, lease: Duration) {
 }
 
 async fn tell(
-    pulse: &mut Pulse,
+    pulse: &mut HeartbeatConnection,
     row: &RunnerRow,
     registered: &mut bool,
     due: bool,
     attempts: &[LiveAttempt],
     renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
-) -> Result<Beat, StoreError> {
+) -> Result<HeartbeatAnswer, StoreError> {
     if !*registered {
         pulse.register(row).await?;
         *registered = true;
@@ -162,7 +162,7 @@ async fn tell(
     if due { pulse.beat(&row.id, row.lease, attempts, renewed).await } else { pulse.look(attempts).await }
 }
 
-fn pass_on(beat: &Beat, attempts: &[LiveAttempt], live: &Live, events: &Events) {
+fn pass_on(beat: &HeartbeatAnswer, attempts: &[LiveAttempt], live: &Live, events: &Events) {
     for id in &beat.lost {
         // Compare the token: since the list was made, this runner may have settled the job and claimed it again.
         let token = attempts.iter().find(|attempt| attempt.id == *id).map(|attempt| attempt.token);

@@ -9,18 +9,18 @@
 //! The path of a job:
 //! - `scheduler.rs`: moves ids from the sorted set to the ready lists when they are due.
 //! - `alarm.rs`: a clock that wakes the scheduler and the ticker with sub-millisecond precision.
-//! - `service.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
+//! - `queue_order.rs`: the order in which a runner takes from its lanes (a lane is one priority of one queue).
 //! - `permits.rs`: the permits of this runner for queues with a concurrency limit.
 //! - `fetcher.rs`: takes ids for free worker slots.
 //! - `worker.rs`: claims an id and has the job executed.
 //! - `executor.rs`: runs one attempt, from its claim to its settled verdict.
 //! - `live.rs`: the attempts that run in this process.
 //! - `trace.rs`: the OpenTelemetry span of an attempt.
-//! - `gauges.rs`: metrics of attempts.
+//! - `attempt_metrics.rs`: metrics of attempts.
 //!
 //! Leases and lost attempts:
 //! - `heartbeat.rs`: renews leases, on a thread of its own.
-//! - `rhythm.rs`: the history of this runner's heartbeat, which says whether it may call other runners dead.
+//! - `heartbeat_history.rs`: the history of this runner's heartbeat, which says whether it may call other runners dead.
 //! - `reaper.rs`: ends attempts whose runner died.
 //! - `suspects.rs`: the quarantine for jobs that lost two attempts in a row.
 //! - `child.rs`: the process that runs one suspect, as its runner sees it.
@@ -30,7 +30,7 @@
 //! Loops beside them:
 //! - `ticker.rs`: fires the ticks of schedules.
 //! - `reconciler.rs`: repairs and rebuilds the index from MySQL.
-//! - `operator.rs`: carries out bulk operations.
+//! - `bulk_runner.rs`: carries out bulk operations.
 //! - `janitor.rs`: removes rows whose retention has ended.
 //! - `reports.rs`: the part of the janitor that removes report files.
 //! - `alerts.rs`: measures the dead letters and sends alerts.
@@ -40,22 +40,22 @@
 
 mod alarm;
 mod alerts;
+mod attempt_metrics;
+mod bulk_runner;
 mod child;
 mod executor;
 mod fetcher;
-mod gauges;
 mod heartbeat;
+mod heartbeat_history;
 mod janitor;
 mod live;
-mod operator;
 mod permits;
+mod queue_order;
 mod reaper;
 mod reconciler;
 mod recorder;
 mod reports;
-mod rhythm;
 mod scheduler;
-mod service;
 mod solo;
 mod suspects;
 mod ticker;
@@ -90,12 +90,12 @@ use crate::job::{Hours, Name, RunnerId};
 use crate::store::{Retention, RunnerRow, Store};
 use crate::telemetry::{Tracer, log_as};
 use alarm::Alarm;
+use attempt_metrics::Gauges;
 use fetcher::Fetcher;
-use gauges::Gauges;
 use heartbeat::Heartbeat;
+use heartbeat_history::HeartbeatHistory;
 use live::Live;
 use permits::Permits;
-use rhythm::Rhythm;
 use suspects::Suspects;
 use unread::Unread;
 
@@ -140,7 +140,7 @@ struct Shared {
     runner: RunnerId,
     settings: EngineSettings,
     live: Arc<Live>,
-    rhythm: Arc<Rhythm>,
+    rhythm: Arc<HeartbeatHistory>,
     suspects: Suspects,
     unread: Unread,
     permits: Arc<Permits>,
@@ -218,7 +218,8 @@ impl Engine {
         log_as(&runner);
         let live = Arc::new(Live::default());
         let row = row(&registry, &settings);
-        let rhythm = Arc::new(if store.was_out() { Rhythm::after_an_outage() } else { Rhythm::default() });
+        let rhythm =
+            Arc::new(if store.was_out() { HeartbeatHistory::after_an_outage() } else { HeartbeatHistory::default() });
         // The first clock reading of the reaper is compared with this one.
         rhythm.read(&store.clock().reading(), settings.lease);
         let events = broker.events().clone();
@@ -249,7 +250,7 @@ impl Engine {
         keep_running(&looping, &shared, "reaper", reaper::run_until_stopped);
         keep_running(&looping, &shared, "unanswered claims", reaper::give_back_until_stopped);
         keep_running(&looping, &shared, "janitor", janitor::run_until_stopped);
-        keep_running(&looping, &shared, "operator", operator::run_until_stopped);
+        keep_running(&looping, &shared, "operator", bulk_runner::run_until_stopped);
         keep_running(&looping, &shared, "alerts", alerts::run_until_stopped);
         keep_running(&looping, &shared, "cancels", live::pass_on_cancels);
         tracing::info!(runner = %shared.runner, workers = shared.settings.workers, "runner started");
@@ -334,7 +335,7 @@ impl Shared {
         (broker, index, controls): (Broker, Index, Controls),
         registry: Arc<Registry>,
         settings: EngineSettings,
-        (live, rhythm): (Arc<Live>, Arc<Rhythm>),
+        (live, rhythm): (Arc<Live>, Arc<HeartbeatHistory>),
     ) -> Self {
         Self {
             store: broker.store().clone(),

@@ -6,7 +6,7 @@
 //! the others within a second or two.
 //!
 //! When a runner has been silent for its lease and four seconds, other runners may take its permits, except those of
-//! attempts that are still open. So a permit is good only while heartbeats are answered (`rhythm.rs`). After a gap in
+//! attempts that are still open. So a permit is good only while heartbeats are answered (`heartbeat_history.rs`). After a gap in
 //! them, no job starts on a permit until MySQL has confirmed it. Besides, every third of a lease this runner reads its
 //! permits back from MySQL.
 
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::rhythm::Rhythm;
+use super::heartbeat_history::HeartbeatHistory;
 use crate::broker::Settings;
 use crate::job::Name;
 use crate::store::{MayJudge, PermitGrant, PermitRequest};
@@ -44,7 +44,7 @@ const STALE: u32 = 4;
 /// The permits of one runner.
 pub(super) struct Permits {
     queues: Vec<Held>,
-    rhythm: Arc<Rhythm>,
+    rhythm: Arc<HeartbeatHistory>,
     lease: Duration,
     /// The fetcher waits, and skips at least one lane because its queue has no free permit.
     fetcher_waits: AtomicBool,
@@ -155,7 +155,12 @@ impl Drop for Permit {
 
 impl Permits {
     /// Create the permits of these queues. A queue with a limit starts with none.
-    pub(super) fn new(queues: &[Name], settings: &Settings, rhythm: Arc<Rhythm>, lease: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        queues: &[Name],
+        settings: &Settings,
+        rhythm: Arc<HeartbeatHistory>,
+        lease: Duration,
+    ) -> Arc<Self> {
         let held = |name: &Name| {
             let granted = if limit(settings, name).is_some() { 0 } else { UNLIMITED };
             let counts =

@@ -9,7 +9,7 @@
 //!
 //! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
 //! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
-//! have sent a heartbeat. See [`Rhythm`](super::rhythm::Rhythm). One reading of MySQL's clock, taken and checked at the
+//! have sent a heartbeat. See [`HeartbeatHistory`](super::heartbeat_history::Rhythm). One reading of MySQL's clock, taken and checked at the
 //! beginning, is used for the whole round.
 //!
 //! Each round also walks one page further through the rows of unfinished jobs (table `owed`). That finds attempts that
@@ -27,7 +27,7 @@ use chrono::TimeDelta;
 
 use super::Shared;
 use crate::event::Event;
-use crate::index::{Entry, Line};
+use crate::index::{Entry, Lane};
 use crate::job::{JobId, Name, RetryPolicy, RunnerId, Timestamp, Verdict};
 use crate::store::{LapseRule, Lapsed, Reading, Reaped, RunnerBeat, Settled, StoreError};
 
@@ -49,7 +49,7 @@ const FAST_WALK: Duration = Duration::from_secs(2);
 /// Time for which an attempt that MySQL refuses to end is skipped.
 const REST: Duration = Duration::from_secs(60);
 /// Most such attempts that are remembered.
-const MOST_REFUSED: usize = 10_000;
+const MAX_REFUSED: usize = 10_000;
 /// Tolerance for times that lie ahead. A heartbeat further ahead of MySQL's clock, or a lease that ends later than a
 /// full lease and this from now, dates from before the clock was set back.
 const SLACK: TimeDelta = TimeDelta::seconds(5);
@@ -256,7 +256,7 @@ impl Reaper {
             tell(shared, reaped).await;
             for (id, error) in refused {
                 tracing::error!(job = %id, %error, "cannot end a lost attempt, skipping it for a minute");
-                if self.refused.len() < MOST_REFUSED {
+                if self.refused.len() < MAX_REFUSED {
                     self.refused.insert(id, Instant::now() + REST);
                 }
             }
@@ -281,7 +281,7 @@ async fn tell(shared: &Shared, reaped: Vec<Reaped>) {
             continue;
         };
         if execute_at <= now {
-            first.push(Entry { id: reaped.id, line: Line::new(&queue, priority), execute_at });
+            first.push(Entry { id: reaped.id, line: Lane::new(&queue, priority), execute_at });
         } else {
             shared.broker.hint(reaped.id, &queue, priority, execute_at);
         }

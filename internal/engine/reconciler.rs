@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use crate::event::Event;
-use crate::index::{Entry, Health, IndexError, Line, RefillPlace};
+use crate::index::{Entry, Health, IndexError, Lane, RefillPlace};
 use crate::job::{JobId, Name, Priority, Timestamp};
 use crate::store::{Depth, DueCursor, DueLine, DueRange, LinePage, StoreError};
 
@@ -51,9 +51,9 @@ const SHORT_LIST: usize = 2_000;
 const REFILL_PAGES: usize = 20;
 /// Pauses after failures.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Longest time for which the sorted set hides a job of a kind that a runner does not know.
-const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
+const MAX_REST: TimeDelta = TimeDelta::seconds(10);
 /// Time between the first look at a job that seems to be missing and the second look.
 const SECOND_LOOK: Duration = Duration::from_millis(300);
 
@@ -75,7 +75,7 @@ struct Memory {
     /// Everything due before this time was fed to the index.
     fed_until: Option<Timestamp>,
     /// Lanes whose ready lists had left jobs out.
-    noted: HashSet<Line>,
+    noted: HashSet<Lane>,
 }
 
 pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
@@ -98,7 +98,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>) {
             Err(PassError::Index(error)) => tracing::debug!(%error, "cannot reconcile"),
             Err(PassError::Store(error)) => {
                 tracing::warn!(%error, "cannot reconcile");
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
             }
         }
         // A rebuild that failed is tried again soon, but not at once.
@@ -265,7 +265,7 @@ impl Memory {
     /// the list is lost with it; then the walk through that lane starts again.
     fn follow(&mut self, lines: &[DueLine], compare: &Compare<'_>) {
         let lines: HashSet<&DueLine> = lines.iter().collect();
-        let lost = |line: &Line| self.noted.contains(line) && !compare.left_out.contains_key(line);
+        let lost = |line: &Lane| self.noted.contains(line) && !compare.left_out.contains_key(line);
         self.walks.retain(|line, _| lines.contains(line) && !lost(&name_of(line)));
         self.compared.retain(|line, _| lines.contains(line));
         self.noted = compare.left_out.keys().cloned().collect();
@@ -273,7 +273,7 @@ impl Memory {
 
     /// Return what to compare: first the lanes with short ready lists, then the lanes that were compared longest ago.
     async fn in_turn(&self, shared: &Shared, lines: &[DueLine], until: Timestamp) -> Result<Vec<DueRange>, IndexError> {
-        let names: Vec<Line> = lines.iter().map(name_of).collect();
+        let names: Vec<Lane> = lines.iter().map(name_of).collect();
         let (_, lengths) = shared.index.depth(&names).await?;
         let mut lines: Vec<(&DueLine, usize)> = lines.iter().zip(lengths).collect();
         let ago = |line: &DueLine| self.compared.get(line).map_or(Duration::MAX, Instant::elapsed);
@@ -329,14 +329,14 @@ async fn bring_back(shared: &Shared, suspects: Vec<Entry>) -> Result<usize, Pass
     // Use their present rows: an operator may have moved them.
     let now = suspects.iter().filter_map(|suspect| due.get(&suspect.id)).map(|job| Entry {
         id: job.id,
-        line: Line::new(&job.queue, job.priority),
+        line: Lane::new(&job.queue, job.priority),
         execute_at: job.execute_at,
     });
-    let mut of_lines: HashMap<Line, Vec<Entry>> = HashMap::new();
+    let mut of_lines: HashMap<Lane, Vec<Entry>> = HashMap::new();
     for entry in now {
         of_lines.entry(entry.line.clone()).or_default().push(entry);
     }
-    let (lines, found): (Vec<Line>, Vec<Vec<Entry>>) = of_lines.into_iter().unzip();
+    let (lines, found): (Vec<Lane>, Vec<Vec<Entry>>) = of_lines.into_iter().unzip();
     let lists = shared.index.ready_lists(&lines).await?;
     let unlisted = found
         .into_iter()
@@ -357,7 +357,7 @@ async fn restless(shared: &Shared, suspects: Vec<Entry>) -> Result<Vec<Entry>, I
     if suspects.is_empty() {
         return Ok(suspects);
     }
-    let rested = (shared.store.clock().now() + LONGEST_REST).timestamp_millis();
+    let rested = (shared.store.clock().now() + MAX_REST).timestamp_millis();
     let scores = shared.index.scores(&suspects).await?;
     let restless = suspects.into_iter().zip(scores).filter(|(_, score)| score.is_none_or(|ms| ms > rested));
     Ok(restless.map(|(entry, _)| entry).collect())
@@ -368,8 +368,8 @@ fn horizon(shared: &Shared) -> TimeDelta {
 }
 
 /// Return the lane as Redis knows it.
-fn name_of(line: &DueLine) -> Line {
-    Line::new(&line.queue, line.priority)
+fn name_of(line: &DueLine) -> Lane {
+    Lane::new(&line.queue, line.priority)
 }
 
 fn entries(page: &LinePage) -> impl Iterator<Item = Entry> + '_ {
@@ -382,7 +382,7 @@ struct Compare<'a> {
     shared: &'a Shared,
     ready: HashMap<DueLine, HashSet<JobId>>,
     /// Position from which each lane left jobs out of its ready list. The refill puts back the jobs from there on.
-    left_out: HashMap<Line, RefillPlace>,
+    left_out: HashMap<Lane, RefillPlace>,
 }
 
 impl<'a> Compare<'a> {
@@ -406,7 +406,7 @@ impl<'a> Compare<'a> {
     async fn missing(&mut self, pages: &[LinePage]) -> Result<Vec<Entry>, IndexError> {
         let new = pages.iter().filter(|page| !page.rows.is_empty() && !self.ready.contains_key(&page.line));
         let new: Vec<&DueLine> = new.map(|page| &page.line).collect();
-        let names: Vec<Line> = new.iter().map(|line| name_of(line)).collect();
+        let names: Vec<Lane> = new.iter().map(|line| name_of(line)).collect();
         if !new.is_empty() {
             let lists = self.shared.index.ready_lists(&names).await?;
             self.ready.extend(new.into_iter().cloned().zip(lists));
@@ -456,7 +456,7 @@ pub(super) async fn refill_until_stopped(shared: Arc<Shared>) {
     }
 }
 
-async fn refill(shared: &Shared, line: &DueLine, name: &Line) -> Result<(), PassError> {
+async fn refill(shared: &Shared, line: &DueLine, name: &Lane) -> Result<(), PassError> {
     if !shared.index.has_run_low(name).await? {
         return Ok(());
     }
@@ -477,7 +477,7 @@ async fn refill(shared: &Shared, line: &DueLine, name: &Line) -> Result<(), Pass
 async fn list_more(
     shared: &Shared,
     line: &DueLine,
-    name: &Line,
+    name: &Lane,
     place: RefillPlace,
 ) -> Result<Option<RefillPlace>, PassError> {
     let listed = shared.index.ready_ids(name).await?;

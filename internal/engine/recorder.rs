@@ -20,11 +20,11 @@ use tokio_util::task::TaskTracker;
 use super::keep_running;
 use crate::broker::Broker;
 use crate::job::{Name, RunnerId, Series, Step, Tally, Timestamp};
-use crate::store::{MOST_SAMPLES, Sample, StoreError};
+use crate::store::{MAX_SAMPLES, Sample, StoreError};
 use crate::telemetry::Slot;
 
 /// Most rows that may wait for MySQL.
-const MOST_WAITING: usize = 5_000;
+const MAX_WAITING: usize = 5_000;
 /// Time between two removals of old rows, before jitter.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 /// Longest time before the first removal.
@@ -243,7 +243,7 @@ impl Book {
 
     /// Drop the oldest rows beyond the limit, those of the narrowest slots first. Return how many were dropped.
     fn give_up(&mut self) -> usize {
-        let lost = self.waiting.len().saturating_sub(MOST_WAITING);
+        let lost = self.waiting.len().saturating_sub(MAX_WAITING);
         for _ in 0..lost {
             self.waiting.pop_first();
         }
@@ -252,7 +252,7 @@ impl Book {
 
     /// Return the next rows to write.
     fn next(&self) -> Vec<Sample> {
-        self.waiting.values().take(MOST_SAMPLES).cloned().collect()
+        self.waiting.values().take(MAX_SAMPLES).cloned().collect()
     }
 
     /// Remove rows that were written.
@@ -329,12 +329,12 @@ mod tests {
         book.written(&book.next());
         assert!(book.next().is_empty());
 
-        for second in 0..MOST_WAITING {
+        for second in 0..MAX_WAITING {
             book.slot = at("13:00:00") + Step::FiveSeconds.width() * second as i32;
             book.take(&slot(1));
             book.give_up();
         }
-        assert_eq!(book.waiting.len(), MOST_WAITING);
+        assert_eq!(book.waiting.len(), MAX_WAITING);
         // The oldest rows of the narrowest slots were dropped. The rows behind the charts of an hour and of a day
         // remain.
         assert!(book.waiting.contains_key(&(Step::Quarter, at("13:00:00"), Series::All)));

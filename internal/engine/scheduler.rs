@@ -9,13 +9,13 @@ use super::alarm::Alarm;
 use crate::index::{Health, IndexError, MoveReport};
 
 /// Most entries moved by one script. It bounds how long the script blocks Redis.
-const MOST_AT_ONCE: usize = 500;
+const MAX_AT_ONCE: usize = 500;
 /// Longest sleep. It bounds how long a flushed index, a clock that was set, or an earlier job of another runner goes
 /// unnoticed.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Pauses between tries while Redis does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Longest pause before the next look at an index that has lost its data.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -36,18 +36,18 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
                 if !report.refill.is_empty() {
                     shared.refill.notify_one();
                 }
-                if report.moved == MOST_AT_ONCE {
+                if report.moved == MAX_AT_ONCE {
                     continue;
                 }
                 let now = shared.store.clock().now();
                 asleep_until = report.next.map_or(i64::MAX, |next| next.timestamp_millis());
                 let until_next = report.next.map(|next| (next - now).to_std().unwrap_or(Duration::ZERO));
-                until_next.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
+                until_next.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
             }
             Err(error) => {
                 shared.reconcile.notify_one();
                 let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 match error {
                     IndexError::Lost { .. } => jittered.min(LOST_PAUSE),
                     IndexError::Unavailable { .. } | IndexError::Url => jittered,
@@ -66,7 +66,7 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
 
 async fn look(shared: &Shared) -> Result<MoveReport, IndexError> {
     let clock = shared.store.clock();
-    let report = shared.index.move_due(MOST_AT_ONCE, |when| clock.at(when)).await?;
+    let report = shared.index.move_due(MAX_AT_ONCE, |when| clock.at(when)).await?;
     if shared.index.health().now() == Health::Rebuilding {
         shared.reconcile.notify_one();
     }

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::child::Said;
 use super::heartbeat::Heartbeat;
+use super::heartbeat_history::HeartbeatHistory;
 use super::live::Live;
-use super::rhythm::Rhythm;
 use super::{EngineSettings, Shared, executor};
 use crate::broker::{Broker, Controls};
 use crate::event::Event;
@@ -70,7 +70,7 @@ pub async fn run_suspect(
     let row = super::RunnerRow { slots: 0, parent: Some(parent), ..super::row(&registry, &settings) };
     // Register before the claim, so that other runners notice if this process falls silent.
     store.pulse().register(&row).await?;
-    let (live, rhythm) = (Arc::new(Live::default()), Arc::new(Rhythm::default()));
+    let (live, rhythm) = (Arc::new(Live::default()), Arc::new(HeartbeatHistory::default()));
     let events = broker.events().clone();
     let heartbeat = Heartbeat::start(store.pulse(), row, Arc::clone(&live), Arc::clone(&rhythm), events)?;
     let controls = Controls::of_no_interest(store.clone(), runner.clone());

@@ -24,7 +24,7 @@ use crate::job::JobId;
 use crate::store::{Claim, Claimant, DueJob};
 
 /// Most processes for suspects at a time. They are also limited to half of the workers, rounded up.
-const MOST_CHILDREN: usize = 8;
+const MAX_CHILDREN: usize = 8;
 /// Shortest time for which a suspect is put off when there is no room for it. The longest is twice that.
 const PUT_OFF: Duration = Duration::from_secs(2);
 /// The same when many suspects are put off. Twice this time is less than the delay that the reconciler takes for a
@@ -32,12 +32,12 @@ const PUT_OFF: Duration = Duration::from_secs(2);
 const PUT_OFF_IN_A_CROWD: Duration = Duration::from_secs(4);
 const CROWD: usize = 256;
 /// Most put-off suspects that are remembered, which bounds the memory.
-const MOST_KNOWN: usize = 4_096;
+const MAX_KNOWN: usize = 4_096;
 /// After this many processes in a row that ended by themselves without a report, tickr stops starting them. The program
 /// may run under an interpreter or in a sandbox.
-const MOST_MUTE: u32 = 3;
+const MAX_MUTE: u32 = 3;
 /// Longest rest of a runner with a single worker between two suspects.
-const LONGEST_REST: Duration = Duration::from_secs(5);
+const MAX_REST: Duration = Duration::from_secs(5);
 
 /// The room for suspects, and the suspects that are put off.
 pub(super) struct Suspects {
@@ -75,7 +75,7 @@ impl Suspects {
     pub(super) fn beside(workers: usize, in_children: bool) -> Self {
         // Show the metric from the start, with the value 0.
         metrics::gauge!("tickr_suspects_running").increment(0.0);
-        let most = if in_children { workers.div_ceil(2).min(MOST_CHILDREN) } else { 1 };
+        let most = if in_children { workers.div_ceil(2).min(MAX_CHILDREN) } else { 1 };
         Self {
             most,
             running: Mutex::default(),
@@ -115,13 +115,13 @@ impl Suspects {
     /// Note that a suspect is put off. Return for how long.
     fn rest(&self, id: JobId) -> Duration {
         let mut resting = lock(&self.resting);
-        if resting.len() >= MOST_KNOWN {
+        if resting.len() >= MAX_KNOWN {
             let now = Instant::now();
             resting.retain(|_, until| now < *until);
         }
         let least = if resting.len() < CROWD { PUT_OFF } else { PUT_OFF_IN_A_CROWD };
         let pause = least.mul_f64(1.0 + rand::random::<f64>());
-        if resting.len() < MOST_KNOWN {
+        if resting.len() < MAX_KNOWN {
             resting.insert(id, Instant::now() + pause);
         }
         pause
@@ -131,7 +131,7 @@ impl Suspects {
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         // Rest for as long as the suspect ran, so that suspects take at most half of a single worker's time.
-        let rest = self.since.elapsed().min(LONGEST_REST);
+        let rest = self.since.elapsed().min(MAX_REST);
         *lock(&self.suspects.closed_until) = Some(Instant::now() + rest);
         lock(&self.suspects.running).remove(&self.id);
         metrics::gauge!("tickr_suspects_running").decrement(1.0);
@@ -146,7 +146,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, permit: &Permit) {
     // Drains and pauses hold for suspects as for any other job.
     let settings = shared.controls.now();
-    let unwanted = settings.drained || super::service::is_paused(&settings, &job.queue);
+    let unwanted = settings.drained || super::queue_order::is_paused(&settings, &job.queue);
     if shared.stop_fetching.is_cancelled() {
         // Another runner may take it at once.
         return shared.broker.hint_due(&job);
@@ -176,7 +176,7 @@ pub(super) async fn take_in(shared: &Shared, claimant: &Claimant, job: DueJob, p
         }
         Ok(Ended::Mute { why }) => {
             tracing::warn!(job = %job.id, why, "the process for a suspect ended without a report, trying again later");
-            if shared.suspects.mute.fetch_add(1, Ordering::Relaxed) + 1 >= MOST_MUTE {
+            if shared.suspects.mute.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_MUTE {
                 run_here_from_now_on(shared, &why);
             }
             put_off(shared, job);

@@ -15,17 +15,17 @@ use crate::job::{Actor, Name, Timestamp};
 use crate::store::{Scheduled, StoreError, Ticked, UnreadableSchedule};
 
 /// Most schedules processed in one transaction.
-const MOST_AT_ONCE: u32 = 64;
+const MAX_AT_ONCE: u32 = 64;
 /// Longest sleep. It bounds how long a change made through another process goes unnoticed.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 /// Extra delay of a follower, before jitter.
 const BEHIND: Duration = Duration::from_millis(100);
 /// Pauses between tries while MySQL does not answer, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 /// Time for which a schedule is skipped after MySQL refused to write its ticks, and the most such schedules remembered.
 const REST: Duration = Duration::from_secs(60);
-const MOST_AT_REST: usize = 2_000;
+const MAX_AT_REST: usize = 2_000;
 
 /// Skipped schedules, each with the moment when it is tried again.
 type AtRest = BTreeMap<String, Instant>;
@@ -59,12 +59,12 @@ pub(super) async fn run_until_stopped(shared: Arc<Shared>, alarm: Arc<Alarm>) {
             Ok(Look::Nothing(until_next)) => {
                 pause = FIRST_PAUSE;
                 let behind = if follows { BEHIND.mul_f64(1.0 + rand::random::<f64>()) } else { Duration::ZERO };
-                until_next.map_or(LONGEST_SLEEP, |until| until + behind).min(LONGEST_SLEEP)
+                until_next.map_or(MAX_SLEEP, |until| until + behind).min(MAX_SLEEP)
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot process the ticks of schedules");
                 let jittered = pause.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 jittered
             }
         };
@@ -86,7 +86,7 @@ async fn look(
 ) -> Result<Look, StoreError> {
     at_rest.retain(|_, until| Instant::now() < *until);
     let without = at_rest.keys().cloned().collect();
-    let found = shared.store.due_schedules(kinds.to_vec(), MOST_AT_ONCE, without).await?;
+    let found = shared.store.due_schedules(kinds.to_vec(), MAX_AT_ONCE, without).await?;
     let mut rows = Vec::with_capacity(found.due.len());
     for row in found.due {
         match row {
@@ -134,7 +134,7 @@ async fn one_by_one(
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 tracing::error!(schedule = name, %error, "cannot write the ticks of a schedule, skipping it for a minute");
-                if at_rest.len() < MOST_AT_REST {
+                if at_rest.len() < MAX_AT_REST {
                     at_rest.insert(name, Instant::now() + REST);
                 }
             }

@@ -27,11 +27,11 @@ use crate::store::{Reader, Settled, UNREAD};
 const FIRST_PAUSE: Duration = Duration::from_millis(300);
 /// Longest delay of such a job in MySQL, during which no runner starts it. A job that snoozes too often fails; with
 /// these pauses that takes at least three quarters of an hour.
-const LONGEST_REST: Duration = Duration::from_secs(60);
+const MAX_REST: Duration = Duration::from_secs(60);
 /// Longest time for which this runner hides the id in the index. It is hidden from the other runners for as long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Most jobs that are remembered and skipped. Further jobs are claimed and given back again.
-const MOST_KNOWN: usize = 16_384;
+const MAX_KNOWN: usize = 16_384;
 /// Longest age of the list of living runners when a job is put off. The list is read again before a job fails because
 /// no runner can read it.
 const STALE: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ pub(super) enum Part {
 }
 
 /// A claimed job that this binary cannot read.
-pub(super) struct Riddle<'a> {
+pub(super) struct UnreadJob<'a> {
     pub(super) id: JobId,
     pub(super) kind: &'a Name,
     pub(super) queue: &'a Name,
@@ -121,7 +121,7 @@ impl Unread {
     /// Skip a job from now on that is known to wait again.
     pub(super) fn leave(&self, id: JobId, job: GivenBack, queue: Name, priority: Priority) {
         let mut left = self.lock();
-        if left.len() < MOST_KNOWN || left.contains_key(&id) {
+        if left.len() < MAX_KNOWN || left.contains_key(&id) {
             let now = Instant::now();
             left.insert(id, Left { job, queue, priority, skipped: 0, looked: now, rests_until: now + FIRST_PAUSE });
             self.count.store(left.len(), Ordering::Relaxed);
@@ -175,7 +175,7 @@ impl Unread {
         if look {
             known.looked = Instant::now();
         }
-        let pause = growing(known.skipped).min(LONGEST_PAUSE);
+        let pause = growing(known.skipped).min(MAX_PAUSE);
         known.rests_until = Instant::now() + pause;
         Some(Skip { look, pause, queue, priority })
     }
@@ -210,8 +210,8 @@ impl Unread {
 
 /// Decide whether to give the job back or let it fail. If MySQL does not answer, it is given back: a job never fails on
 /// a guess.
-pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
-    let Riddle { id, kind, queue, number, part, why } = riddle;
+pub(super) async fn answer(shared: &Shared, riddle: UnreadJob<'_>) -> Answer {
+    let UnreadJob { id, kind, queue, number, part, why } = riddle;
     let own = match part {
         Part::Payload => shared.registry.get(kind.as_str()).map(Registered::edition),
         Part::Options => Some(Edition::of_options()),
@@ -243,7 +243,7 @@ pub(super) async fn answer(shared: &Shared, riddle: Riddle<'_>) -> Answer {
     tracing::info!(job = %id, %kind, "cannot read a job, given back for a runner of another version");
     let own = own.map(|own| own.to_string()).unwrap_or_default();
     let reason = format!("{what}; given back, as a living runner of another version may be able to [edition {own}]");
-    let pause = growing(number.saturating_sub(1)).min(LONGEST_REST);
+    let pause = growing(number.saturating_sub(1)).min(MAX_REST);
     let given_back = GivenBack { kind: kind.clone(), part, refused };
     Answer { failure: Failure::snooze(pause, reason), given_back: Some(given_back) }
 }
@@ -323,6 +323,6 @@ mod tests {
     #[test]
     fn pauses_grow_within_bounds() {
         assert!(growing(0) >= FIRST_PAUSE / 2 && growing(7) <= FIRST_PAUSE * 3 / 2);
-        assert!(growing(64) >= LONGEST_REST / 2 && growing(u32::MAX) < Duration::from_secs(120));
+        assert!(growing(64) >= MAX_REST / 2 && growing(u32::MAX) < Duration::from_secs(120));
     }
 }

@@ -14,7 +14,7 @@ use super::IndexError;
 use super::keys::Keys;
 
 /// Approximate highest number of entries kept: Redis removes whole nodes.
-const MOST_KEPT: usize = 10_000;
+const MAX_KEPT: usize = 10_000;
 /// Time for which the stream is kept after the last entry.
 const KEPT_FOR: Duration = Duration::from_secs(3_600);
 /// Time for which the mark of a listener is valid.
@@ -108,7 +108,7 @@ impl FeedLine {
         let key = &self.shared.events;
         let mut pipe = redis::pipe();
         for text in texts {
-            pipe.cmd("XADD").arg(key).arg("MAXLEN").arg("~").arg(MOST_KEPT).arg("*").arg("e").arg(text).ignore();
+            pipe.cmd("XADD").arg(key).arg("MAXLEN").arg("~").arg(MAX_KEPT).arg("*").arg("e").arg(text).ignore();
         }
         pipe.cmd("EXPIRE").arg(key).arg(KEPT_FOR.as_secs()).ignore();
         self.with("append events", |mut conn| async move { pipe.query_async(&mut conn).await }).await

@@ -12,7 +12,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, AsyncTypedCommands, Script};
 
-use super::keys::{Keys, Line};
+use super::keys::{Keys, Lane};
 use super::{IndexError, IndexHealth};
 use crate::job::{JobId, RunnerId};
 
@@ -59,7 +59,7 @@ pub struct Fetch {
     conn: Option<MultiplexedConnection>,
     take: Script,
     overflow: String,
-    lines: Vec<Line>,
+    lines: Vec<Lane>,
     lists: Vec<String>,
     nudge: String,
     low_water: usize,
@@ -76,7 +76,7 @@ impl Fetch {
         client: redis::Client,
         health: Arc<IndexHealth>,
         keys: &Keys,
-        lines: Vec<Line>,
+        lines: Vec<Lane>,
         runner: &RunnerId,
         low_water: usize,
     ) -> Self {

@@ -20,9 +20,9 @@ use crate::job::{Name, Priority, RunnerId};
 
 /// A lane: one queue at one priority. Each lane has one ready list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Line(String);
+pub struct Lane(String);
 
-impl Line {
+impl Lane {
     /// Create the lane of a queue at a priority. The normal priority is left out of the name, so that the ready list of
     /// a queue without other priorities is simply `ready:<queue>`.
     #[must_use]
@@ -45,7 +45,7 @@ impl Line {
     }
 
     /// Return every lane of these queues, by priority, then in the order of `queues`. The order of service is decided
-    /// in `engine/service.rs`.
+    /// in `engine/queue_order.rs`.
     #[must_use]
     pub fn of_queues(queues: &[Name]) -> Vec<Self> {
         Priority::all().flat_map(|priority| queues.iter().map(move |queue| Self::new(queue, priority))).collect()
@@ -83,7 +83,7 @@ impl Keys {
         }
     }
 
-    pub(super) fn ready(&self, line: &Line) -> String {
+    pub(super) fn ready(&self, line: &Lane) -> String {
         format!("{}{}", self.ready_prefix, line.0)
     }
 
@@ -91,7 +91,7 @@ impl Keys {
         format!("{}{runner}", self.nudge_prefix)
     }
 
-    pub(super) fn refill(&self, line: &Line) -> String {
+    pub(super) fn refill(&self, line: &Lane) -> String {
         format!("{}{}", self.refill_prefix, line.0)
     }
 }
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn all_keys_share_one_hash_tag() {
         let keys = Keys::new("tickr");
-        let line = Line::new(&"mail".parse().unwrap(), Priority::NORMAL);
+        let line = Lane::new(&"mail".parse().unwrap(), Priority::NORMAL);
         assert_eq!(keys.ready(&line), "{tickr}:ready:mail");
         for key in [&keys.epoch, &keys.beat, &keys.waiting, &keys.overflow, &keys.ready(&line), &keys.refill(&line)] {
             assert!(key.starts_with("{tickr}:"), "{key}");
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn urgent_lines_come_first() {
         let queues: Vec<Name> = vec!["a".parse().unwrap(), "b".parse().unwrap()];
-        let lines = Line::of_queues(&queues);
+        let lines = Lane::of_queues(&queues);
         assert_eq!(lines.len(), 20);
         assert_eq!((lines[0].as_str(), lines[1].as_str()), ("a:0", "b:0"));
         assert_eq!((lines[10].as_str(), lines[11].as_str()), ("a", "b"));

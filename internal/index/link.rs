@@ -20,7 +20,7 @@ use super::{IndexError, IndexHealth};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pauses between connections, before jitter.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Link {
     client: redis::Client,
@@ -130,6 +130,6 @@ impl Link {
 impl State {
     fn wait_longer(&mut self) {
         self.not_before = Some(Instant::now() + self.pause.mul_f64(0.5 + rand::random::<f64>() / 2.0));
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
     }
 }

@@ -33,7 +33,7 @@ pub use bare::BareIndex;
 pub use feed::{FeedEntry, FeedId, FeedLine};
 pub use fetch::{Fetch, Order, Popped, Taken};
 pub use health::{Bearing, Cause, Drift, IndexHealth, Rebuilt};
-pub use keys::Line;
+pub use keys::Lane;
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -51,7 +51,7 @@ use link::Link;
 use tokio::sync::watch;
 
 /// Most ids in one response about several ready lists.
-const MOST_LISTED: usize = 20_000;
+const MAX_LISTED: usize = 20_000;
 
 /// Connection settings of Redis, and limits of the data kept there.
 #[derive(Clone)]
@@ -109,7 +109,7 @@ pub struct Entry {
     /// Id of the job.
     pub id: JobId,
     /// Its queue and priority.
-    pub line: Line,
+    pub line: Lane,
     /// Due time.
     pub execute_at: Timestamp,
 }
@@ -123,7 +123,7 @@ impl Entry {
     fn of_member(member: &str, due_ms: i64) -> Option<Self> {
         let (line, id) = member.split_at_checked(member.len().checked_sub(37)?)?;
         let (id, execute_at) = (id.strip_prefix(':')?.parse().ok()?, DateTime::from_timestamp_millis(due_ms)?);
-        Some(Self { id, line: Line::from_stored(line.to_owned()), execute_at })
+        Some(Self { id, line: Lane::from_stored(line.to_owned()), execute_at })
     }
 }
 
@@ -150,7 +150,7 @@ pub struct MoveReport {
     /// Due time of the next entry.
     pub next: Option<Timestamp>,
     /// Lanes that left jobs out and whose ready lists have run low.
-    pub refill: Vec<Line>,
+    pub refill: Vec<Lane>,
 }
 
 /// The index. Cheap to clone.
@@ -237,7 +237,7 @@ impl Index {
 
     /// Create the fetcher's own connection to Redis.
     #[must_use]
-    pub fn fetch(&self, lines: Vec<Line>, runner: &RunnerId) -> Fetch {
+    pub fn fetch(&self, lines: Vec<Lane>, runner: &RunnerId) -> Fetch {
         let Shared { client, keys, settings, health, .. } = &*self.shared;
         Fetch::new(client.clone(), Arc::clone(health), keys, lines, runner, settings.low_water)
     }
@@ -390,7 +390,7 @@ impl Index {
             return Err(self.lost("check that redis did not go back in time"));
         }
         shared.health.wrote();
-        Ok(MoveReport { moved, next, refill: words.map(Line::from_stored).collect() })
+        Ok(MoveReport { moved, next, refill: words.map(Lane::from_stored).collect() })
     }
 
     /// Mark the index as complete from now on. The caller must hint what was committed before this call; what is
@@ -440,7 +440,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn ready_ids(&self, line: &Line) -> Result<HashSet<JobId>, IndexError> {
+    pub async fn ready_ids(&self, line: &Lane) -> Result<HashSet<JobId>, IndexError> {
         let list = self.shared.keys.ready(line);
         let ids = self.call("read a ready list", |mut conn| async move { conn.lrange(list, 0, -1).await }).await?;
         Ok(ids.iter().filter_map(|id| id.parse().ok()).collect())
@@ -451,7 +451,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn ready_lists(&self, lines: &[Line]) -> Result<Vec<HashSet<JobId>>, IndexError> {
+    pub async fn ready_lists(&self, lines: &[Lane]) -> Result<Vec<HashSet<JobId>>, IndexError> {
         let (_, lengths) = self.depth(lines).await?;
         let mut lists = vec![HashSet::new(); lines.len()];
         let filled: Vec<(usize, usize)> = lengths.into_iter().enumerate().filter(|(_, length)| *length > 0).collect();
@@ -460,7 +460,7 @@ impl Index {
             let mut total = 0;
             let fit = rest.iter().take_while(|(_, length)| {
                 total += length;
-                total <= MOST_LISTED
+                total <= MAX_LISTED
             });
             let (now, later) = rest.split_at(fit.count().max(1));
             let mut pipe = redis::pipe();
@@ -551,7 +551,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn has_run_low(&self, line: &Line) -> Result<bool, IndexError> {
+    pub async fn has_run_low(&self, line: &Lane) -> Result<bool, IndexError> {
         let keys = &self.shared.keys;
         let mut pipe = redis::pipe();
         pipe.hexists(&keys.overflow, line.as_str()).llen(keys.ready(line));
@@ -565,10 +565,10 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn left_out(&self) -> Result<HashMap<Line, RefillPlace>, IndexError> {
+    pub async fn left_out(&self) -> Result<HashMap<Lane, RefillPlace>, IndexError> {
         let overflow = &self.shared.keys.overflow;
         let noted = self.call("read what was left out", |mut conn| async move { conn.hgetall(overflow).await }).await?;
-        let place = |(line, text): (String, String)| Some((Line::from_stored(line), RefillPlace::parse(&text)?));
+        let place = |(line, text): (String, String)| Some((Lane::from_stored(line), RefillPlace::parse(&text)?));
         Ok(noted.into_iter().filter_map(place).collect())
     }
 
@@ -577,7 +577,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn begin_refill(&self, line: &Line) -> Result<Option<Refill>, IndexError> {
+    pub async fn begin_refill(&self, line: &Lane) -> Result<Option<Refill>, IndexError> {
         let keys = &self.shared.keys;
         let owner = JobId::new().to_string();
         let options = redis::SetOptions::default()
@@ -604,7 +604,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails. The lock then expires by itself.
-    pub async fn end_refill(&self, line: &Line, refill: Refill, rest: Option<RefillPlace>) -> Result<(), IndexError> {
+    pub async fn end_refill(&self, line: &Lane, refill: Refill, rest: Option<RefillPlace>) -> Result<(), IndexError> {
         let keys = &self.shared.keys;
         let mut call = self.shared.refilled.prepare_invoke();
         call.key(&keys.overflow).key(keys.refill(line)).arg(line.as_str());
@@ -645,7 +645,7 @@ impl Index {
     ///
     /// # Errors
     /// [`IndexError::Unavailable`] when Redis fails.
-    pub async fn depth(&self, lines: &[Line]) -> Result<(usize, Vec<usize>), IndexError> {
+    pub async fn depth(&self, lines: &[Lane]) -> Result<(usize, Vec<usize>), IndexError> {
         let mut pipe = redis::pipe();
         pipe.zcard(&self.shared.keys.waiting);
         for line in lines {

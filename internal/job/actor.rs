@@ -16,7 +16,7 @@ pub struct Actor(Arc<str>);
 
 impl Actor {
     /// Longest name that a caller may give for itself, in characters.
-    pub const MOST_SAID: usize = 64;
+    pub const MAX_SAID: usize = 64;
 
     /// Return the actor for a client that uses the API key with this name.
     #[must_use]
@@ -61,11 +61,11 @@ impl Actor {
     }
 
     /// Return this actor with the name that the caller says it acts for. The name is cut to
-    /// [`MOST_SAID`](Self::MOST_SAID) characters. Characters that control a terminal or reverse the text direction are
+    /// [`MAX_SAID`](Self::MAX_SAID) characters. Characters that control a terminal or reverse the text direction are
     /// removed.
     #[must_use]
     pub fn acting_for(&self, said: &str) -> Self {
-        let said: String = said.chars().filter(|c| !steers(*c)).take(Self::MOST_SAID).collect();
+        let said: String = said.chars().filter(|c| !steers(*c)).take(Self::MAX_SAID).collect();
         let said = said.trim();
         if said.is_empty() { self.clone() } else { Self(format!("{} ({said})", self.0).into()) }
     }

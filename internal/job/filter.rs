@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fingerprint, JobId, Name, Standing, State, Tag, Timestamp};
+use super::{DeadLetterStatus, Fingerprint, JobId, Name, State, Tag, Timestamp};
 
 /// Conditions that select jobs. A job matches if all given conditions hold; an empty filter matches every job.
 ///
@@ -14,7 +14,7 @@ use super::{Fingerprint, JobId, Name, Standing, State, Tag, Timestamp};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Filter {
-    /// Only the jobs with these ids, at most [`Filter::MOST_IDS`].
+    /// Only the jobs with these ids, at most [`Filter::MAX_IDS`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ids: Vec<JobId>,
     /// Only jobs in this state.
@@ -61,7 +61,7 @@ pub struct Filter {
     pub fingerprint: Option<Fingerprint>,
     /// Only jobs whose dead letter has this status.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub dead: Option<Standing>,
+    pub dead: Option<DeadLetterStatus>,
     /// Only jobs whose payload has these values at these paths.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub payload: BTreeMap<PayloadPath, Wanted>,
@@ -69,13 +69,13 @@ pub struct Filter {
 
 impl Filter {
     /// Maximum number of ids in one filter.
-    pub const MOST_IDS: usize = 1_000;
+    pub const MAX_IDS: usize = 1_000;
     /// Maximum number of tags in one filter.
-    pub const MOST_TAGS: usize = 10;
+    pub const MAX_TAGS: usize = 10;
     /// Maximum number of payload paths in one filter.
-    pub const MOST_PATHS: usize = 5;
+    pub const MAX_PATHS: usize = 5;
     /// Maximum length of the error text to search for, in bytes.
-    pub const MOST_ERROR_BYTES: usize = 200;
+    pub const MAX_ERROR_BYTES: usize = 200;
 
     /// Return true if the filter matches every job.
     #[must_use]
@@ -102,8 +102,8 @@ enum Step {
 pub struct InvalidPath;
 
 impl PayloadPath {
-    const MOST_STEPS: usize = 10;
-    const MOST_BYTES: usize = 200;
+    const MAX_STEPS: usize = 10;
+    const MAX_BYTES: usize = 200;
 
     /// Return the path in MySQL's notation. Members are always quoted, and contain nothing that could end the quotes.
     #[must_use]
@@ -123,7 +123,7 @@ impl FromStr for PayloadPath {
     type Err = InvalidPath;
 
     fn from_str(text: &str) -> Result<Self, InvalidPath> {
-        if text.is_empty() || text.len() > Self::MOST_BYTES {
+        if text.is_empty() || text.len() > Self::MAX_BYTES {
             return Err(InvalidPath);
         }
         let mut steps = Vec::new();
@@ -155,7 +155,7 @@ impl FromStr for PayloadPath {
                 steps.push(Step::Element(at.parse().map_err(|_| InvalidPath)?));
                 rest = after;
             }
-            if steps.len() > Self::MOST_STEPS {
+            if steps.len() > Self::MAX_STEPS {
                 return Err(InvalidPath);
             }
             match rest.strip_prefix('.') {

@@ -76,10 +76,10 @@ impl From<Fingerprint> for String {
 }
 
 /// Limits in characters: how much of an error is read, and the length of the normalised text.
-const MOST_READ: usize = 1_000;
-const MOST_KEPT: usize = 200;
+const MAX_READ: usize = 1_000;
+const MAX_KEPT: usize = 200;
 /// Longest quoted text that counts as one value.
-const MOST_QUOTED: usize = 200;
+const MAX_QUOTED: usize = 200;
 
 /// Words that make the number behind them part of the cause: `status 503` and `status 404` are different failures.
 const TELLING: [&str; 12] =
@@ -90,7 +90,7 @@ const TELLING: [&str; 12] =
 /// is meant for people to read as well.
 #[must_use]
 pub fn normalise(error: &str) -> String {
-    let text: Vec<char> = error.trim().chars().take(MOST_READ).collect();
+    let text: Vec<char> = error.trim().chars().take(MAX_READ).collect();
     let mut words: Vec<String> = Vec::new();
     let mut at = 0;
     while at < text.len() {
@@ -124,7 +124,7 @@ pub fn normalise(error: &str) -> String {
         }
     }
     let text: String = words.concat().trim().to_lowercase();
-    text.chars().take(MOST_KEPT).collect()
+    text.chars().take(MAX_KEPT).collect()
 }
 
 /// Return the end of the quoted value that begins at `at`, if one begins there.
@@ -137,7 +137,7 @@ fn quoted(text: &[char], at: usize) -> Option<usize> {
         '«' => '»',
         _ => return None,
     };
-    let last = text.len().min(at + MOST_QUOTED);
+    let last = text.len().min(at + MAX_QUOTED);
     (at + 1..last).find(|end| text[*end] == close && text[end - 1] != '\\').map(|end| end + 1)
 }
 
@@ -348,7 +348,7 @@ mod tests {
     proptest! {
         #[test]
         fn normalising_is_bounded_and_total(error in any::<String>()) {
-            prop_assert!(normalise(&error).chars().count() <= MOST_KEPT);
+            prop_assert!(normalise(&error).chars().count() <= MAX_KEPT);
         }
     }
 }

@@ -12,7 +12,7 @@ const CUT_BITS: u32 = 3;
 /// Counts of durations in 256 buckets: 16 µs wide up to 128 µs, then eight buckets per doubling, up to 76 hours. Longer
 /// durations count as the longest.
 ///
-/// A duration that is read back differs from the counted one by at most [`MOST_ERROR`](Self::MOST_ERROR), a
+/// A duration that is read back differs from the counted one by at most [`MAX_ERROR`](Self::MAX_ERROR), a
 /// seventeenth, from 128 µs on, and by at most 8 µs below.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
@@ -32,9 +32,9 @@ pub struct InvalidHistogram;
 
 impl Histogram {
     /// Maximum relative error of a duration that is read back.
-    pub const MOST_ERROR: f64 = 1.0 / 17.0;
+    pub const MAX_ERROR: f64 = 1.0 / 17.0;
     /// Longest stored form, in bytes; the columns have this width.
-    pub const MOST_BYTES: usize = BUCKETS * 6;
+    pub const MAX_BYTES: usize = BUCKETS * 6;
 
     /// Count one duration.
     pub fn count(&mut self, duration: Duration) {
@@ -169,7 +169,7 @@ mod tests {
         fn a_duration_is_read_back_within_the_error_that_is_promised(us in 0_u64..(1 << 38)) {
             let read = of(&[us]).percentile(0.5).unwrap().as_secs_f64() * 1e6;
             let error = (read - us as f64).abs();
-            prop_assert!(error <= 8.0 || (us >= 128 && error <= us as f64 * Histogram::MOST_ERROR + 1.0), "{us} {read}");
+            prop_assert!(error <= 8.0 || (us >= 128 && error <= us as f64 * Histogram::MAX_ERROR + 1.0), "{us} {read}");
         }
 
         #[test]
@@ -181,7 +181,7 @@ mod tests {
             list.sort_unstable();
             let rank = ((list.len() as f64 * share).ceil() as usize).clamp(1, list.len());
             let exact = list[rank - 1] as f64;
-            prop_assert!((read - exact).abs() <= exact * Histogram::MOST_ERROR + 1.0, "{exact} {read}");
+            prop_assert!((read - exact).abs() <= exact * Histogram::MAX_ERROR + 1.0, "{exact} {read}");
         }
 
         #[test]
@@ -194,7 +194,7 @@ mod tests {
             sum.add(&two);
             let stored = [one.to_bytes(), two.to_bytes()].concat();
             prop_assert_eq!(Histogram::from_bytes(&stored).unwrap(), sum);
-            prop_assert!(one.to_bytes().len() <= Histogram::MOST_BYTES);
+            prop_assert!(one.to_bytes().len() <= Histogram::MAX_BYTES);
         }
 
         #[test]
@@ -211,7 +211,7 @@ mod tests {
         let mut full = of(&[5]);
         full.counts = [u32::MAX; BUCKETS];
         full.count(Duration::ZERO);
-        assert_eq!(full.to_bytes().len(), Histogram::MOST_BYTES);
+        assert_eq!(full.to_bytes().len(), Histogram::MAX_BYTES);
         assert_eq!(Histogram::from_bytes(&full.to_bytes()).unwrap(), full);
         assert_eq!(Histogram::from_bytes(&[7]), Err(InvalidHistogram));
         assert_eq!(Histogram::from_bytes(&[7, 0xff, 0xff, 0xff, 0xff, 0x7f]), Err(InvalidHistogram));

@@ -10,7 +10,7 @@
 //! - `history`: [`Tally`], [`Step`] and [`Span`], counts per time slot for charts
 //! - `hours`: [`Hours`], a part of the day in UTC
 //! - `id`: [`JobId`], [`AttemptToken`] and [`RunnerId`]
-//! - `letter`: [`DeadLetter`], the data of a job that failed for good
+//! - `dead_letter`: [`DeadLetter`], the data of a job that failed for good
 //! - `name`: [`Name`], the syntax of queue and kind names
 //! - `operation`: [`Operation`], a bulk operation: one action on many jobs
 //! - `producer`: [`Producer`], the client that enqueues, and the jobs that its unique keys may return or replace
@@ -30,6 +30,7 @@
 
 mod actor;
 mod alert;
+mod dead_letter;
 mod edition;
 mod exchange;
 mod filter;
@@ -38,7 +39,6 @@ mod histogram;
 mod history;
 mod hours;
 mod id;
-mod letter;
 mod name;
 pub mod operation;
 mod producer;
@@ -58,6 +58,7 @@ mod verdict;
 
 pub use actor::{Actor, steers};
 pub use alert::{AlertRule, Measured, Told};
+pub use dead_letter::{DeadLetter, DeadLetterStatus};
 pub use edition::{Edition, Editions, InvalidEdition};
 pub use exchange::{Exchange, ExchangeResponse};
 pub use filter::{Filter, InvalidPath, PayloadPath, Wanted};
@@ -66,7 +67,6 @@ pub use histogram::{Histogram, InvalidHistogram};
 pub use history::{Point, Series, Span, Step, Tally, Window};
 pub use hours::Hours;
 pub use id::{AttemptToken, JobId, RunnerId, first_id_of};
-pub use letter::{DeadLetter, Standing};
 pub use name::{InvalidName, Name};
 pub use operation::{Action, Among, NewOperation, Operation, OperationParams, OperationState};
 pub use producer::Producer;
@@ -82,5 +82,5 @@ pub use spec::{BatchPlace, Due, JobOptions, NewJob, OnConflict, Priority, limits
 pub use state::{Event, Refused, State, next};
 pub use tag::{InvalidTag, Tag};
 pub use time::{Timestamp, ceil_ms, floor_ms};
-pub use trace::{Place, SpanId, TraceContext};
+pub use trace::{SpanContext, SpanId, TraceContext};
 pub use verdict::Verdict;

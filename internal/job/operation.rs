@@ -189,7 +189,7 @@ pub struct NewOperation {
 }
 
 /// Highest rate of a bulk operation, in jobs per second.
-pub const MOST_RATE: u32 = 10_000;
+pub const MAX_RATE: u32 = 10_000;
 
 /// A bulk operation as the store knows it.
 #[derive(Clone, Debug)]

@@ -9,10 +9,10 @@ use std::fmt;
 use chrono::{DateTime, NaiveDate, NaiveTime, TimeDelta, Utc};
 
 use super::filter::{Filter, Wanted};
-use super::{Standing, State, Timestamp};
+use super::{DeadLetterStatus, State, Timestamp};
 
 /// Maximum length of a filter in text form, in bytes.
-pub const MOST_BYTES: usize = 2_000;
+pub const MAX_BYTES: usize = 2_000;
 
 /// A word that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,8 +39,8 @@ pub const FIELDS: &str = "state kind queue schedule created due finished key tag
 /// # Errors
 /// One error for every word that cannot be parsed.
 pub fn add(filter: &mut Filter, text: &str, now: Timestamp) -> Result<(), Vec<QueryError>> {
-    if text.len() > MOST_BYTES {
-        let why = format!("a filter has at most {MOST_BYTES} bytes");
+    if text.len() > MAX_BYTES {
+        let why = format!("a filter has at most {MAX_BYTES} bytes");
         return Err(vec![QueryError { at: 0, word: cut(text), why }]);
     }
     let mut wrong = Vec::new();
@@ -101,8 +101,8 @@ fn add_word(filter: &mut Filter, word: &str, now: Timestamp) -> Result<(), Strin
     }
     if let Some(path) = field.strip_prefix("payload.") {
         let path = path.parse().map_err(|e: super::InvalidPath| e.to_string())?;
-        if filter.payload.len() >= Filter::MOST_PATHS {
-            return Err(format!("a filter has at most {} payload paths", Filter::MOST_PATHS));
+        if filter.payload.len() >= Filter::MAX_PATHS {
+            return Err(format!("a filter has at most {} payload paths", Filter::MAX_PATHS));
         }
         let wanted = if written.starts_with('"') { Wanted::Text(value) } else { Wanted::Word { word: value } };
         return match filter.payload.insert(path, wanted) {
@@ -146,21 +146,24 @@ pub fn put(filter: &mut Filter, field: &str, value: &str) -> Result<(), String> 
         "unique_key" => Err(format!("a unique key has at most {} bytes", super::limits::MAX_KEY_BYTES)),
         "tag" => {
             let tag = value.parse().map_err(|e: super::InvalidTag| e.to_string())?;
-            if filter.tags.len() >= Filter::MOST_TAGS {
-                return Err(format!("a filter has at most {} tags", Filter::MOST_TAGS));
+            if filter.tags.len() >= Filter::MAX_TAGS {
+                return Err(format!("a filter has at most {} tags", Filter::MAX_TAGS));
             }
             filter.tags.push(tag);
             Ok(())
         }
-        "error" if value.len() <= Filter::MOST_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
-        "error" => Err(format!("an error text to search for has at most {} bytes", Filter::MOST_ERROR_BYTES)),
+        "error" if value.len() <= Filter::MAX_ERROR_BYTES => once(&mut filter.error, value.to_owned()),
+        "error" => Err(format!("an error text to search for has at most {} bytes", Filter::MAX_ERROR_BYTES)),
         "group" | "fingerprint" => {
             let group = value.parse().map_err(|e: super::InvalidFingerprint| e.to_string())?;
             once(&mut filter.fingerprint, group)
         }
         "dead" => {
-            let words = || Standing::ALL.map(Standing::as_str).join(", ");
-            once(&mut filter.dead, Standing::from_word(value).ok_or_else(|| format!("is not one of {}", words()))?)
+            let words = || DeadLetterStatus::ALL.map(DeadLetterStatus::as_str).join(", ");
+            once(
+                &mut filter.dead,
+                DeadLetterStatus::from_word(value).ok_or_else(|| format!("is not one of {}", words()))?,
+            )
         }
         _ => Err(format!("there is no such field; the fields are {FIELDS}")),
     }
@@ -174,8 +177,8 @@ fn once<T>(place: &mut Option<T>, value: T) -> Result<(), String> {
 }
 
 fn id_of(filter: &mut Filter, id: super::JobId) -> Result<(), String> {
-    if filter.ids.len() >= Filter::MOST_IDS {
-        return Err(format!("a filter has at most {} ids", Filter::MOST_IDS));
+    if filter.ids.len() >= Filter::MAX_IDS {
+        return Err(format!("a filter has at most {} ids", Filter::MAX_IDS));
     }
     filter.ids.push(id);
     Ok(())

@@ -9,9 +9,9 @@ use sha2::{Digest as _, Sha256};
 use super::JobId;
 
 /// Longest `tracestate` that is carried; the recommendation requires at least this length.
-const MOST_STATE_BYTES: usize = 512;
+const MAX_STATE_BYTES: usize = 512;
 /// Maximum number of members of a `tracestate`.
-const MOST_STATE_MEMBERS: usize = 32;
+const MAX_STATE_MEMBERS: usize = 32;
 /// The flag of a trace that is recorded.
 const SAMPLED: u8 = 1;
 
@@ -55,13 +55,13 @@ impl SpanId {
 
 /// A span context: the trace, the span, and whether the trace is recorded. The content of `traceparent`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SpanContext {
     trace: [u8; 16],
     span: SpanId,
     flags: u8,
 }
 
-impl Place {
+impl SpanContext {
     /// Return the root of a new trace that is recorded.
     #[must_use]
     pub fn root() -> Self {
@@ -121,14 +121,14 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SpanContext {
     /// Write the context as a `traceparent`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{}-{}-{:02x}", hex(&self.trace), hex(&self.span.0), self.flags)
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for SpanContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -162,7 +162,7 @@ fn unhex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 #[serde(try_from = "Words", into = "Words")]
 pub struct TraceContext {
     /// The span context of the enqueue.
-    pub place: Place,
+    pub place: SpanContext,
     /// The `tracestate` of other tracing systems.
     pub state: Option<String>,
 }
@@ -194,7 +194,7 @@ impl TraceContext {
     /// left out.
     #[must_use]
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
-        let place = Place::parse(traceparent)?;
+        let place = SpanContext::parse(traceparent)?;
         Some(Self { place, state: tracestate.map(str::trim).filter(|state| is_state(state)).map(str::to_owned) })
     }
 }
@@ -215,8 +215,8 @@ fn is_state(text: &str) -> bool {
     let member = |member: &str| member.split_once('=').is_some_and(|(k, v)| key(k) && value(v));
     let members = text.split(',').map(str::trim).filter(|one| !one.is_empty());
     !text.is_empty()
-        && text.len() <= MOST_STATE_BYTES
-        && members.clone().count() <= MOST_STATE_MEMBERS
+        && text.len() <= MAX_STATE_BYTES
+        && members.clone().count() <= MAX_STATE_MEMBERS
         && members.clone().all(member)
 }
 
@@ -230,13 +230,13 @@ mod tests {
 
     #[test]
     fn a_traceparent_is_read_strictly_and_written_as_it_was() {
-        let place = Place::parse(GOOD).unwrap();
+        let place = SpanContext::parse(GOOD).unwrap();
         assert!(place.is_sampled());
         assert_eq!((place.to_string().as_str(), place.trace_id().as_str()), (GOOD, &GOOD[3..35]));
         // Unknown flags of later versions are not passed on, because their meaning is unknown here.
         let later = GOOD.replacen("00", "01", 1);
-        assert_eq!(Place::parse(&format!("{}ff-what-comes", &later[..53])), Some(place));
-        assert!(!Place::parse(&GOOD.replace("-01", "-00")).unwrap().is_sampled());
+        assert_eq!(SpanContext::parse(&format!("{}ff-what-comes", &later[..53])), Some(place));
+        assert!(!SpanContext::parse(&GOOD.replace("-01", "-00")).unwrap().is_sampled());
         for bad in [
             "",
             "00",
@@ -253,7 +253,7 @@ mod tests {
             "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
             "00-4bf92f3577b34da6a3ce929d0e0e473é-00f067aa0ba902b7-0",
         ] {
-            assert_eq!(Place::parse(bad), None, "{bad:?}");
+            assert_eq!(SpanContext::parse(bad), None, "{bad:?}");
         }
     }
 
@@ -295,14 +295,14 @@ mod tests {
         fn nothing_a_caller_says_is_misread(text in "\\PC{0,80}", state in "\\PC{0,600}") {
             if let Some(context) = TraceContext::parse(&text, Some(&state)) {
                 prop_assert_eq!(context.place.to_string().len(), 55);
-                prop_assert!(context.state.is_none_or(|state| state.len() <= MOST_STATE_BYTES));
+                prop_assert!(context.state.is_none_or(|state| state.len() <= MAX_STATE_BYTES));
             }
         }
 
         #[test]
         fn what_is_written_is_read_again(trace in 1_u128.., span in 1_u64.., flags in 0_u8..=1) {
-            let place = Place { trace: trace.to_be_bytes(), span: SpanId(span.to_be_bytes()), flags };
-            prop_assert_eq!(Place::parse(&place.to_string()), Some(place));
+            let place = SpanContext { trace: trace.to_be_bytes(), span: SpanId(span.to_be_bytes()), flags };
+            prop_assert_eq!(SpanContext::parse(&place.to_string()), Some(place));
         }
     }
 }

@@ -25,12 +25,12 @@ pub enum Address {
 }
 
 /// Maximum length of a socket path: the kernel's field without the terminating zero.
-const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
+const MAX_SOCKET_PATH: usize = if cfg!(target_os = "linux") { 107 } else { 103 };
 
 impl Address {
     /// Return true if the path is short enough for a socket.
     pub(super) fn fits(path: &Path) -> bool {
-        path.as_os_str().len() <= LONGEST_SOCKET_PATH
+        path.as_os_str().len() <= MAX_SOCKET_PATH
     }
 
     /// Return a port that was free a moment ago. Another process may take it before the server does, so the caller must

@@ -17,7 +17,7 @@ use crate::store::sql::error::{Fault, corrupt, fault};
 use crate::store::{Store, StoreError};
 
 /// Most API keys that are valid at the same time. Each request is compared with all of them.
-pub const MOST_KEYS: usize = 500;
+pub const MAX_KEYS: usize = 500;
 
 /// An API key without its secret value.
 #[derive(Clone)]
@@ -86,7 +86,7 @@ pub enum MadeKey {
     Made(ApiKey),
     /// Another API key has, or had, this name.
     NameTaken,
-    /// There are [`MOST_KEYS`] valid API keys already.
+    /// There are [`MAX_KEYS`] valid API keys already.
     TooMany,
 }
 
@@ -152,7 +152,7 @@ impl Store {
                 let good: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM api_keys WHERE revoked_at IS NULL")
                     .fetch_one(&mut *conn)
                     .await?;
-                if usize::try_from(good).is_ok_and(|good| good >= MOST_KEYS) {
+                if usize::try_from(good).is_ok_and(|good| good >= MAX_KEYS) {
                     return Ok(MadeKey::TooMany);
                 }
                 let sql = "INSERT INTO api_keys (id, name, scope, digest, created_at, created_by, kinds, producer) \

@@ -21,8 +21,8 @@ use crate::job::{
 use crate::store::attempts::settle::lock_held;
 use crate::store::audit::{Act, record};
 use crate::store::dead_letters::{Each, Refusal, Remake, discard_all, replay_all};
-use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
-use crate::store::jobs::actions::{Moved, Step, step};
+use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
+use crate::store::jobs::actions::{ActionOutcome, Step, step};
 use crate::store::jobs::insert::{Accepted, read_clock};
 use crate::store::jobs::search::{Breakdown, Counted, Effort, Order, Search, break_down, count};
 use crate::store::retention::purge::{Aged, purge_aged};
@@ -33,11 +33,11 @@ use crate::store::sql::error::{again, corrupt};
 use crate::store::{Shared, Store, StoreError};
 
 /// Most bulk operations that may run at the same time.
-const MOST_RUNNING: i64 = 50;
+const MAX_RUNNING: i64 = 50;
 /// Most bulk operations that a runner leases at a time.
-const MOST_TAKEN: u32 = 4;
+const MAX_TAKEN: u32 = 4;
 /// Most rows that one batch may look at.
-const MOST_LOOKED_AT: i64 = 20_000;
+const MAX_LOOKED_AT: i64 = 20_000;
 
 /// Bulk operations by age. One that is still running counts as new, so it is never purged.
 const OPERATIONS: Aged = Aged { table: "operations", made: "COALESCE(ended_at, UTC_TIMESTAMP(6))" };
@@ -116,17 +116,17 @@ impl Store {
         &self,
         mut new: NewOperation,
         by: &Actor,
-        once: Option<Once>,
-        word: Wording<Operation>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Operation>,
     ) -> Result<Outcome<()>, StoreError> {
         let attempted = "start an operation";
         let running = on_pool(&self.shared.pools.steering, attempted, |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT COUNT(*) FROM (SELECT 1 FROM operations WHERE state = 'running' LIMIT ?) r";
-                sqlx::query_scalar::<_, i64>(sql).bind(MOST_RUNNING).fetch_one(conn).await
+                sqlx::query_scalar::<_, i64>(sql).bind(MAX_RUNNING).fetch_one(conn).await
             })
         });
-        if running.await? >= MOST_RUNNING {
+        if running.await? >= MAX_RUNNING {
             return Err(StoreError::Overloaded { attempted });
         }
         let now = self.clock().now();
@@ -205,8 +205,8 @@ impl Store {
         &self,
         id: Uuid,
         by: &Actor,
-        once: Option<Once>,
-        word: Wording<Operation>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Operation>,
     ) -> Result<Outcome<OperationCancelled>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "operation.cancel", id.to_string());
@@ -255,7 +255,7 @@ impl Store {
                     "SELECT id, rate FROM operations FORCE INDEX (operations_state) WHERE state = 'running' \
                      AND lease_until < UTC_TIMESTAMP(6) ORDER BY id LIMIT ?",
                 )
-                .bind(MOST_TAKEN)
+                .bind(MAX_TAKEN)
                 .fetch_all(&mut *conn)
                 .await?;
                 let mut taken = Vec::new();
@@ -494,7 +494,7 @@ async fn next_jobs(
     most: u32,
 ) -> Result<(Vec<Uuid>, Option<Uuid>), sqlx::Error> {
     let search = Search::among(&operation.filter, Order::OldestFirst, operation.action.among());
-    let mut effort = Effort::of(MOST_LOOKED_AT);
+    let mut effort = Effort::of(MAX_LOOKED_AT);
     let mut ids = Vec::new();
     let mut rest = search.span(place);
     while let Some(span) = rest {
@@ -597,11 +597,11 @@ impl Work {
                 *self.counts.entry(key).or_default() += n;
             }
             match moved {
-                Moved::Refused(_) | Moved::Missing => continue,
-                Moved::Waits(accepted) => self.batched.waits.push(accepted),
-                Moved::Asked => self.batched.asked.push(id),
-                Moved::Done(State::Cancelled) => self.batched.cancelled.push(id),
-                Moved::Done(_) => {}
+                ActionOutcome::Refused(_) | ActionOutcome::Missing => continue,
+                ActionOutcome::Waits(accepted) => self.batched.waits.push(accepted),
+                ActionOutcome::Asked => self.batched.asked.push(id),
+                ActionOutcome::Done(State::Cancelled) => self.batched.cancelled.push(id),
+                ActionOutcome::Done(_) => {}
             }
             self.done.push(id.uuid());
         }

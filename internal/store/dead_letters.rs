@@ -13,26 +13,26 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{
-    Actor, DeadLetter, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, Standing, State, Timestamp,
+    Actor, DeadLetter, DeadLetterStatus, Fingerprint, JobId, JobOptions, Name, NewJob, Priority, State, Timestamp,
 };
 use crate::store::audit::{Act, record};
-use crate::store::idempotency::{Answer, Once, Outcome, Wording, find, keep, lost};
-use crate::store::jobs::actions::{Moved, Steered};
+use crate::store::idempotency::{Answer, IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
+use crate::store::jobs::actions::{ActionOutcome, Steered};
 use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, write_jobs};
 use crate::store::jobs::read::read_job;
-use crate::store::sql::batches::{MOST_ROWS, groups, pad, padded, places, rows, statement};
+use crate::store::sql::batches::{MAX_ROWS, groups, pad, padded, places, rows, statement};
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::{Fault, corrupt, fault};
 use crate::store::{Store, StoreError};
 
 /// Longest part of an error that is stored with a dead letter, in characters. The column has this width.
-const MOST_ERROR: usize = 500;
+const MAX_ERROR: usize = 500;
 /// Dead letters that are counted at most. A count that reaches this is a lower bound.
-const MOST_COUNTED: i64 = 100_000;
+const MAX_COUNTED: i64 = 100_000;
 /// Failures of one job that are searched at most for the first one with the same cause.
-const MOST_LIVES: u32 = 100;
-/// The limit of counts that read the rows themselves, as [`MOST_COUNTED`] is for counts in an index.
-const MOST_READ: i64 = 20_000;
+const MAX_LIVES: u32 = 100;
+/// The limit of counts that read the rows themselves, as [`MAX_COUNTED`] is for counts in an index.
+const MAX_READ: i64 = 20_000;
 /// Hours for which a group has the number of its failures per hour.
 const HOURS: usize = 24;
 /// Ledger rows that are read in one page of the search for missing dead letters.
@@ -102,7 +102,7 @@ impl std::fmt::Display for Refusal {
 }
 
 /// A new dead letter: a job that fails in this transaction.
-pub(super) struct Grave<'a> {
+pub(super) struct NewDeadLetter<'a> {
     pub(super) id: Uuid,
     pub(super) kind: &'a Name,
     pub(super) queue: &'a Name,
@@ -114,7 +114,7 @@ pub(super) struct Grave<'a> {
 
 /// The columns of a row of `dead_letters` that record its status.
 struct Fate<'a> {
-    standing: Standing,
+    standing: DeadLetterStatus,
     since: Timestamp,
     replayed_as: Option<Uuid>,
     actor: Option<&'a str>,
@@ -122,18 +122,18 @@ struct Fate<'a> {
 }
 
 /// Insert the dead letters of jobs that failed, in the transaction that ends the jobs. `graves` must be sorted by id.
-pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
-    let open = |grave: &Grave<'_>| Fate {
-        standing: Standing::Open,
+pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[NewDeadLetter<'_>]) -> Result<(), sqlx::Error> {
+    let open = |grave: &NewDeadLetter<'_>| Fate {
+        standing: DeadLetterStatus::Open,
         since: grave.failed_at,
         replayed_as: None,
         actor: None,
         reason: None,
     };
-    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, open(grave))).collect();
+    let letters: Vec<(&NewDeadLetter<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, open(grave))).collect();
     write(conn, &letters).await?;
     note_first_failures(conn, graves).await?;
-    for graves in graves.chunks(MOST_ROWS) {
+    for graves in graves.chunks(MAX_ROWS) {
         note_failures_of_originals(conn, graves).await?;
     }
     Ok(())
@@ -141,14 +141,14 @@ pub(super) async fn bury(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Re
 
 /// Store the time of the first failure with the same cause, for jobs that failed before: a retry that fails again is no
 /// new incident. This runs only for retried jobs, which are rare, so it costs other failures nothing.
-async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
+async fn note_first_failures(conn: &mut MySqlConnection, graves: &[NewDeadLetter<'_>]) -> Result<(), sqlx::Error> {
     for grave in graves.iter().filter(|grave| grave.lived_before) {
         let ends = sqlx::query(
             "SELECT finished_at, error FROM attempts FORCE INDEX (PRIMARY) WHERE job_id = ? AND end_state = 'failed' \
              ORDER BY number LIMIT ?",
         )
         .bind(grave.id)
-        .bind(MOST_LIVES)
+        .bind(MAX_LIVES)
         .fetch_all(&mut *conn)
         .await?;
         let cause = Fingerprint::of(grave.kind, grave.error);
@@ -173,7 +173,10 @@ async fn note_first_failures(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -
 
 /// Store the time of the first failure with the same cause, for jobs that are replays: a replay that fails again is no
 /// new incident either. Costs one more read for each batch in which jobs failed.
-async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<'_>]) -> Result<(), sqlx::Error> {
+async fn note_failures_of_originals(
+    conn: &mut MySqlConnection,
+    graves: &[NewDeadLetter<'_>],
+) -> Result<(), sqlx::Error> {
     let ids: Vec<Uuid> = graves.iter().map(|grave| grave.id).collect();
     if ids.is_empty() {
         return Ok(());
@@ -208,7 +211,7 @@ async fn note_failures_of_originals(conn: &mut MySqlConnection, graves: &[Grave<
     Ok(())
 }
 
-async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -> Result<(), sqlx::Error> {
+async fn write(conn: &mut MySqlConnection, letters: &[(&NewDeadLetter<'_>, Fate<'_>)]) -> Result<(), sqlx::Error> {
     for group in groups(letters) {
         // A row may exist already: of a job that failed before, or of one that was retried by an old binary that knows
         // no dead letters.
@@ -222,7 +225,7 @@ async fn write(conn: &mut MySqlConnection, letters: &[(&Grave<'_>, Fate<'_>)]) -
         );
         let mut query = statement(sql);
         for (grave, fate) in group {
-            let error: String = grave.error.chars().take(MOST_ERROR).collect();
+            let error: String = grave.error.chars().take(MAX_ERROR).collect();
             query = query
                 .bind(grave.id)
                 .bind(grave.kind.as_str())
@@ -250,7 +253,7 @@ pub(super) async fn unbury(conn: &mut MySqlConnection, id: Uuid) -> Result<(), s
 pub(super) async fn was_replayed(conn: &mut MySqlConnection, id: Uuid) -> Result<bool, sqlx::Error> {
     let standing: Option<String> =
         sqlx::query_scalar("SELECT standing FROM dead_letters WHERE job_id = ?").bind(id).fetch_optional(conn).await?;
-    Ok(standing.as_deref() == Some(Standing::Replayed.as_str()))
+    Ok(standing.as_deref() == Some(DeadLetterStatus::Replayed.as_str()))
 }
 
 /// Read the dead letter of a row, if there is one. Its columns start at `at`: fingerprint, failed_at, standing, since,
@@ -260,7 +263,7 @@ pub(super) fn letter(row: &MySqlRow, at: usize) -> Result<Option<DeadLetter>, sq
     Ok(Some(DeadLetter {
         fingerprint: group(fingerprint)?,
         failed_at: row.try_get(at + 1)?,
-        standing: Standing::from_word(row.try_get(at + 2)?).ok_or_else(|| corrupt("standing"))?,
+        standing: DeadLetterStatus::from_word(row.try_get(at + 2)?).ok_or_else(|| corrupt("standing"))?,
         since: row.try_get(at + 3)?,
         replayed_as: row.try_get::<Option<Uuid>, _>(at + 4)?.map(JobId::from_uuid),
         by: row.try_get(at + 5)?,
@@ -289,10 +292,10 @@ struct Failure {
 }
 
 impl Failure {
-    fn grave(&self, id: Uuid) -> Grave<'_> {
+    fn grave(&self, id: Uuid) -> NewDeadLetter<'_> {
         let Self { kind, queue, failed_at, error } = self;
         // The dead letter exists already and has the time of its first failure.
-        Grave { id, kind, queue, failed_at: *failed_at, error, lived_before: false }
+        NewDeadLetter { id, kind, queue, failed_at: *failed_at, error, lived_before: false }
     }
 }
 
@@ -312,11 +315,11 @@ async fn lock_failed(
     for row in in_list(sql, ids, "").fetch_all(&mut *conn).await? {
         let (owed, end): (Option<&str>, Option<&str>) = (row.try_get(3)?, row.try_get(4)?);
         let state = owed.or(end).and_then(State::from_word).unwrap_or(State::Waiting);
-        let standing = row.try_get::<Option<&str>, _>(7)?.and_then(Standing::from_word);
+        let standing = row.try_get::<Option<&str>, _>(7)?.and_then(DeadLetterStatus::from_word);
         let replayed_as: Option<Uuid> = row.try_get(8)?;
         let verdict = match (state, standing, replayed_as) {
-            (State::Failed, Some(Standing::Discarded), _) => Err(Refusal::Discarded),
-            (State::Failed, Some(Standing::Replayed), Some(id)) => Err(Refusal::Replayed(JobId::from_uuid(id))),
+            (State::Failed, Some(DeadLetterStatus::Discarded), _) => Err(Refusal::Discarded),
+            (State::Failed, Some(DeadLetterStatus::Replayed), Some(id)) => Err(Refusal::Replayed(JobId::from_uuid(id))),
             (State::Failed, ..) => Ok(Failure {
                 kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
                 queue: row.try_get::<String, _>(2)?.parse().map_err(|_| corrupt("queue"))?,
@@ -441,15 +444,15 @@ pub(super) async fn replay_all(
         write_jobs(conn, &pairs).await?;
     }
     let fate = |job: &NewJob| Fate {
-        standing: Standing::Replayed,
+        standing: DeadLetterStatus::Replayed,
         since: now,
         replayed_as: Some(job.id.uuid()),
         actor: Some(actor.as_str()),
         reason: None,
     };
-    let graves: Vec<(Grave<'_>, &NewJob)> =
+    let graves: Vec<(NewDeadLetter<'_>, &NewJob)> =
         made.iter().filter_map(|(id, job, _)| Some((failed.get(id)?.as_ref().ok()?.grave(*id), job))).collect();
-    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|(grave, job)| (grave, fate(job))).collect();
+    let letters: Vec<(&NewDeadLetter<'_>, Fate<'_>)> = graves.iter().map(|(grave, job)| (grave, fate(job))).collect();
     write(conn, &letters).await?;
     let mut each: BTreeMap<Uuid, Result<Accepted, Refusal>> =
         made.into_iter().map(|(id, _, accepted)| (id, Ok(accepted))).collect();
@@ -472,15 +475,15 @@ pub(super) async fn discard_all(
 ) -> Result<Each<()>, sqlx::Error> {
     let failed = lock_failed(conn, ids).await?;
     let fate = || Fate {
-        standing: Standing::Discarded,
+        standing: DeadLetterStatus::Discarded,
         since: now,
         replayed_as: None,
         actor: Some(actor.as_str()),
         reason: Some(reason),
     };
-    let graves: Vec<Grave<'_>> =
+    let graves: Vec<NewDeadLetter<'_>> =
         failed.iter().filter_map(|(id, failure)| Some(failure.as_ref().ok()?.grave(*id))).collect();
-    let letters: Vec<(&Grave<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, fate())).collect();
+    let letters: Vec<(&NewDeadLetter<'_>, Fate<'_>)> = graves.iter().map(|grave| (grave, fate())).collect();
     write(conn, &letters).await?;
     Ok(failed.into_iter().map(|(id, failure)| (JobId::from_uuid(id), failure.map(drop))).collect())
 }
@@ -496,8 +499,8 @@ impl Store {
         id: JobId,
         job: NewJob,
         by: &Actor,
-        once: Option<Once>,
-        word: Wording<Accepted>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Accepted>,
     ) -> Result<Outcome<Result<Accepted, Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "job.replay", id.to_string()).with(json!({"replayed_as": job.id}));
@@ -534,8 +537,8 @@ impl Store {
         id: JobId,
         reason: String,
         by: &Actor,
-        once: Option<Once>,
-        word: Wording<Steered>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Steered>,
     ) -> Result<Outcome<Result<(), Refusal>>, StoreError> {
         let shared = self.shared.clone();
         let act = Act::new(by, "job.discard", id.to_string()).with(json!({"reason": reason}));
@@ -553,7 +556,7 @@ impl Store {
                 let mut answer = None;
                 if done.is_ok() {
                     let (job, attempts) = read_job(conn, id).await?.ok_or_else(|| corrupt("a locked job is gone"))?;
-                    answer = Some(word(&Steered { moved: Moved::Done(State::Failed), job, attempts }));
+                    answer = Some(word(&Steered { moved: ActionOutcome::Done(State::Failed), job, attempts }));
                 }
                 conclude(conn, done, answer, once.as_ref(), &act, now).await
             })
@@ -579,7 +582,7 @@ async fn conclude<T>(
     conn: &mut MySqlConnection,
     done: Result<T, Refusal>,
     answer: Option<Answer>,
-    once: Option<&Once>,
+    once: Option<&IdempotentRequest>,
     act: &Act,
     now: Timestamp,
 ) -> Result<Outcome<Result<T, Refusal>>, sqlx::Error> {
@@ -619,9 +622,9 @@ async fn bury_missing(
     }
     let missing: Vec<Uuid> = missing.into_iter().collect();
     let mut buried = 0;
-    for ids in missing.chunks(MOST_ROWS) {
+    for ids in missing.chunks(MAX_ROWS) {
         let failed = lock_failed(conn, ids).await?;
-        let graves: Vec<Grave<'_>> =
+        let graves: Vec<NewDeadLetter<'_>> =
             failed.iter().filter_map(|(id, failure)| Some(failure.as_ref().ok()?.grave(*id))).collect();
         buried += graves.len();
         bury(conn, &graves).await?;
@@ -719,7 +722,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn latest_dead(&self, standing: Standing, limit: u32) -> Result<Vec<JobId>, StoreError> {
+    pub async fn latest_dead(&self, standing: DeadLetterStatus, limit: u32) -> Result<Vec<JobId>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the latest dead letters", move |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT job_id FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = ? \
@@ -744,7 +747,7 @@ impl Store {
                      (SELECT kind, since FROM dead_letters FORCE INDEX (dead_letters_since) WHERE standing = 'open' \
                      ORDER BY since LIMIT ?) d GROUP BY d.kind",
                 )
-                .bind(MOST_COUNTED)
+                .bind(MAX_COUNTED)
                 .fetch_all(conn)
                 .await?;
                 let count = |row: &MySqlRow| {
@@ -768,7 +771,7 @@ async fn dead_groups(
     limit: u32,
 ) -> Result<Vec<DeadGroup>, sqlx::Error> {
     let total: i64 = statement(format!("SELECT COUNT(*) {OPEN_BY_AGE}"))
-        .bind(MOST_COUNTED)
+        .bind(MAX_COUNTED)
         .fetch_one(&mut *conn)
         .await?
         .try_get(0)?;
@@ -785,7 +788,7 @@ async fn dead_groups(
          GROUP BY h.fingerprint, h.kind {behind} ORDER BY MAX(h.last) DESC, h.fingerprint DESC LIMIT ?",
         hours.collect::<Vec<_>>().join(", ")
     );
-    let mut query = statement(sql).bind(MOST_COUNTED);
+    let mut query = statement(sql).bind(MAX_COUNTED);
     if let Some(kind) = kind {
         query = query.bind(kind.as_str());
     }
@@ -813,7 +816,7 @@ async fn dead_groups(
             fingerprint,
             kind: row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,
             open: row.try_get::<i64, _>(2)?.unsigned_abs(),
-            capped: total >= MOST_COUNTED,
+            capped: total >= MAX_COUNTED,
             first_seen: firsts.get(&fingerprint).map_or(first, |earlier| first.min(*earlier)),
             last_seen: row.try_get(4)?,
             recent,
@@ -862,7 +865,7 @@ async fn dead_group(
          FORCE INDEX (dead_letters_group) WHERE fingerprint = ? ORDER BY job_id DESC LIMIT ?) d GROUP BY d.standing",
     )
     .bind(bytes.clone())
-    .bind(MOST_READ)
+    .bind(MAX_READ)
     .fetch_all(&mut *conn)
     .await?;
     let newest = sqlx::query(
@@ -875,7 +878,7 @@ async fn dead_group(
     let Some(newest) = newest else { return Ok(None) };
     let (mut standings, mut seen, mut total) = (BTreeMap::new(), None, 0);
     for row in &found {
-        let standing = Standing::from_word(row.try_get(0)?).ok_or_else(|| corrupt("standing"))?;
+        let standing = DeadLetterStatus::from_word(row.try_get(0)?).ok_or_else(|| corrupt("standing"))?;
         let jobs: i64 = row.try_get(1)?;
         let (first, last): (Timestamp, Timestamp) = (row.try_get(2)?, row.try_get(3)?);
         total += jobs;
@@ -885,7 +888,7 @@ async fn dead_group(
     let Some(seen) = seen else { return Ok(None) };
     Ok(Some(DeadGroupWhole {
         standings,
-        capped: total >= MOST_READ,
+        capped: total >= MAX_READ,
         seen,
         sample: JobId::from_uuid(newest.try_get(0)?),
         kind: newest.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("kind"))?,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::job::{NewJob, Producer, Timestamp};
 use crate::store::jobs::insert::{Accepted, accepted_at, bytes_of, in_order_of, read_clock, receipts, write_jobs};
-use crate::store::jobs::unique_keys::{Asked, Keyed, Placed, Receipts, insert_keyed, signed};
+use crate::store::jobs::unique_keys::{Asked, EnqueueOutcome, Placed, Receipts, insert_keyed, signed};
 use crate::store::retention::purge::{Aged, purge_aged};
 use crate::store::sql::batches::{BYTES_PER_ROW, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::store::sql::clock::StoreClock;
@@ -29,21 +29,21 @@ use crate::store::{Store, StoreError};
 const ANSWERS: Aged = Aged { table: "idempotency_keys", made: "created_at" };
 /// Most rounds of a shared write before its requests are written one by one. In each round more of their keys are found
 /// to be taken.
-const MOST_ROUNDS: usize = 4;
+const MAX_ROUNDS: usize = 4;
 
 /// A SHA-256 digest.
 pub type Digest = [u8; 32];
 
 /// An idempotent request.
 #[derive(Clone, Debug)]
-pub struct Once {
+pub struct IdempotentRequest {
     /// Made together with the request, so that a repeated write recognises its own row.
     id: Uuid,
     key: Digest,
     request: Digest,
 }
 
-impl Once {
+impl IdempotentRequest {
     /// Build an idempotent request. `key` is the digest of the caller and its idempotency key; `request` is the digest
     /// of the request.
     #[must_use]
@@ -63,7 +63,7 @@ pub struct Answer {
 
 /// A function that builds the response from the result. It is called within the transaction, so that the response
 /// commits together with the work.
-pub type Wording<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
+pub type ResponseBuilder<T> = Arc<dyn Fn(&T) -> Answer + Send + Sync>;
 
 /// Outcome of an idempotent request.
 #[derive(Debug)]
@@ -87,16 +87,16 @@ pub enum Outcome<T> {
 
 /// The stored row of a request that was carried out.
 #[derive(Clone)]
-pub(super) struct Kept {
+pub(super) struct StoredResponse {
     id: Uuid,
     request: Digest,
     answer: Answer,
 }
 
-impl Kept {
+impl StoredResponse {
     /// Return the outcome that this row means for a request with the same key. `done` is the result of the request, in
     /// case the row is its own.
-    pub(super) fn meet<T>(self, once: &Once, done: Option<T>) -> Outcome<T> {
+    pub(super) fn meet<T>(self, once: &IdempotentRequest, done: Option<T>) -> Outcome<T> {
         if self.id == once.id {
             Outcome::First { done, answer: self.answer }
         } else if self.request == once.request {
@@ -108,13 +108,19 @@ impl Kept {
 }
 
 /// Read the stored row for this idempotency key, if there is one.
-pub(super) async fn find(conn: &mut MySqlConnection, once: &Once) -> Result<Option<Kept>, sqlx::Error> {
+pub(super) async fn find(
+    conn: &mut MySqlConnection,
+    once: &IdempotentRequest,
+) -> Result<Option<StoredResponse>, sqlx::Error> {
     Ok(find_all(conn, &[once.key]).await?.remove(&once.key))
 }
 
-async fn find_all(conn: &mut MySqlConnection, keys: &[Digest]) -> Result<BTreeMap<Digest, Kept>, sqlx::Error> {
+async fn find_all(
+    conn: &mut MySqlConnection,
+    keys: &[Digest],
+) -> Result<BTreeMap<Digest, StoredResponse>, sqlx::Error> {
     let mut found = BTreeMap::new();
-    for keys in keys.chunks(crate::store::sql::batches::MOST_ROWS) {
+    for keys in keys.chunks(crate::store::sql::batches::MAX_ROWS) {
         let sql = format!(
             "SELECT key_hash, id, request_hash, status, answer FROM idempotency_keys FORCE INDEX (idempotency_keys_key) \
              WHERE key_hash IN {}",
@@ -126,7 +132,7 @@ async fn find_all(conn: &mut MySqlConnection, keys: &[Digest]) -> Result<BTreeMa
         }
         for row in query.fetch_all(&mut *conn).await? {
             let answer = Answer { status: row.try_get(3)?, body: row.try_get(4)? };
-            found.insert(digest(&row, 0)?, Kept { id: row.try_get(1)?, request: digest(&row, 2)?, answer });
+            found.insert(digest(&row, 0)?, StoredResponse { id: row.try_get(1)?, request: digest(&row, 2)?, answer });
         }
     }
     Ok(found)
@@ -140,7 +146,7 @@ fn digest(row: &MySqlRow, at: usize) -> Result<Digest, sqlx::Error> {
 /// one of the keys first.
 pub(super) async fn keep(
     conn: &mut MySqlConnection,
-    requests: &mut [(&Once, &Answer)],
+    requests: &mut [(&IdempotentRequest, &Answer)],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
     // In key order, so that two batches with the same keys wait for each other instead of deadlocking. A plain insert
@@ -171,7 +177,7 @@ pub(super) async fn keep(
 /// are returned as they are.
 pub(super) async fn lost<T>(
     conn: &mut MySqlConnection,
-    once: &Once,
+    once: &IdempotentRequest,
     error: sqlx::Error,
 ) -> Result<Outcome<T>, sqlx::Error> {
     if fault(&error) != Fault::Duplicate && !waited_for_lock(&error) {
@@ -192,13 +198,13 @@ pub(super) async fn lost<T>(
 /// Jobs without unique keys from one idempotent request.
 pub(super) struct OnceJobs {
     pub(super) asked: Asked,
-    pub(super) once: Once,
-    pub(super) word: Wording<Receipts>,
+    pub(super) once: IdempotentRequest,
+    pub(super) word: ResponseBuilder<Receipts>,
 }
 
 /// Outcome of one request in a shared write.
 pub(super) enum Shareable {
-    Settled(Outcome<Keyed>),
+    Settled(Outcome<EnqueueOutcome>),
     /// Its batch could not be written because of the key of some request in it. Write this request alone.
     Alone,
 }
@@ -245,7 +251,7 @@ impl Batch for OnceInserts {
             }
             let mut look = earlier == Earlier::MayHaveCommitted;
             let mut busy = false;
-            for _ in 0..MOST_ROUNDS {
+            for _ in 0..MAX_ROUNDS {
                 if look {
                     let keys: Vec<Digest> = writers.keys().copied().collect();
                     for (key, row) in find_all(conn, &keys).await? {
@@ -290,7 +296,7 @@ impl Batch for OnceInserts {
                 None if busy => Shareable::Settled(Outcome::Busy),
                 None => Shareable::Alone,
                 Some(row) => {
-                    let accepted = done.remove(&item.once.id).map(|a| Keyed::Accepted(Receipts::of(a)));
+                    let accepted = done.remove(&item.once.id).map(|a| EnqueueOutcome::Accepted(Receipts::of(a)));
                     Shareable::Settled(row.clone().meet(&item.once, accepted))
                 }
             };
@@ -299,7 +305,7 @@ impl Batch for OnceInserts {
     }
 }
 
-type Written = Vec<((Digest, Kept), Vec<Accepted>)>;
+type Written = Vec<((Digest, StoredResponse), Vec<Accepted>)>;
 
 /// Write jobs together with the rows of their idempotency keys, within the caller's transaction.
 async fn write_all(
@@ -313,10 +319,10 @@ async fn write_all(
         let accepted: Vec<Accepted> = item.asked.jobs.iter().map(|job| accepted_at(job, now)).collect();
         let receipts = Receipts::of(accepted);
         let answer = (item.word)(&receipts);
-        let row = Kept { id: item.once.id, request: item.once.request, answer };
+        let row = StoredResponse { id: item.once.id, request: item.once.request, answer };
         written.push(((*key, row), receipts.placed.into_iter().filter_map(Placed::accepted).collect()));
     }
-    let mut keys: Vec<(&Once, &Answer)> =
+    let mut keys: Vec<(&IdempotentRequest, &Answer)> =
         writers.values().zip(&written).map(|(item, ((_, row), _))| (&item.once, &row.answer)).collect();
     keep(conn, &mut keys, now).await?;
     let jobs = writers.values().flat_map(|item| &item.asked.jobs);
@@ -335,9 +341,9 @@ impl Store {
     pub async fn insert_once(
         &self,
         jobs: Vec<NewJob>,
-        once: Once,
-        word: Wording<Receipts>,
-    ) -> Result<Outcome<Keyed>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Receipts>,
+    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
         self.insert_once_for(Producer::tickr(), jobs, once, word).await
     }
 
@@ -350,9 +356,9 @@ impl Store {
         &self,
         producer: Producer,
         jobs: Vec<NewJob>,
-        once: Once,
-        word: Wording<Receipts>,
-    ) -> Result<Outcome<Keyed>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Receipts>,
+    ) -> Result<Outcome<EnqueueOutcome>, StoreError> {
         let unique = jobs.iter().any(|job| job.unique_key.is_some());
         let asked = Asked { jobs: crate::store::jobs::insert::together(signed(jobs, &producer)), producer };
         let item = Arc::new(OnceJobs { asked, once, word });
@@ -377,7 +383,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn recall<T: Send + 'static>(&self, once: Once) -> Result<Option<Outcome<T>>, StoreError> {
+    pub async fn recall<T: Send + 'static>(&self, once: IdempotentRequest) -> Result<Option<Outcome<T>>, StoreError> {
         on_pool(&self.shared.pools.steering, "look up an idempotency key", move |conn, _| {
             let once = once.clone();
             Box::pin(async move { Ok(find(conn, &once).await?.map(|kept| kept.meet(&once, None))) })

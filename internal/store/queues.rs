@@ -13,7 +13,7 @@ use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most queues that can have settings.
-pub const MOST_QUEUES: usize = 1_000;
+pub const MAX_QUEUES: usize = 1_000;
 
 /// The settings of a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ pub enum QueueChanged {
     Unchanged(QueueSetting),
     /// Another change came first, so the version does not match. Nothing was changed.
     Meanwhile(QueueSetting),
-    /// [`MOST_QUEUES`] have settings already.
+    /// [`MAX_QUEUES`] have settings already.
     TooMany,
 }
 
@@ -192,7 +192,7 @@ async fn lock(
         return setting(&row).map(Some);
     }
     let rows: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM queues").fetch_one(&mut *conn).await?;
-    if usize::try_from(rows).is_ok_and(|rows| rows >= MOST_QUEUES) {
+    if usize::try_from(rows).is_ok_and(|rows| rows >= MAX_QUEUES) {
         return Ok(None);
     }
     // Another process may have inserted the row since the read.

@@ -19,16 +19,16 @@ use crate::store::audit::{Act, record, was_recorded};
 use crate::store::jobs::insert::read_clock;
 use crate::store::jobs::lanes::lines_of;
 use crate::store::queues::{Pause, Paused};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::{Earlier, on_pool, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most jobs that a runner lists with its heartbeat. The size of the column allows no more.
-pub const MOST_SLOT_JOBS: usize = 200;
+pub const MAX_SLOT_JOBS: usize = 200;
 /// Most rows at the front of all lanes that are searched for executing jobs, and most lanes.
-const MOST_LOOKED_AT: u32 = 2_000;
-const MOST_LINES: usize = 100;
+const MAX_LOOKED_AT: u32 = 2_000;
+const MAX_LINES: usize = 100;
 
 /// One entry in the list of runners.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub struct RunnerSeen {
     pub clock_skew_ms: Option<i64>,
     /// Time, actor and reason of the drain, if an operator has drained it.
     pub drain: Option<Pause>,
-    /// The jobs in its slots at the last heartbeat, at most [`MOST_SLOT_JOBS`].
+    /// The jobs in its slots at the last heartbeat, at most [`MAX_SLOT_JOBS`].
     pub slot_jobs: Vec<JobId>,
     /// The runner that started this process to run a suspect; absent for an ordinary runner. Such a process has no
     /// slots of its own: it uses one of that runner.
@@ -128,7 +128,7 @@ const SLOT: &str = "id, kind, queue, attempt, spared, max_attempts, started_at, 
 /// Return the ids that a runner lists, as bytes: those of the first attempts, sorted, so that equal sets give equal
 /// bytes.
 pub(super) fn slot_jobs(live: &[LiveAttempt]) -> Vec<u8> {
-    let mut ids: Vec<Uuid> = live.iter().take(MOST_SLOT_JOBS).map(|attempt| attempt.id.uuid()).collect();
+    let mut ids: Vec<Uuid> = live.iter().take(MAX_SLOT_JOBS).map(|attempt| attempt.id.uuid()).collect();
     ids.sort_unstable();
     ids.iter().flat_map(|id| *id.as_bytes()).collect()
 }
@@ -208,8 +208,8 @@ impl Store {
                      AND execute_at <= UTC_TIMESTAMP(3) ORDER BY execute_at LIMIT ?) o WHERE state = 'executing'"
                 );
                 let mut lines = lines_of(conn, &queues).await?;
-                lines.truncate(MOST_LINES);
-                let most_of_each = MOST_LOOKED_AT / u32::try_from(lines.len().max(1)).unwrap_or(u32::MAX);
+                lines.truncate(MAX_LINES);
+                let most_of_each = MAX_LOOKED_AT / u32::try_from(lines.len().max(1)).unwrap_or(u32::MAX);
                 for line in lines {
                     let front = statement(first.clone()).bind(line.queue.as_str()).bind(line.priority.level());
                     for row in &front.bind(most_of_each).fetch_all(&mut *conn).await? {
@@ -219,7 +219,7 @@ impl Store {
                 }
                 let rest: Vec<Uuid> =
                     told.into_iter().filter(|id| !found.contains_key(&JobId::from_uuid(*id))).collect();
-                for page in rest.chunks(MOST_ROWS) {
+                for page in rest.chunks(MAX_ROWS) {
                     for (runner, job) in slots_of(conn, page).await? {
                         found.insert(job.id, (runner, job));
                     }

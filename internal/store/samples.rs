@@ -12,13 +12,13 @@ use sqlx::{MySqlConnection, Row};
 
 use crate::job::{Histogram, Point, RunnerId, Series, Span, Step, Tally, Timestamp, Window};
 use crate::store::jobs::insert::read_clock;
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, rows, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, rows, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most queues with series of their own in one reading: the busiest ones.
-pub const MOST_CHARTED: usize = 100;
+pub const MAX_CHARTED: usize = 100;
 /// The percentiles of a [`Point`].
 const SHOWN: [f64; 2] = [0.5, 0.99];
 /// Most rows removed in one statement.
@@ -91,7 +91,7 @@ pub struct History {
 }
 
 impl Store {
-    /// Write the samples of a runner, at most [`MOST_SAMPLES`] rows, in one statement.
+    /// Write the samples of a runner, at most [`MAX_SAMPLES`] rows, in one statement.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses. Samples that are written again later do not count twice.
@@ -163,7 +163,7 @@ impl Store {
         .await
     }
 
-    /// Read the series of each queue, the busiest first, at most [`MOST_CHARTED`]. The queues that runners count
+    /// Read the series of each queue, the busiest first, at most [`MAX_CHARTED`]. The queues that runners count
     /// together as [`Series::Other`] are one of these series.
     ///
     /// # Errors
@@ -177,13 +177,13 @@ impl Store {
                 let window = span.window(at);
                 sqlx::raw_sql(SUMS).execute(&mut *conn).await?;
                 // One walk through the slots is enough, unless there are more queues than are shown.
-                let most = MOST_CHARTED * window.steps;
+                let most = MAX_CHARTED * window.steps;
                 let sql = summed("step = ? AND at >= ? AND at < ? AND queue <> ''");
                 let query = bound(statement(format!("{sql} LIMIT ?")), window).bind(most as u32 + 1);
                 let found = query.fetch_all(&mut *conn).await?;
                 if found.len() <= most {
                     let history = read(at, window, &found)?;
-                    if history.series.len() <= MOST_CHARTED {
+                    if history.series.len() <= MAX_CHARTED {
                         return Ok(history.busiest_first());
                     }
                 }
@@ -209,10 +209,10 @@ impl Store {
 }
 
 /// Most rows of one [`Store::write_samples`].
-pub const MOST_SAMPLES: usize = MOST_ROWS;
+pub const MAX_SAMPLES: usize = MAX_ROWS;
 
 async fn write(conn: &mut MySqlConnection, runner: &RunnerId, samples: &[Sample]) -> Result<(), sqlx::Error> {
-    let mut sorted: Vec<&Sample> = samples.iter().take(MOST_SAMPLES).collect();
+    let mut sorted: Vec<&Sample> = samples.iter().take(MAX_SAMPLES).collect();
     sorted.sort_unstable_by_key(|sample| (sample.step, sample.at, sample.series.as_str()));
     if sorted.is_empty() {
         return Ok(());
@@ -266,11 +266,11 @@ fn bound(query: crate::store::jobs::search::Sql, window: Window) -> crate::store
 async fn busiest(conn: &mut MySqlConnection, window: Window) -> Result<(Vec<String>, bool), sqlx::Error> {
     let sql = "SELECT queue FROM samples FORCE INDEX (PRIMARY) WHERE step = ? AND at >= ? AND at < ? AND queue <> '' \
                GROUP BY queue ORDER BY SUM(accepted) + SUM(ended) + SUM(failed) DESC, queue LIMIT ?";
-    let query = bound(sqlx::query(sql), window).bind(MOST_CHARTED as u32 + 1);
+    let query = bound(sqlx::query(sql), window).bind(MAX_CHARTED as u32 + 1);
     let mut words: Vec<String> =
         query.fetch_all(conn).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, sqlx::Error>>()?;
-    let more = words.len() > MOST_CHARTED;
-    words.truncate(MOST_CHARTED);
+    let more = words.len() > MAX_CHARTED;
+    words.truncate(MAX_CHARTED);
     Ok((words, more))
 }
 

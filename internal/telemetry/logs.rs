@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::format::{Format, Full, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::job::{JobId, Name, Place, RunnerId};
+use crate::job::{JobId, Name, RunnerId, SpanContext};
 
 /// The fields of the lines with their meanings. The fields of every line come first.
 pub static LOG_FIELDS: &[(&str, &str)] = &[
@@ -88,7 +88,7 @@ pub enum LogScope {
         /// Number of attempts that the job has used, including this one.
         attempt: u32,
         /// Span context of the attempt.
-        place: Option<Place>,
+        place: Option<SpanContext>,
     },
 }
 

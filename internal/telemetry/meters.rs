@@ -11,7 +11,7 @@ use crate::job::{Name, State, Verdict};
 /// Time range of the rates.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of lateness samples; the newest are kept.
-const MOST_SAMPLES: usize = 10_000;
+const MAX_SAMPLES: usize = 10_000;
 
 /// Counts of one runner in the last minute. Cheap to clone; all clones share the counts.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +78,7 @@ impl Meters {
     pub fn started(&self, queue: &Name, lateness: Duration) {
         let mut inner = self.lock();
         inner.slot.tally(Some(queue)).lateness.count(lateness);
-        if inner.lateness.len() >= MOST_SAMPLES {
+        if inner.lateness.len() >= MAX_SAMPLES {
             inner.lateness.pop_front();
         }
         inner.lateness.push_back((Instant::now(), u64::try_from(lateness.as_micros()).unwrap_or(u64::MAX)));

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-use super::catalogue::{Form, METRICS};
+use super::metric_table::{Form, METRICS};
 
 /// One recorder per process, also if it has several runners.
 static RECORDER: OnceLock<Option<PrometheusHandle>> = OnceLock::new();

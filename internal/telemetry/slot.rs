@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::job::{Name, Tally};
 
 /// Maximum number of queues with a tally of their own. Clients may use any number of queue names.
-const MOST_QUEUES: usize = 200;
+const MAX_QUEUES: usize = 200;
 
 /// Counts of one period: separate tallies for at most two hundred queues, and one tally for all other queues together.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ impl Slot {
         if let Some(place) = self.places.get(queue) {
             return &mut self.tallies[*place];
         }
-        if self.tallies.len() >= MOST_QUEUES {
+        if self.tallies.len() >= MAX_QUEUES {
             return &mut self.other;
         }
         // This happens once per queue; later calls find the position above.
@@ -69,7 +69,7 @@ mod tests {
             slot.tally(Some(&name(n))).accepted += 1;
         }
         slot.tally(None).failed += 1;
-        assert_eq!(slot.places.len(), MOST_QUEUES);
+        assert_eq!(slot.places.len(), MAX_QUEUES);
         let of = |queue: Option<&Name>| slot.tallies().find(|(found, _)| *found == queue).unwrap().1;
         assert_eq!((of(Some(&name(999))).accepted, of(Some(&name(198))).accepted), (1, 1));
         assert_eq!((of(None).accepted, of(None).failed), (800, 1));

@@ -22,12 +22,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::otlp::{self, Resource};
-use crate::job::{JobId, Place, SpanId, TraceContext};
+use crate::job::{JobId, SpanContext, SpanId, TraceContext};
 
 /// Maximum number of spans that wait for the collector.
 const CAPACITY: usize = 4_096;
 /// Maximum number of spans in one request.
-const MOST_AT_ONCE: usize = 512;
+const MAX_AT_ONCE: usize = 512;
 /// Time that the first span of a request waits for others.
 const GATHER: Duration = Duration::from_secs(1);
 /// Time limit of one request.
@@ -112,7 +112,7 @@ pub struct Span {
     /// Role of the span.
     pub role: Role,
     /// Its trace and span id.
-    pub place: Place,
+    pub place: SpanContext,
     /// The parent span.
     pub parent: Option<SpanId>,
     /// The `tracestate` of other tracing systems.
@@ -191,7 +191,7 @@ impl Tracer {
             }
             // The caller decides for the whole trace: if it does not record, neither does tickr.
             Some(_) => return RequestSpan { carried: caller, recorded: None },
-            None if entrance.is_chosen() => (Place::root(), None, None),
+            None if entrance.is_chosen() => (SpanContext::root(), None, None),
             None => return RequestSpan { carried: None, recorded: None },
         };
         let recorded =
@@ -203,7 +203,7 @@ impl Tracer {
     #[must_use]
     pub fn tick(&self) -> Option<TickSpan> {
         self.entrance.as_ref().filter(|entrance| entrance.is_chosen())?;
-        Some(TickSpan { tracer: self.clone(), place: Place::root(), started: SystemTime::now() })
+        Some(TickSpan { tracer: self.clone(), place: SpanContext::root(), started: SystemTime::now() })
     }
 
     /// Return true if an attempt that continues this context is recorded.
@@ -233,7 +233,7 @@ impl Entrance {
 #[derive(Debug)]
 pub struct TickSpan {
     tracer: Tracer,
-    place: Place,
+    place: SpanContext,
     started: SystemTime,
 }
 
@@ -279,7 +279,7 @@ pub struct RequestSpan {
 #[derive(Debug)]
 struct Recorded {
     tracer: Tracer,
-    place: Place,
+    place: SpanContext,
     parent: Option<SpanId>,
     state: Option<String>,
     started: SystemTime,
@@ -394,7 +394,7 @@ fn client(headers: HeaderMap) -> Result<Client, TracerError> {
 }
 
 async fn export_until_stopped(mut way: Way, mut spans: mpsc::Receiver<Span>, stop: CancellationToken) {
-    let mut batch = Vec::with_capacity(MOST_AT_ONCE);
+    let mut batch = Vec::with_capacity(MAX_AT_ONCE);
     loop {
         let first = tokio::select! {
             () = stop.cancelled() => break,
@@ -403,18 +403,18 @@ async fn export_until_stopped(mut way: Way, mut spans: mpsc::Receiver<Span>, sto
         let Some(first) = first else { return };
         batch.push(first);
         let until = Instant::now() + GATHER;
-        while batch.len() < MOST_AT_ONCE {
+        while batch.len() < MAX_AT_ONCE {
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = tokio::time::sleep_until(until) => break,
-                more = spans.recv_many(&mut batch, MOST_AT_ONCE) => if more == 0 { break },
+                more = spans.recv_many(&mut batch, MAX_AT_ONCE) => if more == 0 { break },
             }
         }
         way.send(&mut batch, &stop).await;
     }
     // Spans handed in from here on are dropped. The queued spans are sent without delay.
     spans.close();
-    while spans.recv_many(&mut batch, MOST_AT_ONCE).await > 0 {
+    while spans.recv_many(&mut batch, MAX_AT_ONCE).await > 0 {
         way.send(&mut batch, &stop).await;
     }
 }

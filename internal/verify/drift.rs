@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use chrono::TimeDelta;
 
 use super::{Check, Pace, Report, VerifySettings};
-use crate::index::{Entry, Index, IndexError, Line, RefillPlace};
+use crate::index::{Entry, Index, IndexError, Lane, RefillPlace};
 use crate::job::{JobId, Timestamp};
 use crate::store::{Depth, DueJob, DueRange, LinePage, SUSPECT_FROM, Store, StoreError, StuckJob};
 
 /// Number of rows and entries read at a time.
 const PAGE: usize = 2_000;
 /// Maximum number of suspects in one comparison. With so many, more would not change the conclusion.
-const MOST_SUSPECTS: usize = 10_000;
+const MAX_SUSPECTS: usize = 10_000;
 /// Interval between examinations of the suspects.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Lost index entries are restored within this time (G3). A job that is overdue by more is suspect.
 const BOUND: TimeDelta = TimeDelta::seconds(6);
 /// Longest time that a job rests in the sorted set after it was delivered to a runner that does not know its kind.
-const LONGEST_REST: TimeDelta = TimeDelta::seconds(10);
+const MAX_REST: TimeDelta = TimeDelta::seconds(10);
 /// Number of overdue jobs of which at least one must be started while a runner has a free worker.
 const OLDEST: usize = 1_000;
 /// Minimum number of these jobs from each lane.
@@ -117,7 +117,7 @@ fn counts(suspects: &[Suspect]) -> HashMap<Check, u64> {
 }
 
 fn entry(job: &DueJob) -> Entry {
-    Entry { id: job.id, line: Line::new(&job.queue, job.priority), execute_at: job.execute_at }
+    Entry { id: job.id, line: Lane::new(&job.queue, job.priority), execute_at: job.execute_at }
 }
 
 /// Compare for the first time: all jobs of served queues that are due within the horizon, and all scheduled entries.
@@ -135,7 +135,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
         let Some(pages) = walk.next().await? else { break };
         let jobs: Vec<DueJob> = pages.iter().flat_map(LinePage::jobs).collect();
         suspects.extend(look.missing(&jobs, now).await?);
-        if suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
+        if suspects.len() >= MAX_SUSPECTS || pace.is_over(began) {
             break;
         }
         pace.rest(read).await;
@@ -143,7 +143,7 @@ async fn suspects(store: &Store, index: &Index, pace: Pace, report: &mut Report)
     let (mut from, mut left_over) = (0, 0);
     loop {
         let page = index.scheduled_page(from, PAGE).await?;
-        if page.is_empty() || suspects.len() >= MOST_SUSPECTS || pace.is_over(began) {
+        if page.is_empty() || suspects.len() >= MAX_SUSPECTS || pace.is_over(began) {
             break;
         }
         from += page.len();
@@ -219,8 +219,8 @@ async fn again(store: &Store, index: &Index, suspects: Vec<Suspect>) -> Result<V
 /// Compares rows with the index. Each ready list is read once.
 struct Look<'a> {
     index: &'a Index,
-    ready: HashMap<Line, HashSet<JobId>>,
-    left_out: HashMap<Line, RefillPlace>,
+    ready: HashMap<Lane, HashSet<JobId>>,
+    left_out: HashMap<Lane, RefillPlace>,
 }
 
 impl<'a> Look<'a> {
@@ -238,7 +238,7 @@ impl<'a> Look<'a> {
             let (check, what) = match score {
                 // The job rests because it was delivered to a runner without a handler for it, or it is about to be
                 // moved.
-                Some(ms) if entry.execute_at <= now && ms <= (now + LONGEST_REST).timestamp_millis() => continue,
+                Some(ms) if entry.execute_at <= now && ms <= (now + MAX_REST).timestamp_millis() => continue,
                 Some(ms) if ms == due_ms => continue,
                 // The job was run before its time: it is in its ready list, and its old entry is dropped when it comes
                 // due.

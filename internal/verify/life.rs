@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 
 use super::Check;
 use crate::job::{State, Timestamp, Verdict};
-use crate::store::{ClockStep, JobEvidence, LedgerLine, MOST_LOSSES, MOST_SPARED};
+use crate::store::{ClockStep, JobEvidence, LedgerLine, MAX_LOSSES, MAX_SPARED};
 
 /// One fault of a job, with its evidence.
 pub(super) type Fault = (Check, String);
@@ -143,12 +143,12 @@ fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, 
             wrong(Check::Bounded, format!("attempt {number} used more attempts than allowed"));
         }
         let burned_out = max_attempts.is_some_and(|most| life.burned >= most);
-        let spent = burned_out || life.losses >= MOST_LOSSES;
+        let spent = burned_out || life.losses >= MAX_LOSSES;
         let again = line.end.is_none() && (place + 1 < job.lines.len() || job.owed.is_some());
         if again && line.verdict.burns_attempt() && spent {
             wrong(Check::Bounded, format!("the job continued after attempt {number}, which was its last"));
         }
-        if life.losses > MOST_LOSSES || life.snoozes > MOST_SPARED {
+        if life.losses > MAX_LOSSES || life.snoozes > MAX_SPARED {
             wrong(Check::Bounded, format!("{} losses in a row, {} snoozes", life.losses, life.snoozes));
         }
         if (line.verdict == Verdict::Succeeded) != (line.end == Some(State::Completed)) {
@@ -163,7 +163,7 @@ fn ledger(job: &JobEvidence, moment: &Moment<'_>, wrong: &mut impl FnMut(Check, 
             wrong(Check::Final, format!("attempt {number} after it was completed"));
         }
         let permanent = line.verdict == Verdict::Rejected;
-        let may_be_spent = burned_out || life.losses_at_most >= MOST_LOSSES;
+        let may_be_spent = burned_out || life.losses_at_most >= MAX_LOSSES;
         if line.end == Some(State::Failed) && !permanent && !may_be_spent {
             wrong(
                 Check::Failed,

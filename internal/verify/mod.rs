@@ -95,10 +95,10 @@ impl VerifySettings {
 const REAPED_WITHIN: TimeDelta = TimeDelta::seconds(5);
 
 /// Maximum number of long expired leases that are examined again, and the maximum time for that.
-const MOST_ABANDONED: usize = 1_000;
-const LONGEST_WAIT: Duration = Duration::from_secs(90);
+const MAX_ABANDONED: usize = 1_000;
+const MAX_WAIT: Duration = Duration::from_secs(90);
 /// Maximum number of seemingly incomplete batches that are examined again.
-const MOST_TORN: usize = 10_000;
+const MAX_TORN: usize = 10_000;
 
 /// Check everything. `progress` receives the number of jobs read so far.
 ///
@@ -194,12 +194,12 @@ struct Abandoned {
 
 impl Abandoned {
     fn see(&mut self, id: JobId, lease_until: Timestamp, what: String, moment: &Moment<'_>) {
-        if self.suspects.len() >= MOST_ABANDONED {
+        if self.suspects.len() >= MAX_ABANDONED {
             self.more += 1;
             return;
         }
         let wait = moment.patience.and_then(|patience| patience.to_std().ok()).unwrap_or_default();
-        self.wait = self.wait.max(wait).min(LONGEST_WAIT);
+        self.wait = self.wait.max(wait).min(MAX_WAIT);
         self.suspects.push((id, lease_until, what));
     }
 
@@ -223,8 +223,8 @@ impl Abandoned {
 /// Report batches with missing jobs, unless the jobs were removed after their end.
 async fn torn(evidence: &mut Evidence, batches: Batches, report: &mut Report) -> Result<(), StoreError> {
     for (looked_at, Open { batch, last, .. }) in batches.open.into_values().enumerate() {
-        if looked_at >= MOST_TORN {
-            report.unchecked(format!("more than {MOST_TORN} batches seem torn; the others were not looked at again"));
+        if looked_at >= MAX_TORN {
+            report.unchecked(format!("more than {MAX_TORN} batches seem torn; the others were not looked at again"));
             return Ok(());
         }
         let (there, removed) = evidence.batch_now(batch.first, last).await?;

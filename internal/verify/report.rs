@@ -11,7 +11,7 @@ use crate::job::{JobId, Timestamp};
 use crate::store::JobEvidence;
 
 /// Maximum number of samples for each check. All faults are counted.
-const MOST_SAMPLES: usize = 20;
+const MAX_SAMPLES: usize = 20;
 
 /// The findings of all checks.
 #[derive(Clone, Debug, Serialize)]
@@ -158,7 +158,7 @@ impl Report {
         (self.verdict, self.ok) = (Outcome::Broken, false);
         let finding = &mut self.checks[check as usize];
         finding.faults += 1;
-        if finding.samples.len() < MOST_SAMPLES {
+        if finding.samples.len() < MAX_SAMPLES {
             finding.samples.push(sample);
         }
     }

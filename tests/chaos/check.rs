@@ -236,8 +236,8 @@ fn limit(found: &mut Findings, jobs: &BTreeMap<Uuid, Job>, history: &History) {
         running = if begins { running + 1 } else { running - 1 };
         most = most.max(running);
     }
-    if most > driver::MOST_AT_ONCE {
-        let allowed = driver::MOST_AT_ONCE;
+    if most > driver::MAX_AT_ONCE {
+        let allowed = driver::MAX_AT_ONCE;
         found.wrong.push(format!("{most} jobs of {} ran at once, and {allowed} may", driver::NARROW));
     }
 }

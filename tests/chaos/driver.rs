@@ -22,9 +22,9 @@ const CALLERS: u64 = 6;
 /// Longest pause of a client between two requests, in milliseconds. Together the clients enqueue about 100 jobs per
 /// second.
 const PAUSE_MS: u64 = 130;
-/// A queue with a limit: at most `MOST_AT_ONCE` of its jobs may run at once, on all runners together.
+/// A queue with a limit: at most `MAX_AT_ONCE` of its jobs may run at once, on all runners together.
 pub(crate) const NARROW: &str = "narrow";
-pub(crate) const MOST_AT_ONCE: usize = 2;
+pub(crate) const MAX_AT_ONCE: usize = 2;
 /// A queue that no runner serves. Its jobs have been overdue since the start.
 pub(crate) const ELSEWHERE: &str = "elsewhere";
 /// Size of that backlog, in batches of 500 jobs.
@@ -52,7 +52,7 @@ pub(crate) fn start(world: &Arc<World>, stop: &CancellationToken) -> Vec<tokio::
 /// stays.
 pub(crate) async fn prepare(world: &World) -> anyhow::Result<()> {
     let mut rng = StdRng::seed_from_u64(world.seed);
-    let limit = Request::patch(format!("/v1/queues/{NARROW}")).with(json!({"concurrency": MOST_AT_ONCE}));
+    let limit = Request::patch(format!("/v1/queues/{NARROW}")).with(json!({"concurrency": MAX_AT_ONCE}));
     let answer = world.call(&mut rng, limit).await;
     anyhow::ensure!(matches!(answer, Answer::Said(200, _)), "the limit of {NARROW} was answered with {answer:?}");
     for batch in 0..ELSEWHERE_BATCHES {

@@ -12,7 +12,7 @@ use crate::request::{Answer, Request, id_of};
 use crate::world::World;
 
 /// Largest number of times that a client sends a request with an `Idempotency-Key`. It is enough for the longest fault.
-const MOST_TRIES: u32 = 60;
+const MAX_TRIES: u32 = 60;
 
 /// One enqueue of one or more jobs: all of them or none.
 pub(crate) struct Enqueue {
@@ -55,7 +55,7 @@ impl Enqueue {
     pub(crate) async fn send(self, world: &World, rng: &mut StdRng) -> Vec<Uuid> {
         // An earlier try may have been carried out although its answer is not known.
         let mut doubt = false;
-        for _ in 0..if self.once { MOST_TRIES } else { 1 } {
+        for _ in 0..if self.once { MAX_TRIES } else { 1 } {
             let answer = if self.once && rng.random_ratio(1, 10) {
                 self.twice_at_once(world, rng).await
             } else {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::locked;
 
 /// Largest number of complaints to keep. With so many, it is clear that something is wrong.
-const MOST_COMPLAINTS: usize = 200;
+const MAX_COMPLAINTS: usize = 200;
 
 /// Everything that tickr answered to the clients.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl Ledger {
     /// Record a violation.
     pub(crate) fn complain(&self, what: String) {
         self.write(|book| {
-            if book.complaints.len() < MOST_COMPLAINTS {
+            if book.complaints.len() < MAX_COMPLAINTS {
                 book.complaints.push(what);
             }
         });

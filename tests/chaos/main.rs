@@ -52,7 +52,7 @@ const AFTER: Duration = Duration::from_secs(30);
 /// Longest time for the last jobs: the longest delay, the attempts of a poisonous job, and the backoffs between them.
 const QUIET: Duration = Duration::from_secs(90);
 /// Largest number of findings to print.
-const MOST_FINDINGS: usize = 40;
+const MAX_FINDINGS: usize = 40;
 
 fn main() -> ExitCode {
     if let Some(journal) = std::env::var_os(kinds::ROLE) {
@@ -238,7 +238,7 @@ fn report(world: &World, story: &Story, found: &check::Findings, settings: Setti
     }
     if !found.wrong.is_empty() {
         println!("{} findings:", found.wrong.len());
-        for wrong in found.wrong.iter().take(MOST_FINDINGS) {
+        for wrong in found.wrong.iter().take(MAX_FINDINGS) {
             println!("  {wrong}");
         }
         println!("what happened:");

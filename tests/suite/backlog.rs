@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Row};
 use tickr::config::Config;
 use tickr::event::{Event, Health};
 use tickr::handlers::Registry;
-use tickr::index::Line;
+use tickr::index::Lane;
 use tickr::job::{JobId, Name, Priority, State};
 use tickr::store::due_statements;
 use tokio::time::Instant;
@@ -49,12 +49,12 @@ async fn pause(tickr: &TestApp, queue: &str) {
     tickr.app.controls().listen().wait_for(|settings| paused(settings)).await.unwrap();
 }
 
-fn line(queue: &str, priority: u8) -> Line {
-    Line::new(&queue.parse::<Name>().unwrap(), Priority::try_from(priority).unwrap())
+fn line(queue: &str, priority: u8) -> Lane {
+    Lane::new(&queue.parse::<Name>().unwrap(), Priority::try_from(priority).unwrap())
 }
 
 /// Wait until the jobs are in the ready list of this lane.
-async fn until_listed(tickr: &TestApp, line: &Line, jobs: &[JobId]) {
+async fn until_listed(tickr: &TestApp, line: &Lane, jobs: &[JobId]) {
     eventually(&format!("the jobs of {} are listed", line.as_str()), || async {
         let listed = tickr.app.index().ready_ids(line).await.unwrap();
         jobs.iter().all(|id| listed.contains(id)).then_some(())
@@ -63,7 +63,7 @@ async fn until_listed(tickr: &TestApp, line: &Line, jobs: &[JobId]) {
 }
 
 /// Enqueue jobs, and date them back by a minute, so that they are not among those that became due lately.
-async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Line, job: serde_json::Value) -> Vec<JobId> {
+async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Lane, job: serde_json::Value) -> Vec<JobId> {
     let jobs = tickr.enqueue_many((0..50).map(|_| job.clone())).await;
     until_listed(tickr, line, &jobs).await;
     for id in &jobs {
@@ -76,7 +76,7 @@ async fn enqueue_a_minute_ago(tickr: &TestApp, line: &Line, job: serde_json::Val
 }
 
 /// Lose the list of each of these lanes, and check that each comes back within the bound.
-async fn lose_lists(tickr: &TestApp, lines: &[(&Line, &[JobId])]) {
+async fn lose_lists(tickr: &TestApp, lines: &[(&Lane, &[JobId])]) {
     for (line, jobs) in lines {
         // Wait for a few passes, so that the runner's first steps with a new backlog are over.
         let passed = || tickr.app.index().health().bearing().drift.map(|drift| drift.at);

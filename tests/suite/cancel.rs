@@ -13,7 +13,7 @@ use tickr::app::App;
 use tickr::config::Config;
 use tickr::handlers::{Context, Failure, Kind, Registry};
 use tickr::job::{Actor, JobId};
-use tickr::store::Moved;
+use tickr::store::ActionOutcome;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -113,9 +113,9 @@ async fn ten_thousand_cancels_that_race_start_or_finish_keep_what_they_answered(
                 // Without HTTP the call is faster, and the answer is the same.
                 let moved = through.broker().cancel(receipt.id, &Actor::tickr()).await.unwrap();
                 return match moved {
-                    Moved::Done(_) => (receipt.id, 200, String::new()),
-                    Moved::Asked => (receipt.id, 202, String::new()),
-                    Moved::Refused(state) => (receipt.id, 409, state.to_string()),
+                    ActionOutcome::Done(_) => (receipt.id, 200, String::new()),
+                    ActionOutcome::Asked => (receipt.id, 202, String::new()),
+                    ActionOutcome::Refused(state) => (receipt.id, 409, state.to_string()),
                     unexpected => panic!("{unexpected:?}"),
                 };
             }

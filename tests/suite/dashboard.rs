@@ -752,7 +752,7 @@ async fn furnish(tickr: &TestApp) -> (Vec<(&'static str, String)>, String) {
 }
 
 /// Largest sum of bytes that are not answers of the API.
-const MOST_BYTES: u64 = 300_000;
+const MAX_BYTES: u64 = 300_000;
 
 /// Return script that lists accessibility violations, each with its rule and its places. Themes differ only in colours.
 fn barriers(theme: &str) -> String {
@@ -807,7 +807,7 @@ async fn every_screen_is_calm_open_to_everybody_narrow_enough_and_light() {
     }
     let bytes = page.bytes(|path| !path.starts_with("/v1/") && path != "/readyz");
     println!("{} screens came in {bytes} bytes", screens.len());
-    if bytes >= MOST_BYTES {
+    if bytes >= MAX_BYTES {
         wrong.push(format!("the screens weigh {bytes} bytes"));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -10,7 +10,7 @@ use serde_json::json;
 use tickr::event::Event;
 use tickr::handlers::{Context, Failure, Kind, Output, Registry};
 use tickr::job::{Actor, State};
-use tickr::store::{KindRetention, Moved, Purged, Retention};
+use tickr::store::{ActionOutcome, KindRetention, Purged, Retention};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -329,9 +329,9 @@ async fn a_cancel_that_races_the_start_keeps_what_it_answered() {
         let state = tickr.job(id).await["state"].clone();
         *tally.entry(format!("{answer:?}")).or_insert(0) += 1;
         match answer {
-            Moved::Done(State::Cancelled) => assert_eq!((verdicts.len(), state), (0, json!("cancelled"))),
-            Moved::Asked => assert!(state == "cancelled" || state == "completed", "{state}"),
-            Moved::Refused(State::Completed) => assert_eq!(state, "completed"),
+            ActionOutcome::Done(State::Cancelled) => assert_eq!((verdicts.len(), state), (0, json!("cancelled"))),
+            ActionOutcome::Asked => assert!(state == "cancelled" || state == "completed", "{state}"),
+            ActionOutcome::Refused(State::Completed) => assert_eq!(state, "completed"),
             unexpected => panic!("{unexpected:?}"),
         }
     }

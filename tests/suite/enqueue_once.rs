@@ -15,7 +15,7 @@ use tickr::broker::{Draft, IdempotencyKey};
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
-use tickr::store::{Keyed, Outcome, Receipts};
+use tickr::store::{EnqueueOutcome, Outcome, Receipts};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -528,7 +528,7 @@ async fn a_program_enqueues_once_without_http() {
         let job = broker.prepare(Draft::new("noop", payload)).unwrap();
         broker.enqueue_once(vec![job], once, Arc::new(word)).await.unwrap()
     };
-    let Outcome::First { done: Some(Keyed::Accepted(receipts)), answer } = enqueue(r#"{"n": 7}"#).await else {
+    let Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer } = enqueue(r#"{"n": 7}"#).await else {
         panic!("there was no earlier request");
     };
     assert_eq!(receipts.accepted().map(|accepted| accepted.id.to_string()).collect::<String>(), answer.body);

@@ -12,7 +12,7 @@ use tickr::config::{Config, ServerUrl};
 use tickr::handlers::Registry;
 use tickr::job::{JobId, State};
 use tickr::services::{Options, Services};
-use tickr::store::{Keyed, Store, StoreSettings};
+use tickr::store::{EnqueueOutcome, Store, StoreSettings};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -35,8 +35,8 @@ async fn load(broker: &Broker, over: &CancellationToken) -> (Vec<JobId>, usize) 
         let jobs = jobs.map(|job| broker.prepare(draft(&job)).unwrap()).collect();
         let answer = match key {
             Some(_) => broker.enqueue_keyed(jobs).await.map(|answer| match answer {
-                Keyed::Accepted(receipts) => receipts.accepted().cloned().collect(),
-                Keyed::Taken(taken) => panic!("the key is its own: {taken:?}"),
+                EnqueueOutcome::Accepted(receipts) => receipts.accepted().cloned().collect(),
+                EnqueueOutcome::Taken(taken) => panic!("the key is its own: {taken:?}"),
             }),
             None => broker.enqueue_all(jobs).await,
         };

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sqlx::Connection;
-use tickr::job::{Action, Actor, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, Standing, State};
+use tickr::job::{
+    Action, Actor, DeadLetterStatus, Filter, JobId, NewJob, NewOperation, OperationParams, RunnerId, State,
+};
 use tickr::store::{Answer as Kept, Original, Store, StoreSettings};
 use uuid::Uuid;
 
@@ -357,7 +359,7 @@ async fn a_lost_commit_in_a_batch_neither_repeats_nor_skips_a_job() {
     let operation = NewOperation {
         id: Uuid::now_v7(),
         action: Action::Replay,
-        filter: Filter { state: Some(State::Failed), dead: Some(Standing::Open), ..Filter::default() },
+        filter: Filter { state: Some(State::Failed), dead: Some(DeadLetterStatus::Open), ..Filter::default() },
         params: OperationParams::default(),
         rate: None,
     };

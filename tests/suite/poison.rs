@@ -11,7 +11,7 @@ use sqlx::Row;
 use tickr::config::Config;
 use tickr::handlers::Registry;
 use tickr::job::{Actor, JobId, State};
-use tickr::store::{MOST_LOSSES, SUSPECT_FROM};
+use tickr::store::{MAX_LOSSES, SUSPECT_FROM};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -150,7 +150,7 @@ async fn assert_only_culprits_failed(tickr: &TestApp, culprits: &[JobId]) {
     let most = "SELECT job_id, COUNT(*) FROM attempts WHERE verdict = 'lost' GROUP BY job_id";
     for row in sqlx::query(most).fetch_all(&mut tickr.mysql().await).await.unwrap() {
         let (id, losses): (JobId, i64) = (JobId::from_uuid(row.get(0)), row.get(1));
-        let allowed = if culprits.contains(&id) { MOST_LOSSES } else { 2 };
+        let allowed = if culprits.contains(&id) { MAX_LOSSES } else { 2 };
         assert!(losses <= i64::from(allowed), "{id} lost {losses} attempts");
     }
 }
@@ -167,8 +167,8 @@ async fn a_job_that_aborts_its_runners_fails_and_its_neighbours_lose_two_attempt
     println!("{} deaths, {} attempts lost", fleet.deaths, lost(&tickr).await);
     // The third attempt killed no runner.
     assert_eq!(fleet.deaths, SUSPECT_FROM);
-    assert_eq!(tickr.verdicts(culprit).await, vec!["lost"; MOST_LOSSES as usize]);
-    assert!(lost(&tickr).await > i64::from(MOST_LOSSES), "nothing ran beside it");
+    assert_eq!(tickr.verdicts(culprit).await, vec!["lost"; MAX_LOSSES as usize]);
+    assert!(lost(&tickr).await > i64::from(MAX_LOSSES), "nothing ran beside it");
     assert_only_culprits_failed(&tickr, &[culprit]).await;
     tickr.assert_sound().await;
     fleet.stop().await;

@@ -10,7 +10,7 @@ use serde_json::json;
 use tickr::config::{Config, ServerUrl};
 use tickr::event::{Event, Health};
 use tickr::handlers::Registry;
-use tickr::index::Line;
+use tickr::index::Lane;
 use tickr::job::{Priority, State};
 use tickr::services::{Options, Services};
 use tokio::time::Instant;
@@ -221,7 +221,7 @@ async fn a_lost_note_of_what_a_full_list_left_out_comes_back_within_the_bound() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refill_that_took_too_long_leaves_its_successors_lock_alone() {
     let tickr = TestApp::start().await;
-    let (index, line) = (tickr.app.index(), Line::new(&"elsewhere".parse().unwrap(), Priority::NORMAL));
+    let (index, line) = (tickr.app.index(), Lane::new(&"elsewhere".parse().unwrap(), Priority::NORMAL));
     let (mut redis, overflow, lock) = (tickr.redis().await, tickr.key("overflow"), tickr.key("refill:elsewhere"));
     redis.hset(&overflow, line.as_str(), "1000").await.unwrap();
     let slow = index.begin_refill(&line).await.unwrap().unwrap();

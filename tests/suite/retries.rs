@@ -9,7 +9,7 @@ use serde_json::json;
 use tickr::config::KindConfig;
 use tickr::handlers::{Context, Kind, Registry};
 use tickr::job::{JobId, State};
-use tickr::store::MOST_SPARED;
+use tickr::store::MAX_SPARED;
 
 use crate::support::{TestApp, eventually};
 
@@ -93,9 +93,9 @@ async fn snoozes_are_bounded_and_then_count_as_failures() {
     let id = tickr.enqueue(job).await;
     let job = tickr.until(id, State::Failed).await;
     let verdicts = tickr.verdicts(id).await;
-    assert_eq!(verdicts.len(), MOST_SPARED as usize + 2);
-    assert!(verdicts[..MOST_SPARED as usize].iter().all(|verdict| verdict == "snoozed"));
-    assert_eq!(verdicts[MOST_SPARED as usize..], ["failed", "failed"]);
+    assert_eq!(verdicts.len(), MAX_SPARED as usize + 2);
+    assert!(verdicts[..MAX_SPARED as usize].iter().all(|verdict| verdict == "snoozed"));
+    assert_eq!(verdicts[MAX_SPARED as usize..], ["failed", "failed"]);
     assert_eq!(job["attempt"], 2);
     tickr.assert_sound().await;
     tickr.stop().await;
@@ -106,7 +106,7 @@ async fn a_retry_by_an_operator_gives_all_snoozes_back() {
     let tickr = TestApp::start().await;
     let job = json!({"kind": "fail", "payload": {"snooze_ms": 0}, "max_attempts": 1});
     let id = tickr.enqueue(job).await;
-    let mut expected = vec!["snoozed"; MOST_SPARED as usize];
+    let mut expected = vec!["snoozed"; MAX_SPARED as usize];
     expected.push("failed");
     for life in 1..=2 {
         tickr.until_attempts(id, expected.len() * life).await;
@@ -293,10 +293,10 @@ async fn a_job_may_be_interrupted_however_often_it_snoozed_before_an_operator_re
     let tickr = tickr.restart().await;
     let verdicts = eventually("the interrupted attempt is in the ledger", || async {
         let verdicts = tickr.verdicts(id).await;
-        (verdicts.len() > MOST_SPARED as usize + 1).then_some(verdicts)
+        (verdicts.len() > MAX_SPARED as usize + 1).then_some(verdicts)
     })
     .await;
-    assert_eq!(verdicts[MOST_SPARED as usize + 1], "interrupted");
+    assert_eq!(verdicts[MAX_SPARED as usize + 1], "interrupted");
     tickr.post(&format!("/v1/jobs/{id}/cancel"), json!({})).await;
     tickr.until(id, State::Cancelled).await;
     tickr.stop().await;

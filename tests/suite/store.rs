@@ -13,8 +13,8 @@ use tickr::job::{
 };
 use tickr::services::{Options, Services};
 use tickr::store::{
-    Again, Answer, Claim, Claimant, Claimed, Keyed, LapseRule, Lapsed, LiveAttempt, Moved, Once, Outcome, Receipts,
-    Settled, Settlement, Split, Store, StoreError, StoreSettings, Wording,
+    ActionOutcome, Again, Answer, Claim, Claimant, Claimed, EnqueueOutcome, IdempotentRequest, LapseRule, Lapsed,
+    LiveAttempt, Outcome, Receipts, ResponseBuilder, Settled, Settlement, Split, Store, StoreError, StoreSettings,
 };
 
 use crate::support::{Proxy, connect, database, drop_database, eventually};
@@ -189,8 +189,8 @@ async fn concurrent_inserts_share_their_commits() {
     }
     let plain = commits().await - before;
     // Requests with idempotency keys share their commits as well.
-    let word: Wording<Receipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
-    let once = |n: u8| test.store.insert_once(vec![job()], Once::new([n; 32], [n; 32]), Arc::clone(&word));
+    let word: ResponseBuilder<Receipts> = Arc::new(|_| Answer { status: 201, body: "{}".into() });
+    let once = |n: u8| test.store.insert_once(vec![job()], IdempotentRequest::new([n; 32], [n; 32]), Arc::clone(&word));
     once(0).await.unwrap();
     let before = commits().await;
     for outcome in futures_util::future::join_all((1..=50).map(once)).await {
@@ -246,8 +246,8 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         let mut holders = BTreeSet::new();
         for answer in answers {
             match answer.unwrap() {
-                Keyed::Accepted(receipts) => winners.extend(receipts.accepted().map(|accepted| accepted.id)),
-                Keyed::Taken(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
+                EnqueueOutcome::Accepted(receipts) => winners.extend(receipts.accepted().map(|accepted| accepted.id)),
+                EnqueueOutcome::Taken(taken) => assert!(holders.insert(taken[0].1.id) || holders.len() == 1),
             }
         }
         assert_eq!((winners.len(), &winners), (1, &holders), "{key:?}");
@@ -261,10 +261,10 @@ async fn a_unique_key_admits_one_of_twenty_and_is_free_when_its_job_ends() {
         let claimed = test.claimed(*id).await;
         assert!(matches!(test.store.settle(settlement(&claimed, verdict)).await.unwrap(), Settled::Done { .. }));
     }
-    assert_eq!(test.store.cancel(holders[3], &Actor::tickr()).await.unwrap(), Moved::Done(State::Cancelled));
+    assert_eq!(test.store.cancel(holders[3], &Actor::tickr()).await.unwrap(), ActionOutcome::Done(State::Cancelled));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 0);
     // A retry takes the unique key again, unless another job has it.
-    assert!(matches!(test.store.retry(holders[3], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
+    assert!(matches!(test.store.retry(holders[3], &Actor::tickr()).await.unwrap(), ActionOutcome::Waits(_)));
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
     test.stop().await;
 }
@@ -275,11 +275,11 @@ async fn a_batch_with_a_taken_key_writes_nothing() {
     let first = keyed("a");
     test.store.insert_keyed(vec![first.clone()]).await.unwrap();
     let answer = test.store.insert_keyed(vec![job(), keyed("b"), keyed("a"), job()]).await.unwrap();
-    let Keyed::Taken(taken) = answer else { panic!("{answer:?}") };
+    let EnqueueOutcome::Taken(taken) = answer else { panic!("{answer:?}") };
     assert_eq!(taken.iter().map(|(place, holder)| (*place, holder.id)).collect::<Vec<_>>(), [(2, first.id)]);
     assert_eq!(test.count("SELECT COUNT(*) FROM jobs").await, 1);
     assert_eq!(test.count("SELECT COUNT(*) FROM unique_keys").await, 1);
-    assert!(matches!(test.store.insert_keyed(vec![keyed("b")]).await.unwrap(), Keyed::Accepted(_)));
+    assert!(matches!(test.store.insert_keyed(vec![keyed("b")]).await.unwrap(), EnqueueOutcome::Accepted(_)));
     test.stop().await;
 }
 
@@ -568,7 +568,7 @@ async fn a_cancel_and_a_settle_that_waited_for_their_row_come_after_the_wait() {
     test.until_said("DELETE FROM owed", 1).await;
     let before: chrono::NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(&mut *tx).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(cancel.await.unwrap().unwrap(), Moved::Done(State::Cancelled));
+    assert_eq!(cancel.await.unwrap().unwrap(), ActionOutcome::Done(State::Cancelled));
     for settle in settles {
         assert!(matches!(settle.await.unwrap().unwrap(), Settled::Done { .. }));
     }
@@ -624,7 +624,7 @@ async fn a_success_that_was_asked_to_stop_says_so() {
     let test = TestStore::start().await;
     let accepted = test.store.insert(vec![job()]).await.unwrap();
     let claimed = test.claimed(accepted[0].id).await;
-    assert_eq!(test.store.cancel(claimed.id, &Actor::tickr()).await.unwrap(), Moved::Asked);
+    assert_eq!(test.store.cancel(claimed.id, &Actor::tickr()).await.unwrap(), ActionOutcome::Asked);
     let done = test.store.settle(settlement(&claimed, Verdict::Succeeded)).await.unwrap();
     assert!(matches!(done, Settled::Done { state: State::Completed, .. }), "{done:?}");
     let asked = "SELECT COUNT(*) FROM attempts WHERE end_state = 'completed' AND cancel_requested_at IS NOT NULL";
@@ -933,7 +933,10 @@ async fn the_tallies_add_up_after_every_kind_of_end() {
             1 => Verdict::Rejected,
             2 => Verdict::Failed,
             3 => {
-                assert_eq!(test.store.cancel(*id, &Actor::tickr()).await.unwrap(), Moved::Done(State::Cancelled));
+                assert_eq!(
+                    test.store.cancel(*id, &Actor::tickr()).await.unwrap(),
+                    ActionOutcome::Done(State::Cancelled)
+                );
                 continue;
             }
             _ => continue,
@@ -943,7 +946,7 @@ async fn the_tallies_add_up_after_every_kind_of_end() {
     }
     // Two of the rejected jobs are retried, and one of them ends again.
     for at in [2, 12] {
-        assert!(matches!(test.store.retry(ids[at], &Actor::tickr()).await.unwrap(), Moved::Waits(_)));
+        assert!(matches!(test.store.retry(ids[at], &Actor::tickr()).await.unwrap(), ActionOutcome::Waits(_)));
     }
     let claimed = test.claimed(ids[2]).await;
     assert_eq!((claimed.attempt, claimed.number), (1, 2));
@@ -990,7 +993,7 @@ async fn callers_that_go_away_at_any_moment_leave_no_transaction_and_no_dead_con
     // There are more calls at once than connections, and each call gets one.
     let calls = (0..16).map(|n| test.store.insert_keyed(vec![keyed(&format!("after-{n}"))]));
     for answer in futures_util::future::join_all(calls).await {
-        let Keyed::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
+        let EnqueueOutcome::Accepted(accepted) = answer.unwrap() else { panic!("the key is free") };
         // An acknowledged job is visible to every session.
         let seen: i64 = sqlx::query_scalar("SELECT COUNT(*) FROM owed WHERE id = ?")
             .bind(accepted.accepted().next().unwrap().id.uuid())
@@ -1062,7 +1065,7 @@ async fn a_commit_whose_answer_is_lost_is_recognised_and_not_repeated() {
 
     proxy.cut_after("COMMIT");
     let two = keyed("k");
-    let Keyed::Accepted(accepted) = test.store.insert_keyed(vec![two.clone(), job()]).await.unwrap() else {
+    let EnqueueOutcome::Accepted(accepted) = test.store.insert_keyed(vec![two.clone(), job()]).await.unwrap() else {
         panic!("the key is its own");
     };
     assert_eq!(accepted.accepted().map(|a| a.id).collect::<Vec<_>>()[0], two.id);
@@ -1107,10 +1110,10 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
 
     // A cancel of a waiting job, of a running job, and of a job that is over.
     for (id, answer) in [
-        (ids[2], Moved::Done(State::Cancelled)),
-        (ids[0], Moved::Asked),
-        (ids[3], Moved::Done(State::Cancelled)),
-        (JobId::new(), Moved::Missing),
+        (ids[2], ActionOutcome::Done(State::Cancelled)),
+        (ids[0], ActionOutcome::Asked),
+        (ids[3], ActionOutcome::Done(State::Cancelled)),
+        (JobId::new(), ActionOutcome::Missing),
     ] {
         proxy.cut_after("COMMIT");
         assert_eq!(test.store.cancel(id, &Actor::tickr()).await.unwrap(), answer);
@@ -1122,11 +1125,11 @@ async fn a_lost_answer_to_a_claim_a_cancel_a_retry_or_a_reap_changes_nothing() {
     // The job is retried once.
     proxy.cut_after("COMMIT");
     assert!(
-        matches!(test.store.retry(ids[2], &Actor::tickr()).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2])
+        matches!(test.store.retry(ids[2], &Actor::tickr()).await.unwrap(), ActionOutcome::Waits(receipt) if receipt.id == ids[2])
     );
     proxy.cut_after("COMMIT");
     assert!(
-        matches!(test.store.run_now(ids[2], &Actor::tickr()).await.unwrap(), Moved::Waits(receipt) if receipt.id == ids[2])
+        matches!(test.store.run_now(ids[2], &Actor::tickr()).await.unwrap(), ActionOutcome::Waits(receipt) if receipt.id == ids[2])
     );
     assert_eq!(proxy.cuts(), 8);
     assert_eq!(test.count("SELECT COUNT(*) FROM owed WHERE state = 'waiting' AND attempt = 1 AND spared = 1").await, 1);

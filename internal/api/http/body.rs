@@ -18,13 +18,13 @@ use crate::handlers::{self, wording};
 use crate::job::{InvalidName, JobId, Name};
 
 /// Maximum nesting of a body. Deeper JSON is an attack on the parser, not a payload.
-const MOST_LEVELS: usize = 64;
+const MAX_LEVELS: usize = 64;
 /// Maximum number of fields of a wrong type in one response.
-const MOST_PROBLEMS: usize = 20;
+const MAX_PROBLEMS: usize = 20;
 /// Maximum size of a body that is parsed again to find more than its first error.
-const MOST_BYTES_READ_AGAIN: usize = 64 << 10;
+const MAX_BYTES_READ_AGAIN: usize = 64 << 10;
 /// Number of bytes that are still read and discarded from a body that is too large.
-const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
+const MAX_FORGOTTEN_BYTES: usize = 8 << 20;
 
 /// A JSON body of type `T`, and its text. Unknown fields are errors.
 pub(crate) struct Body<T>(pub(crate) T, pub(crate) Vec<u8>);
@@ -61,7 +61,7 @@ async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> 
         size += chunk.len();
         if size <= limit {
             kept.extend_from_slice(&chunk);
-        } else if size > limit + MOST_FORGOTTEN_BYTES {
+        } else if size > limit + MAX_FORGOTTEN_BYTES {
             break;
         }
     }
@@ -74,8 +74,8 @@ async fn read(body: axum::body::Body, limit: usize) -> Result<Vec<u8>, Problem> 
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     // Checked before any parser that recurses.
-    if deeper_than(bytes, MOST_LEVELS) {
-        return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MOST_LEVELS} levels deep")));
+    if deeper_than(bytes, MAX_LEVELS) {
+        return Err(Problem::new(Code::TooDeep, format!("the body is nested more than {MAX_LEVELS} levels deep")));
     }
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let parsed: Result<Object<T>, _> = serde_path_to_error::deserialize(&mut reader);
@@ -107,11 +107,11 @@ fn not_json(error: &serde_json::Error) -> String {
 fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> Vec<handlers::Problem> {
     let mut problems = vec![first];
     let Ok(mut body) = serde_json::from_slice::<serde_json::Value>(bytes) else { return problems };
-    if bytes.len() > MOST_BYTES_READ_AGAIN {
+    if bytes.len() > MAX_BYTES_READ_AGAIN {
         return problems;
     }
     let mut wrong = problems[0].pointer.clone();
-    for _ in 0..2 * MOST_PROBLEMS {
+    for _ in 0..2 * MAX_PROBLEMS {
         if !without(&mut body, &wrong) {
             break;
         }
@@ -123,7 +123,7 @@ fn all_problems<T: DeserializeOwned>(bytes: &[u8], first: handlers::Problem) -> 
         if problems.iter().all(|known| known.pointer != next.pointer) {
             problems.push(next);
         }
-        if problems.len() >= MOST_PROBLEMS {
+        if problems.len() >= MAX_PROBLEMS {
             break;
         }
     }
@@ -306,7 +306,7 @@ mod tests {
             told(r#"{"from":1}"#),
             ["/from is not a field here; use kind, delay_ms, at, to", "/kind is required"]
         );
-        let long = format!(r#"{{"kind":"{}","delay_ms":-5,"at":"x"}}"#, "k".repeat(MOST_BYTES_READ_AGAIN));
+        let long = format!(r#"{{"kind":"{}","delay_ms":-5,"at":"x"}}"#, "k".repeat(MAX_BYTES_READ_AGAIN));
         assert_eq!(told(&long).len(), 1);
     }
 

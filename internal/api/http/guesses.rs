@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// Time without a failed request after which an address is forgotten.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Maximum number of addresses that are counted separately. All further addresses are counted as one.
-const MOST_ADDRESSES: usize = 1_024;
+const MAX_ADDRESSES: usize = 1_024;
 /// Minimum time between two log lines.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
@@ -61,9 +61,9 @@ impl Guesses {
     fn count(&self, address: IpAddr, now: Instant) -> Verdict {
         let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
         let mut address = network(address);
-        if lately.by.len() >= MOST_ADDRESSES && !lately.by.contains_key(&address) {
+        if lately.by.len() >= MAX_ADDRESSES && !lately.by.contains_key(&address) {
             lately.by.retain(|_, (_, last)| now.saturating_duration_since(*last) < REMEMBERED);
-            if lately.by.len() >= MOST_ADDRESSES {
+            if lately.by.len() >= MAX_ADDRESSES {
                 address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
             }
         }
@@ -126,7 +126,7 @@ mod tests {
         for n in 0..5_000_u32 {
             guesses.count(IpAddr::V4(Ipv4Addr::from_bits(n)), now);
         }
-        assert!(guesses.lately.lock().unwrap().by.len() <= MOST_ADDRESSES + 1);
+        assert!(guesses.lately.lock().unwrap().by.len() <= MAX_ADDRESSES + 1);
         assert_eq!(guesses.count(IpAddr::V4(Ipv4Addr::from_bits(6_000)), now).delay, LONGEST);
         // One IPv6 network counts as one client.
         let six = |n: u128| IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_u128 << 96) + n));

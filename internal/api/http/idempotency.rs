@@ -23,7 +23,7 @@ use crate::api::http::problem::{Code, Problem, describe_problem};
 use crate::broker::IdempotencyKey;
 use crate::handlers;
 use crate::job::{JobId, limits};
-use crate::store::{Answer, Keyed, Once, Outcome};
+use crate::store::{Answer, EnqueueOutcome, IdempotentRequest, Outcome};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -61,7 +61,7 @@ impl Key {
 
     /// Return the idempotent request, if it has an idempotency key. `call` identifies the route and the object; `body`
     /// is the JSON text of the body.
-    pub(crate) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<Once>, Problem> {
+    pub(crate) fn once(self, call: &str, body: Option<&[u8]>) -> Result<Option<IdempotentRequest>, Problem> {
         let Some(key) = self.0? else { return Ok(None) };
         let body: Option<&RawValue> = body.map(serde_json::from_slice).transpose().map_err(|error| {
             // The body has been parsed before, so this does not happen.
@@ -132,9 +132,14 @@ pub(crate) fn conclude<T>(
 
 /// Return the stored response of an earlier request with this idempotency key, or else `problem`. A request that is
 /// invalid on this runner may have been carried out before, for example on a runner that had the kind.
-pub(crate) async fn recall(api: &Api, once: Option<Once>, shows: Shows, problem: Problem) -> Result<Response, Problem> {
+pub(crate) async fn recall(
+    api: &Api,
+    once: Option<IdempotentRequest>,
+    shows: Shows,
+    problem: Problem,
+) -> Result<Response, Problem> {
     let Some(once) = once else { return Err(problem) };
-    match api.broker.store().recall::<Keyed>(once).await? {
+    match api.broker.store().recall::<EnqueueOutcome>(once).await? {
         Some(Outcome::Replayed(answer)) => Ok(respond(answer, true, shows)),
         _ => Err(problem),
     }

@@ -14,7 +14,7 @@ use crate::telemetry::{LogScope, in_log_scope};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Maximum length of an id that is accepted from the client.
-const MOST_ID_BYTES: usize = 128;
+const MAX_ID_BYTES: usize = 128;
 
 /// Methods that have a label of their own. A client may send any other method, and all of those share one label.
 const METHODS: [Method; 7] =
@@ -50,7 +50,7 @@ pub(crate) async fn observe(request: Request, next: Next) -> Response {
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     // Printable, and without characters that would break a log line or one of its fields.
     let legal = |b: &u8| b.is_ascii_alphanumeric() || b"-_.:/+=@".contains(b);
-    let fits = |value: &&HeaderValue| (1..=MOST_ID_BYTES).contains(&value.len()) && value.as_bytes().iter().all(legal);
+    let fits = |value: &&HeaderValue| (1..=MAX_ID_BYTES).contains(&value.len()) && value.as_bytes().iter().all(legal);
     let own = || HeaderValue::from_str(&uuid::Uuid::now_v7().to_string());
     headers.get(REQUEST_ID).filter(fits).cloned().or_else(|| own().ok()).unwrap_or(HeaderValue::from_static("none"))
 }

@@ -13,10 +13,10 @@ use crate::job::{JobId, State};
 use crate::store::{Holder, StoreError};
 
 /// Maximum number of errors in one response.
-const MOST_ERRORS: usize = 50;
+const MAX_ERRORS: usize = 50;
 /// Maximum sizes of the pointer and the detail of an error, because both may quote the request.
-const MOST_POINTER_BYTES: usize = 256;
-const MOST_DETAIL_BYTES: usize = 512;
+const MAX_POINTER_BYTES: usize = 256;
+const MAX_DETAIL_BYTES: usize = 512;
 
 /// The problem codes. They are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -279,8 +279,8 @@ impl Problem {
 
     /// Add an error if the limit allows it: a response must not be many times as long as its request.
     fn say(&mut self, pointer: &str, detail: &str) {
-        if self.errors.len() < MOST_ERRORS {
-            let (pointer, detail) = (cut(pointer, MOST_POINTER_BYTES), cut(detail, MOST_DETAIL_BYTES));
+        if self.errors.len() < MAX_ERRORS {
+            let (pointer, detail) = (cut(pointer, MAX_POINTER_BYTES), cut(detail, MAX_DETAIL_BYTES));
             self.errors.push(FieldError { pointer, detail });
         } else {
             self.unsaid += 1;
@@ -415,7 +415,7 @@ mod tests {
         let long = "ä".repeat(5_000);
         let problem = Problem::new(Code::InvalidRequest, "no").at("", vec![handlers::Problem::at(&long, &long)]);
         let error = &problem.errors[0];
-        assert!(error.pointer.len() <= MOST_POINTER_BYTES && error.detail.len() <= MOST_DETAIL_BYTES);
+        assert!(error.pointer.len() <= MAX_POINTER_BYTES && error.detail.len() <= MAX_DETAIL_BYTES);
         assert!(error.pointer.ends_with("ä…") && error.detail.ends_with("ä…"));
     }
 }

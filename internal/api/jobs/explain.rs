@@ -16,7 +16,7 @@ use crate::api::jobs::view::Moment;
 use crate::api::{Api, json};
 use crate::index::Health;
 use crate::job::{Job, State as JobState, Timestamp};
-use crate::store::{QueueSetting, RunnerSeen, SUSPECT_FROM, Standing};
+use crate::store::{QueuePosition, QueueSetting, RunnerSeen, SUSPECT_FROM};
 
 /// A runner without a heartbeat for this long counts as dead until its next heartbeat.
 const SILENT: Duration = Duration::from_secs(60);
@@ -92,7 +92,7 @@ pub(crate) enum ReasonCode {
 struct Evidence<'a> {
     job: &'a Job,
     at: Timestamp,
-    standing: Option<Standing>,
+    standing: Option<QueuePosition>,
     queue: Option<&'a QueueSetting>,
     permits: u32,
     runners: &'a [RunnerSeen],

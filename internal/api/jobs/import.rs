@@ -32,21 +32,21 @@ use crate::api::jobs::view::Moment;
 use crate::api::jobs::{NewJobBody, held_detail, key_taken, prepare};
 use crate::broker::IdempotencyKey;
 use crate::job::{Name, NewJob, OnConflict};
-use crate::store::{Answer, Keyed, Outcome, Placed, Receipts, StoreError};
+use crate::store::{Answer, EnqueueOutcome, Outcome, Placed, Receipts, StoreError};
 
 /// Maximum number of lines in one part.
-const MOST_LINES: usize = 500;
+const MAX_LINES: usize = 500;
 /// Maximum size of one part in bytes; a single line may be larger.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of times that a part is written again without the lines whose unique keys are taken.
-const MOST_ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 /// Maximum size and time for reading and discarding the rest of the body after the import has ended.
-const MOST_FORGOTTEN_BYTES: usize = 8 << 20;
+const MAX_FORGOTTEN_BYTES: usize = 8 << 20;
 const FORGETTING: Duration = Duration::from_secs(2);
 /// The same time after the API key of the import was revoked.
 const FORGETTING_STRANGERS: Duration = Duration::from_millis(250);
 /// Maximum number of times that a part is submitted while MySQL is overloaded.
-const MOST_TRIES: u32 = 8;
+const MAX_TRIES: u32 = 8;
 
 /// Parameters of an import.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -246,7 +246,7 @@ struct Import {
     /// Number of parts carried out so far.
     part: u64,
     /// A line that was already read and begins the next part.
-    next: Option<Line>,
+    next: Option<ImportedLine>,
     end: ImportEnd,
     state: Progress,
     /// The span of the import, which ends with it.
@@ -257,7 +257,7 @@ struct Import {
 }
 
 /// One line of the body: its number, and its text or the problem with it.
-struct Line {
+struct ImportedLine {
     number: u64,
     text: Result<Vec<u8>, Problem>,
 }
@@ -368,7 +368,7 @@ impl Import {
 
     async fn read_part(&mut self) -> Part {
         let mut part = Part::default();
-        while part.jobs.len() + part.refused.len() < MOST_LINES {
+        while part.jobs.len() + part.refused.len() < MAX_LINES {
             let read = match self.next.take() {
                 Some(line) => Ok(Some(line)),
                 None => self.lines.next().await,
@@ -384,7 +384,7 @@ impl Import {
                     break;
                 }
             };
-            if part.bytes > 0 && part.bytes + line.text.as_ref().map_or(0, Vec::len) > MOST_BYTES {
+            if part.bytes > 0 && part.bytes + line.text.as_ref().map_or(0, Vec::len) > MAX_BYTES {
                 self.next = Some(line);
                 break;
             }
@@ -435,7 +435,7 @@ impl Import {
         });
         let mut jobs: Vec<(usize, NewJob)> = part.into_iter().map(|(_, job, _)| job).enumerate().collect();
         let mut taken: Vec<(usize, Problem)> = Vec::new();
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let places: Vec<usize> = jobs.iter().map(|(place, _)| *place).collect();
             let refusals: Vec<(usize, String)> =
                 taken.iter().map(|(place, problem)| (*place, problem.detail.clone())).collect();
@@ -445,10 +445,10 @@ impl Import {
             let (kept, replayed, holders) = match outcome {
                 Outcome::First { answer, .. } => (answer, false, Vec::new()),
                 Outcome::Replayed(answer) => (answer, true, Vec::new()),
-                Outcome::Refused(Keyed::Taken(holders)) => {
+                Outcome::Refused(EnqueueOutcome::Taken(holders)) => {
                     (Answer { status: 200, body: String::new() }, false, holders)
                 }
-                Outcome::Refused(Keyed::Accepted(_)) | Outcome::Conflict => {
+                Outcome::Refused(EnqueueOutcome::Accepted(_)) | Outcome::Conflict => {
                     return Err(Problem::new(
                         Code::IdempotencyConflict,
                         "this idempotency key belongs to an import of other lines; nothing more was accepted",
@@ -489,9 +489,9 @@ impl Import {
     async fn hand_in(
         &mut self,
         jobs: Vec<NewJob>,
-        once: Option<crate::store::Once>,
-        word: crate::store::Wording<Receipts>,
-    ) -> Result<Outcome<Keyed>, Problem> {
+        once: Option<crate::store::IdempotentRequest>,
+        word: crate::store::ResponseBuilder<Receipts>,
+    ) -> Result<Outcome<EnqueueOutcome>, Problem> {
         let mut pause = Duration::from_millis(50);
         for attempt in 1.. {
             let outcome =
@@ -502,16 +502,16 @@ impl Import {
                     }
                     None => self.api.broker.enqueue_keyed_for(self.asker.producer(), jobs.clone()).await.map(|keyed| {
                         match keyed {
-                            Keyed::Accepted(receipts) => {
+                            EnqueueOutcome::Accepted(receipts) => {
                                 let answer = word(&receipts);
-                                Outcome::First { done: Some(Keyed::Accepted(receipts)), answer }
+                                Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer }
                             }
-                            taken @ Keyed::Taken(_) => Outcome::Refused(taken),
+                            taken @ EnqueueOutcome::Taken(_) => Outcome::Refused(taken),
                         }
                     }),
                 };
             match outcome {
-                Err(StoreError::Overloaded { .. }) if attempt < MOST_TRIES => {
+                Err(StoreError::Overloaded { .. }) if attempt < MAX_TRIES => {
                     tokio::time::sleep(pause).await;
                     pause *= 2;
                 }
@@ -583,13 +583,13 @@ impl Lines {
     }
 
     /// Return the number of the last line that was read, not counting `next`.
-    fn skipped_to(&self, next: Option<&Line>) -> u64 {
+    fn skipped_to(&self, next: Option<&ImportedLine>) -> u64 {
         next.map_or(self.number, |line| line.number - 1)
     }
 
     /// Return the next line that is not empty, or `None` at the end. Return an error when the body broke off or came
     /// too slowly.
-    async fn next(&mut self) -> Result<Option<Line>, Problem> {
+    async fn next(&mut self) -> Result<Option<ImportedLine>, Problem> {
         // A line that is too long is read to its end and discarded.
         let mut forgotten = false;
         loop {
@@ -617,17 +617,17 @@ impl Lines {
             self.number += 1;
             if forgotten || text.len() > self.limit {
                 let detail = format!("the line is larger than {} bytes; TICKR_BODY_LIMIT sets this limit", self.limit);
-                return Ok(Some(Line { number: self.number, text: Err(Problem::new(Code::TooLarge, detail)) }));
+                return Ok(Some(ImportedLine { number: self.number, text: Err(Problem::new(Code::TooLarge, detail)) }));
             }
             if text.iter().any(|byte| !byte.is_ascii_whitespace()) {
-                return Ok(Some(Line { number: self.number, text: Ok(text) }));
+                return Ok(Some(ImportedLine { number: self.number, text: Ok(text) }));
             }
         }
     }
 
     /// Read and discard the rest of the body, up to a bound.
     async fn forget(&mut self) {
-        let mut most = MOST_FORGOTTEN_BYTES;
+        let mut most = MAX_FORGOTTEN_BYTES;
         while let (false, Some(Ok(bytes))) = (self.ended, self.body.next().await) {
             most = most.saturating_sub(bytes.len());
             self.ended = most == 0;
@@ -654,7 +654,7 @@ mod tests {
             chunks.iter().map(|chunk| Ok(Bytes::copy_from_slice(chunk.as_bytes()))).collect();
         let mut lines = Lines::new(Body::from_stream(stream::iter(chunks)), limit, Duration::from_secs(9));
         let mut all = Vec::new();
-        while let Some(Line { number, text }) = lines.next().await.unwrap() {
+        while let Some(ImportedLine { number, text }) = lines.next().await.unwrap() {
             all.push((number, text.map(|text| String::from_utf8(text).unwrap()).map_err(|problem| problem.code)));
         }
         all

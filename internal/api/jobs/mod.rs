@@ -41,7 +41,10 @@ use crate::api::{Api, json};
 use crate::broker::Draft;
 use crate::handlers;
 use crate::job::{Actor, Due, Filter, JobId, Name, NewJob, OnConflict, Producer, TraceContext, limits};
-use crate::store::{Answer, Holder, Keyed, Moved, Once, Placed, Receipts, Steer, Steered, Wording};
+use crate::store::{
+    ActionOutcome, Answer, EnqueueOutcome, Holder, IdempotentRequest, JobAction, Placed, Receipts, ResponseBuilder,
+    Steered,
+};
 
 /// A job to enqueue.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -164,14 +167,14 @@ async fn accept(
     api: &Api,
     producer: &Producer,
     jobs: Vec<NewJob>,
-    once: Option<Once>,
+    once: Option<IdempotentRequest>,
     shows: Shows,
-    word: Wording<Receipts>,
+    word: ResponseBuilder<Receipts>,
     taken: impl FnOnce(&[(usize, Holder)]) -> Problem,
 ) -> Result<Response, Problem> {
-    let answer = |keyed: Keyed, word: &Wording<Receipts>| match keyed {
-        Keyed::Accepted(receipts) => Ok(respond(word(&receipts), false, shows)),
-        Keyed::Taken(holders) => Err(taken(&holders)),
+    let answer = |keyed: EnqueueOutcome, word: &ResponseBuilder<Receipts>| match keyed {
+        EnqueueOutcome::Accepted(receipts) => Ok(respond(word(&receipts), false, shows)),
+        EnqueueOutcome::Taken(holders) => Err(taken(&holders)),
     };
     match once {
         None => answer(api.broker.enqueue_keyed_for(producer, jobs).await?, &word),
@@ -566,7 +569,7 @@ pub(crate) async fn cancel(
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, Steer::Cancel, &who, key).await
+    steer(&api, id, JobAction::Cancel, &who, key).await
 }
 
 /// Retry a failed or cancelled job
@@ -589,7 +592,7 @@ pub(crate) async fn retry(
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, Steer::Retry, &who, key).await
+    steer(&api, id, JobAction::Retry, &who, key).await
 }
 
 /// Run a waiting job now
@@ -612,25 +615,26 @@ pub(crate) async fn run_now(
     IdPath(id): IdPath,
     key: Key,
 ) -> Result<Response, Problem> {
-    steer(&api, id, Steer::RunNow, &who, key).await
+    steer(&api, id, JobAction::RunNow, &who, key).await
 }
 
-async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Result<Response, Problem> {
+async fn steer(api: &Api, id: JobId, steer: JobAction, who: &Actor, key: Key) -> Result<Response, Problem> {
     let (word, refusal) = match steer {
-        Steer::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
-        Steer::Retry => (
+        JobAction::Cancel => ("cancel", "a job that has ended cannot be cancelled"),
+        JobAction::Retry => (
             "retry",
             "only a failed or cancelled job that was not replayed and whose unique key is free can be retried",
         ),
-        Steer::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
+        JobAction::RunNow => ("run-now", "only a waiting or retrying job can be run now"),
     };
-    let refused = |moved: Moved| match moved {
-        Moved::Refused(state) => {
+    let refused = |moved: ActionOutcome| match moved {
+        ActionOutcome::Refused(state) => {
             Problem::new(Code::WrongState, format!("{refusal}; this one is {state}")).in_state(state)
         }
         _ => missing(id),
     };
-    let status = |moved: &Moved| if *moved == Moved::Asked { StatusCode::ACCEPTED } else { StatusCode::OK };
+    let status =
+        |moved: &ActionOutcome| if *moved == ActionOutcome::Asked { StatusCode::ACCEPTED } else { StatusCode::OK };
     if let Some(once) = key.once(&format!("POST /v1/jobs/{id}/{word}"), None)? {
         let word = move |steered: &Steered| {
             worded(status(&steered.moved), &JobView::read(steered.job.clone(), Some(steered.attempts.clone())))
@@ -639,12 +643,12 @@ async fn steer(api: &Api, id: JobId, steer: Steer, who: &Actor, key: Key) -> Res
         return conclude(outcome, Shows::Job, |moved| Err(refused(moved)));
     }
     let moved = match steer {
-        Steer::Cancel => api.broker.cancel(id, who).await?,
-        Steer::Retry => api.broker.retry(id, who).await?,
-        Steer::RunNow => api.broker.run_now(id, who).await?,
+        JobAction::Cancel => api.broker.cancel(id, who).await?,
+        JobAction::Retry => api.broker.retry(id, who).await?,
+        JobAction::RunNow => api.broker.run_now(id, who).await?,
     };
     match moved {
-        Moved::Refused(_) | Moved::Missing => Err(refused(moved)),
+        ActionOutcome::Refused(_) | ActionOutcome::Missing => Err(refused(moved)),
         done => Ok(tagged(status(&done), &read(api, id).await?)),
     }
 }

@@ -21,7 +21,7 @@ use crate::event::Event;
 use crate::job::State as JobState;
 
 /// Maximum wait of one request.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Interval at which the store is read while another runner may be executing the job.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -73,7 +73,7 @@ pub(crate) async fn result(
 ) -> Result<Response, Problem> {
     let wait = match asked.wait.as_deref() {
         None => Duration::ZERO,
-        Some(text) => parse_wait(text).filter(|wait| *wait <= LONGEST_WAIT).ok_or_else(|| {
+        Some(text) => parse_wait(text).filter(|wait| *wait <= MAX_WAIT).ok_or_else(|| {
             Problem::new(Code::InvalidRequest, "wait must be a number with ms, s or m, such as 30s, and at most 60s")
         })?,
     };

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use crate::handlers::Kind as _;
 use crate::handlers::http::{HttpCallback, exchange_of_success};
 use crate::job::{
-    Attempt, DeadLetter, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy, ScheduledBy, Standing,
-    State, Timestamp, TraceContext, Verdict,
+    Attempt, DeadLetter, DeadLetterStatus, Exchange, ExchangeResponse, Job, JobId, NewJob, Progress, RetryPolicy,
+    ScheduledBy, State, Timestamp, TraceContext, Verdict,
 };
 use crate::store::Accepted;
 
@@ -216,7 +216,7 @@ pub(crate) struct DeadLetterView {
     #[schema(value_type = String, format = DateTime)]
     pub(crate) failed_at: Moment,
     #[schema(value_type = StandingWord)]
-    pub(crate) standing: Standing,
+    pub(crate) standing: DeadLetterStatus,
     /// Time since which it has this status.
     #[schema(value_type = String, format = DateTime)]
     pub(crate) since: Moment,

@@ -16,9 +16,9 @@ const FRESH: Duration = Duration::from_secs(10);
 /// Maximum time for which a request waits for MySQL to read the view. After that it is answered without warnings.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Maximum number of runners that are read.
-const MOST_RUNNERS: u32 = 1_000;
+const MAX_RUNNERS: u32 = 1_000;
 /// Maximum number of warnings in one response.
-const MOST_WARNINGS: usize = 20;
+const MAX_WARNINGS: usize = 20;
 
 /// The queues that living runners serve, with the kinds of those runners.
 type Served = HashMap<Name, HashSet<Name>>;
@@ -52,7 +52,7 @@ impl Warnings {
             });
             let unserved = served.as_deref().and_then(|served| unserved(served, job));
             for warning in [paused, unserved].into_iter().flatten() {
-                if warnings.len() < MOST_WARNINGS && !warnings.contains(&warning) {
+                if warnings.len() < MAX_WARNINGS && !warnings.contains(&warning) {
                     warnings.push(warning);
                 }
             }
@@ -69,7 +69,7 @@ impl Warnings {
             }
             view.asked = Some(Instant::now());
         }
-        let read = tokio::time::timeout(PATIENCE, store.runners(MOST_RUNNERS)).await;
+        let read = tokio::time::timeout(PATIENCE, store.runners(MAX_RUNNERS)).await;
         let served = match read {
             Ok(Ok(runners)) => Some(Arc::new(served_by(&runners))),
             // The old view may be wrong by now, so give no warnings at all.

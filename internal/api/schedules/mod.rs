@@ -26,8 +26,8 @@ use crate::job::{
     Actor, Cadence, Dst, Misfire, Name, NewJob, Overlap, Schedule, ScheduleDraft, SkipCause, Timestamp, Zone, floor_ms,
 };
 use crate::store::{
-    Accepted, Answer, Deleted, Origin, Pause, Put, Scheduled, TickLine, Triggered, UnreadableSchedule, VersionTag,
-    Wording,
+    Accepted, Answer, Deleted, Origin, Pause, Put, ResponseBuilder, Scheduled, TickLine, Triggered, UnreadableSchedule,
+    VersionTag,
 };
 
 /// Number of next ticks that the view of a schedule has.
@@ -131,7 +131,7 @@ macro_rules! words {
 
 words! {
     /// The rule for the change to and from daylight saving time.
-    DstWord { Once, Skip, Both }
+    DstWord { IdempotentRequest, Skip, Both }
     /// The rule for missed ticks.
     MisfireWord { Skip, One, All }
     /// The overlap policy.
@@ -673,7 +673,7 @@ async fn fire(
     };
     let word = overlap.map_or("", Overlap::as_str);
     let once = key.once(&format!("POST /v1/schedules/{name}/trigger {word}"), None)?;
-    let word = |job: &NewJob| -> Wording<Accepted> {
+    let word = |job: &NewJob| -> ResponseBuilder<Accepted> {
         let job = job.clone();
         Arc::new(move |accepted: &Accepted| {
             let mut job = job.clone();

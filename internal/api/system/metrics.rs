@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use crate::api::Api;
 use crate::api::http::problem::Problem;
 use crate::event::Health;
-use crate::index::{Index, Line};
+use crate::index::{Index, Lane};
 use crate::job::{Name, State as JobState};
 use crate::store::{RunnerSeen, Stats, Store};
 use crate::telemetry::metrics_page;
@@ -39,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Maximum time for counting.
 const COUNT_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of runners that are read, living ones first.
-const MOST_RUNNERS: u32 = 200;
+const MAX_RUNNERS: u32 = 200;
 /// Age of the last heartbeat after which a runner does not count as alive, even if no other runner has declared it dead
 /// yet.
 const ALIVE: Duration = Duration::from_secs(120);
@@ -115,7 +115,7 @@ impl Shared {
     async fn read(&self) {
         let store = async {
             // The short query for the runners shows whether MySQL answers; counting a large backlog may take longer.
-            let runners = answer_within(LIMIT, self.store.runners(MOST_RUNNERS)).await;
+            let runners = answer_within(LIMIT, self.store.runners(MAX_RUNNERS)).await;
             gauge!("tickr_up", "server" => "mysql").set(f64::from(runners.is_some()));
             let runners = runners?;
             let began = Instant::now();
@@ -123,7 +123,7 @@ impl Shared {
             Some((runners, stats, began.elapsed()))
         };
         let index = async {
-            let lines = Line::of_queues(&self.queues);
+            let lines = Lane::of_queues(&self.queues);
             let depth = answer_within(LIMIT, self.index.depth(&lines)).await;
             gauge!("tickr_up", "server" => "redis").set(f64::from(depth.is_some()));
             let (waiting, lengths) = depth?;
@@ -153,7 +153,7 @@ impl Shared {
     fn set_index(&self, waiting: usize, lengths: &[usize]) {
         gauge!("tickr_index_waiting").set(waiting as f64);
         let mut ready: HashMap<&Name, usize> = HashMap::new();
-        // `Line::of_queues` repeats the queues once for each priority.
+        // `Lane::of_queues` repeats the queues once for each priority.
         for (length, queue) in lengths.iter().zip(self.queues.iter().cycle()) {
             *ready.entry(queue).or_default() += length;
         }

@@ -12,13 +12,13 @@ use crate::api::http::auth::Who;
 use crate::api::http::problem::{Code, Problem};
 use crate::api::jobs::view::Moment;
 use crate::api::{Api, json};
-use crate::index::{Bearing, Cause, Health, IndexError, Line};
+use crate::index::{Bearing, Cause, Health, IndexError, Lane};
 use crate::job::{Name, Timestamp};
 use crate::store::{Act, DueWithin};
 
 /// Maximum numbers of runners and queues that are read.
-const MOST_RUNNERS: u32 = 200;
-const MOST_QUEUES: usize = 200;
+const MAX_RUNNERS: u32 = 200;
+const MAX_QUEUES: usize = 200;
 
 /// The state of Redis compared with MySQL.
 #[derive(Debug, Serialize, ToSchema)]
@@ -163,11 +163,11 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
         // Only the scheduler probes Redis until it answers again.
         Health::Degraded => None,
         Health::Fast | Health::Rebuilding => {
-            let runners = store.runners(MOST_RUNNERS).await?;
+            let runners = store.runners(MAX_RUNNERS).await?;
             let living = runners.into_iter().filter(|runner| runner.stopped_at.is_none());
             let mut queues = owed.queues.clone();
             queues.extend(living.flat_map(|runner| runner.queues));
-            let queues: Vec<Name> = queues.into_iter().take(MOST_QUEUES).collect();
+            let queues: Vec<Name> = queues.into_iter().take(MAX_QUEUES).collect();
             // If Redis fails here, the index records that and its health changes.
             holds(&api, &queues).await.ok()
         }
@@ -198,7 +198,7 @@ pub(crate) async fn show(State(api): State<Api>) -> Result<Response, Problem> {
 
 async fn holds(api: &Api, queues: &[Name]) -> Result<RedisView, IndexError> {
     let epoch = api.index.epoch().await?;
-    let (waiting, ready) = api.index.depth(&Line::of_queues(queues)).await?;
+    let (waiting, ready) = api.index.depth(&Lane::of_queues(queues)).await?;
     let full_lists = api.index.left_out().await?.len() as u64;
     Ok(RedisView { epoch, waiting: waiting as u64, ready: ready.iter().map(|list| *list as u64).sum(), full_lists })
 }

@@ -29,7 +29,7 @@ const COPIES_AT_ONCE: usize = 2;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Shortest pause between two tries to copy a report while MySQL does not answer. It doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 /// Number of files removed in one page of a sweep.
 const SWEPT_AT_ONCE: usize = 200;
 /// Unfinished files that have not changed for this long are removed, because their runner was killed.
@@ -327,7 +327,7 @@ impl Shared {
                 Err(NotShared::Error(ShareError::Unavailable(cause))) => {
                     tracing::warn!(cause, "cannot store a report in mysql yet; trying again");
                     tokio::time::sleep(pause).await;
-                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    pause = (2 * pause).min(MAX_PAUSE);
                 }
                 Err(NotShared::Error(ShareError::Refused(cause))) => {
                     tracing::error!(cause, "mysql refuses a report, which may stay in the folder of this runner alone");

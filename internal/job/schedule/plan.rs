@@ -14,13 +14,13 @@ use super::{Cadence, Misfire};
 use crate::job::Timestamp;
 
 /// Maximum number of rows of one plan; later ticks are planned next time.
-const MOST_LINES: usize = 200;
+const MAX_LINES: usize = 200;
 /// Maximum number of missed ticks that get a row each although they do not fire.
-const MOST_TOLD: usize = 100;
+const MAX_TOLD: usize = 100;
 /// Maximum number of missed ticks that fire late if the policy is to fire all of them.
-const MOST_FIRED: usize = 1_000;
+const MAX_FIRED: usize = 1_000;
 /// Counting limit for ticks that share a row.
-const MOST_COUNTED: u32 = 10_000;
+const MAX_COUNTED: u32 = 10_000;
 
 /// The input of the planner.
 #[derive(Clone, Copy, Debug)]
@@ -92,8 +92,8 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
     };
     let skipped = Fate::Skip(withheld.unwrap_or(SkipCause::Missed));
     let (told, late) = match (withheld, misfire) {
-        (None, Misfire::All) => (MOST_FIRED, Fate::Fire),
-        _ => (MOST_TOLD, skipped),
+        (None, Misfire::All) => (MAX_FIRED, Fate::Fire),
+        _ => (MAX_TOLD, skipped),
     };
     let mut lines = Vec::new();
     let (count, latest) = latest(cadence, from, on_time, told);
@@ -111,13 +111,13 @@ pub fn plan(cadence: &Cadence, misfire: Misfire, grace: Duration, situation: Sit
         Some(last) => cadence.next_after(*last),
         None => Some(from),
     };
-    while let Some(due_at) = next.filter(|due_at| *due_at <= now && lines.len() < MOST_LINES) {
+    while let Some(due_at) = next.filter(|due_at| *due_at <= now && lines.len() < MAX_LINES) {
         lines.push(Planned { due_at, count: 1, fate: Fate::Fire });
         next = cadence.next_after(due_at);
     }
-    if let Some(first_beyond) = lines.get(MOST_LINES) {
+    if let Some(first_beyond) = lines.get(MAX_LINES) {
         next = Some(first_beyond.due_at);
-        lines.truncate(MOST_LINES);
+        lines.truncate(MAX_LINES);
     }
     Plan { lines, next }
 }
@@ -156,14 +156,14 @@ fn latest(cadence: &Cadence, from: Timestamp, end: Timestamp, most: usize) -> (u
 /// Count the ticks from `from`, which is a tick, up to `end`.
 fn count(cadence: &Cadence, from: Timestamp, end: Timestamp) -> u32 {
     let ticks = std::iter::successors(Some(from), |tick| cadence.next_after(*tick)).take_while(|tick| *tick < end);
-    u32::try_from(ticks.take(MOST_COUNTED as usize).count()).unwrap_or(MOST_COUNTED)
+    u32::try_from(ticks.take(MAX_COUNTED as usize).count()).unwrap_or(MAX_COUNTED)
 }
 
 impl Planned {
     /// Return true if counting stopped at its limit, so that the row may stand for more ticks.
     #[must_use]
     pub const fn counts_no_further(&self) -> bool {
-        self.count >= MOST_COUNTED
+        self.count >= MAX_COUNTED
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
         let zone = Zone::UTC;
         // Every second of one day of the year, after two years without a runner.
         let cron = CronExpression::parse("* * * 1 1 *").unwrap();
-        let cadence = Cadence::Cron { cron, zone, dst: Dst::Once };
+        let cadence = Cadence::Cron { cron, zone, dst: Dst::IdempotentRequest };
         let from = cadence.next_after(at(0)).unwrap();
         let now = from + TimeDelta::days(2 * 366 + 10);
         let made = plan(&cadence, Misfire::One, GRACE, Situation { from, now, withheld: None });
@@ -264,7 +264,7 @@ mod tests {
             let (mut from, mut seen, mut fired) = (at(0), 0_u32, 0);
             loop {
                 let made = plan(&cadence, misfire, GRACE, Situation { from, now: at(now), withheld });
-                prop_assert!(made.lines.len() <= MOST_LINES);
+                prop_assert!(made.lines.len() <= MAX_LINES);
                 let mut expected = from;
                 for line in &made.lines {
                     prop_assert_eq!(line.due_at, expected);

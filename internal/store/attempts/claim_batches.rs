@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 use crate::job::{AttemptToken, JobId, RunnerId, Timestamp};
 use crate::store::attempts::lease::Lapsed;
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -25,13 +25,13 @@ use crate::store::{Store, StoreError};
 /// Batches in one page.
 const PAGE: u32 = 64;
 /// Rows of finished batches that one call deletes at most.
-const MOST_CLOSED: usize = 8_192;
+const MAX_CLOSED: usize = 8_192;
 /// Unanswered claims that are remembered. Attempts beyond that end with their leases.
-const MOST_UNANSWERED: usize = 8_192;
+const MAX_UNANSWERED: usize = 8_192;
 /// An upper bound for the time in which a claim is repeated.
-const LONGEST_CLAIM: Duration = Duration::from_secs(10 * 60);
+const MAX_CLAIM: Duration = Duration::from_secs(10 * 60);
 /// Runners with batches that one call lists at most.
-const MOST_RUNNERS: usize = 1_000;
+const MAX_RUNNERS: usize = 1_000;
 
 /// The attempts that this process has claimed and not yet settled.
 #[derive(Default)]
@@ -97,7 +97,7 @@ impl OpenClaims {
     pub(crate) fn gave_up(&self, token: AttemptToken, ids: &[JobId]) {
         let mut open = self.lock();
         let remembered: usize = open.unanswered.iter().map(|(_, ids)| ids.len()).sum();
-        if remembered + ids.len() <= MOST_UNANSWERED {
+        if remembered + ids.len() <= MAX_UNANSWERED {
             open.unanswered.push((token, ids.to_vec()));
         }
     }
@@ -105,7 +105,7 @@ impl OpenClaims {
     /// Record that a claim is repeated under this token, because an earlier run got no answer.
     pub(crate) fn uncertain(&self, token: AttemptToken) {
         let mut open = self.lock();
-        open.uncertain.retain(|_, since| since.elapsed() < LONGEST_CLAIM);
+        open.uncertain.retain(|_, since| since.elapsed() < MAX_CLAIM);
         open.uncertain.insert(token, Instant::now());
     }
 
@@ -193,7 +193,7 @@ impl Store {
                 // One lookup in the primary key for each runner: neither MySQL nor MariaDB reliably skips through the
                 // index for a DISTINCT.
                 let sql = "SELECT runner FROM claim_batches WHERE runner > ? ORDER BY runner LIMIT 1";
-                while runners.len() < MOST_RUNNERS {
+                while runners.len() < MAX_RUNNERS {
                     let after = runners.last().map_or("", RunnerId::as_str);
                     let next: Option<String> = sqlx::query_scalar(sql).bind(after).fetch_optional(&mut *conn).await?;
                     let Some(next) = next else { break };
@@ -237,7 +237,7 @@ impl Store {
         let open_claims = Arc::clone(&self.shared.open_claims);
         let closed: Arc<[Uuid]> = {
             let mut open = open_claims.lock();
-            let count = open.closed.len().min(MOST_CLOSED);
+            let count = open.closed.len().min(MAX_CLOSED);
             open.closed.drain(..count).collect()
         };
         if closed.is_empty() {
@@ -302,7 +302,7 @@ async fn page_of(
     let mut ids: Vec<Uuid> = batch_of.keys().map(|(id, _)| *id).collect();
     ids.sort_unstable();
     ids.dedup();
-    for ids in ids.chunks(MOST_ROWS) {
+    for ids in ids.chunks(MAX_ROWS) {
         let sql = format!(
             "SELECT id, token, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} AND state = 'executing'",
             places(padded(ids.len()))
@@ -330,7 +330,7 @@ async fn page_of(
 async fn delete(conn: &mut MySqlConnection, runner: &RunnerId, rows: &[Uuid]) -> Result<(), sqlx::Error> {
     let mut rows = rows.to_vec();
     rows.sort_unstable();
-    for rows in rows.chunks(MOST_ROWS) {
+    for rows in rows.chunks(MAX_ROWS) {
         // A single-table DELETE accepts no index hint. The ORDER BY and the LIMIT have the same effect.
         let sql = format!(
             "DELETE FROM claim_batches WHERE runner = ? AND id IN {} ORDER BY runner, id LIMIT ?",

@@ -14,7 +14,7 @@ use crate::store::attempts::claim_batches::LapseRule;
 use crate::store::attempts::settle::{Again, Owed, Settled, Settlement, decide, lock_held, write_moves};
 use crate::store::jobs::insert::read_clock;
 use crate::store::runners::slot_jobs;
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::clock::Reading;
 use crate::store::sql::connection::{Earlier, Step, on_pool, transact};
 use crate::store::{Link, Shared, Store, StoreError};
@@ -34,7 +34,7 @@ pub struct LiveAttempt {
 
 /// The store's answer to a heartbeat.
 #[derive(Clone, Debug, Default)]
-pub struct Beat {
+pub struct HeartbeatAnswer {
     /// Attempts that this runner does not hold any more. Their handlers must stop.
     pub lost: Vec<JobId>,
     /// Attempts for which a cancel was requested.
@@ -67,14 +67,14 @@ pub struct RunnerRow {
 }
 
 /// The connection of the heartbeat to MySQL. Nothing else uses it.
-pub struct Pulse {
+pub struct HeartbeatConnection {
     link: Link,
     clock: Arc<crate::store::sql::clock::StoreClock>,
     /// The jobs in the runner's slots, as they were last written to MySQL.
     told: Option<Vec<u8>>,
 }
 
-impl std::fmt::Debug for Pulse {
+impl std::fmt::Debug for HeartbeatConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Pulse")
     }
@@ -131,8 +131,12 @@ pub struct Reaped {
 impl Store {
     /// Return a connection for one heartbeat. It is opened at its first use.
     #[must_use]
-    pub fn pulse(&self) -> Pulse {
-        Pulse { link: Link::new(self.shared.options.clone()), clock: self.shared.clock.clone(), told: None }
+    pub fn pulse(&self) -> HeartbeatConnection {
+        HeartbeatConnection {
+            link: Link::new(self.shared.options.clone()),
+            clock: self.shared.clock.clone(),
+            told: None,
+        }
     }
 
     /// Read the database's clock.
@@ -435,7 +439,7 @@ async fn end(
     }
     moves.sort_unstable_by_key(|step| step.item.id);
     write_moves(conn, &moves, now, &shared.clock, shared.lanes.any()).await?;
-    let done = |step: &crate::store::attempts::settle::Move<'_>| Reaped {
+    let done = |step: &crate::store::attempts::settle::Transition<'_>| Reaped {
         id: step.item.id,
         kind: step.owed.kind.clone(),
         queue: step.owed.queue.clone(),
@@ -478,7 +482,7 @@ pub(crate) async fn own_policies(
     Ok(own)
 }
 
-impl Pulse {
+impl HeartbeatConnection {
     /// Register this runner in the table `runners`. Its lease runs from now.
     ///
     /// # Errors
@@ -517,7 +521,7 @@ impl Pulse {
     }
 
     /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
-    /// first [`MOST_SLOT_JOBS`](super::MOST_SLOT_JOBS) attempts are written to the runner's row for operators, if they
+    /// first [`MAX_SLOT_JOBS`](super::MAX_SLOT_JOBS) attempts are written to the runner's row for operators, if they
     /// have changed.
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
@@ -531,7 +535,7 @@ impl Pulse {
         lease: Duration,
         live: &[LiveAttempt],
         renewed: &(dyn Fn(&[LiveAttempt]) + Sync),
-    ) -> Result<Beat, StoreError> {
+    ) -> Result<HeartbeatAnswer, StoreError> {
         let clock = self.clock.clone();
         let (runner, busy) = (runner.clone(), u32::try_from(live.len()).unwrap_or(u32::MAX));
         let in_slots = slot_jobs(live);
@@ -561,10 +565,10 @@ impl Pulse {
         if let Some(news) = news {
             self.told = Some(Arc::unwrap_or_clone(news));
         }
-        let mut beat = Beat::default();
+        let mut beat = HeartbeatAnswer::default();
         let mut oldest_first: Vec<LiveAttempt> = live.to_vec();
         oldest_first.sort_unstable_by_key(|attempt| (attempt.leased, attempt.id));
-        for page in oldest_first.chunks_mut(MOST_ROWS) {
+        for page in oldest_first.chunks_mut(MAX_ROWS) {
             page.sort_unstable_by_key(|attempt| attempt.id);
             let page = Arc::new(page.to_vec());
             let answer =
@@ -580,9 +584,9 @@ impl Pulse {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<Beat, StoreError> {
-        let mut beat = Beat::default();
-        for page in live.chunks(MOST_ROWS) {
+    pub async fn look(&mut self, live: &[LiveAttempt]) -> Result<HeartbeatAnswer, StoreError> {
+        let mut beat = HeartbeatAnswer::default();
+        for page in live.chunks(MAX_ROWS) {
             let page = Arc::new(page.to_vec());
             let answer =
                 self.link.run("look for cancels", |conn, earlier| renew(conn, earlier, page.clone(), None)).await?;
@@ -670,7 +674,7 @@ fn renew(
     _earlier: Earlier,
     page: Arc<Vec<LiveAttempt>>,
     lease: Option<Duration>,
-) -> Step<'_, Beat> {
+) -> Step<'_, HeartbeatAnswer> {
     Box::pin(async move {
         let ids: Vec<Uuid> = page.iter().map(|attempt| attempt.id.uuid()).collect();
         // Attempts that were claimed in one batch share a token, so this list is short.
@@ -703,7 +707,7 @@ fn renew(
         for row in &found {
             held.insert(JobId::from_uuid(row.try_get(0)?), (row.try_get(1)?, row.try_get(2)?));
         }
-        let mut beat = Beat::default();
+        let mut beat = HeartbeatAnswer::default();
         for attempt in page.iter() {
             match held.get(&attempt.id) {
                 Some((token, cancel)) if *token == attempt.token.uuid() => {

@@ -11,14 +11,14 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Name, RunnerId};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::clock::Reading;
 use crate::store::sql::connection::{on_pool, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most queues in one statement.
-const MOST_QUEUES_AT_ONCE: usize = 256;
+const MAX_QUEUES_AT_ONCE: usize = 256;
 /// Time beyond its lease for which a runner must be silent before other runners take its permits. A runner that has
 /// lost MySQL stops its handlers at nine tenths of its lease, checks this every second, and drops the handlers two
 /// seconds later.
@@ -110,7 +110,7 @@ impl Store {
             let (runner, queues) = (runner.clone(), queues.clone());
             Box::pin(async move {
                 let mut found = BTreeMap::new();
-                for queues in queues.chunks(MOST_QUEUES_AT_ONCE) {
+                for queues in queues.chunks(MAX_QUEUES_AT_ONCE) {
                     let names: Vec<&str> = queues.iter().map(Name::as_str).collect();
                     let sql = format!(
                         "SELECT queue, permits FROM queue_permits WHERE runner = ? AND queue IN {}",
@@ -273,7 +273,7 @@ async fn open_attempts(conn: &mut MySqlConnection, queue: &Name, holder: &str) -
     ids.sort_unstable();
     ids.dedup();
     let mut open = 0;
-    for ids in ids.chunks(MOST_ROWS) {
+    for ids in ids.chunks(MAX_ROWS) {
         let sql = format!(
             "SELECT COUNT(*) FROM owed o FORCE INDEX (PRIMARY) LEFT JOIN runners r ON r.id = o.runner \
              WHERE o.id IN {} AND o.queue = ? AND o.state = 'executing' AND (o.runner = ? OR r.parent = ?)",

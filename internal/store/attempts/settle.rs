@@ -24,7 +24,7 @@ use crate::job::{
 };
 use crate::store::attempts::claim::Opened;
 use crate::store::attempts::complete::{Success, complete};
-use crate::store::dead_letters::{Grave, bury};
+use crate::store::dead_letters::{NewDeadLetter, bury};
 use crate::store::jobs::insert::{Accepted, insert_owed, read_clock};
 use crate::store::sql::batches::{BYTES_PER_ROW, groups, groups_by_bytes, pad, padded, places, rows, statement};
 use crate::store::sql::clock::StoreClock;
@@ -36,9 +36,9 @@ use crate::store::sql::script::{Script, Value};
 /// Most executions of a job that do not count against `max_attempts`, before a snooze counts as a failure: a job may
 /// not snooze for ever. The same holds for an interruption because the lease could not be renewed. A shutdown never
 /// counts against `max_attempts`, however often the job snoozed. It cannot loop, because each time a runner stops.
-pub const MOST_SPARED: u32 = 100;
+pub const MAX_SPARED: u32 = 100;
 /// Number of losses in a row after which the job fails: it is then taken for the cause of the runners' deaths.
-pub const MOST_LOSSES: u32 = 3;
+pub const MAX_LOSSES: u32 = 3;
 /// Number of losses in a row from which a job is a suspect and runs in a process of its own. One loss is no evidence.
 /// Most runners die because of deploys, hosts or memory, and then every job that they run loses an attempt.
 pub const SUSPECT_FROM: u32 = 2;
@@ -85,7 +85,7 @@ pub enum Again {
 }
 
 impl Settlement {
-    /// Return whether this settlement does not count against `max_attempts` but is bounded by [`MOST_SPARED`], so that
+    /// Return whether this settlement does not count against `max_attempts` but is bounded by [`MAX_SPARED`], so that
     /// the job cannot go on for ever.
     fn is_counted(&self) -> bool {
         self.verdict == Verdict::Snoozed
@@ -209,7 +209,7 @@ impl Settles {
         // time than the end.
         let now = read_clock(&mut tx, &self.clock).await?;
         read_earlier_lives(&mut tx, items, &mut held).await?;
-        let mut moves: Vec<Move<'_>> = Vec::with_capacity(items.len());
+        let mut moves: Vec<Transition<'_>> = Vec::with_capacity(items.len());
         for (place, item) in items {
             if let Some(owed) = held.get(&item.id).filter(|owed| owed.token == item.token) {
                 moves.push(decide(*place, item, owed, now)?);
@@ -306,7 +306,7 @@ pub(crate) async fn lock_held(
         .collect()
 }
 
-/// Set `spared_before` for jobs that are about to exceed [`MOST_SPARED`]. An operator's retry counts all executions
+/// Set `spared_before` for jobs that are about to exceed [`MAX_SPARED`]. An operator's retry counts all executions
 /// before it as spared. Their number is that of the last line that ended the job.
 async fn read_earlier_lives(
     conn: &mut MySqlConnection,
@@ -314,7 +314,7 @@ async fn read_earlier_lives(
     held: &mut BTreeMap<JobId, Owed>,
 ) -> Result<(), sqlx::Error> {
     for (_, item) in items.iter().filter(|(_, item)| item.is_counted()) {
-        let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MOST_SPARED) else { continue };
+        let Some(owed) = held.get_mut(&item.id).filter(|owed| owed.spared >= MAX_SPARED) else { continue };
         let before: Option<u32> =
             sqlx::query_scalar("SELECT MAX(number) FROM attempts WHERE job_id = ? AND end_state IS NOT NULL")
                 .bind(item.id.uuid())
@@ -326,7 +326,7 @@ async fn read_earlier_lives(
 }
 
 /// A settlement that has been decided.
-pub(crate) struct Move<'a> {
+pub(crate) struct Transition<'a> {
     /// Position of the settlement in the batch.
     pub(crate) place: usize,
     pub(crate) item: &'a Settlement,
@@ -340,7 +340,7 @@ pub(crate) struct Move<'a> {
     losses: u32,
 }
 
-impl Move<'_> {
+impl Transition<'_> {
     /// Return the lane in which the index lists the job, if the job waits again.
     pub(crate) fn line(&self) -> Option<(Name, Priority)> {
         let priority = self.owed.priority.try_into().ok()?;
@@ -354,8 +354,8 @@ pub(crate) fn decide<'a>(
     item: &'a Settlement,
     owed: &'a Owed,
     now: Timestamp,
-) -> Result<Move<'a>, sqlx::Error> {
-    let too_often = owed.spared - owed.spared_before >= MOST_SPARED && item.is_counted();
+) -> Result<Transition<'a>, sqlx::Error> {
+    let too_often = owed.spared - owed.spared_before >= MAX_SPARED && item.is_counted();
     let verdict = if too_often { Verdict::Failed } else { item.verdict };
     let spared = owed.spared + u32::from(!verdict.burns_attempt());
     // Losses are counted in a row. A verdict of its own shows that the job did not kill its runner, so it is no suspect
@@ -369,7 +369,7 @@ pub(crate) fn decide<'a>(
         _ => 0,
     };
     let burned = owed.attempt - spared;
-    let spent = burned >= owed.max_attempts || losses >= MOST_LOSSES;
+    let spent = burned >= owed.max_attempts || losses >= MAX_LOSSES;
     let event = Event::Settle { verdict, spent, cancel_requested: owed.cancel_requested_at.is_some() };
     let state = next(owed.state, event).map_err(|e| corrupt(e.to_string()))?;
     let delay = match item.again {
@@ -385,13 +385,13 @@ pub(crate) fn decide<'a>(
         (false, Again::Now | Again::NowWithinBounds) => Some(owed.execute_at.min(ceil_ms(now))),
         (false, _) => Some(due()),
     };
-    Ok(Move { place, item, owed, verdict, state, execute_at, burned, spared, losses })
+    Ok(Transition { place, item, owed, verdict, state, execute_at, burned, spared, losses })
 }
 
 /// Write decided settlements, sorted by id. Return the follow-up jobs that were inserted, by job.
 pub(crate) async fn write_moves(
     conn: &mut MySqlConnection,
-    moves: &[Move<'_>],
+    moves: &[Transition<'_>],
     now: Timestamp,
     clock: &StoreClock,
     lane: u8,
@@ -399,14 +399,14 @@ pub(crate) async fn write_moves(
     if moves.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let ended: Vec<&Move<'_>> = moves.iter().filter(|step| step.state.is_end()).collect();
-    let again: Vec<&Move<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
+    let ended: Vec<&Transition<'_>> = moves.iter().filter(|step| step.state.is_end()).collect();
+    let again: Vec<&Transition<'_>> = moves.iter().filter(|step| !step.state.is_end()).collect();
     delete_owed(conn, &ended.iter().map(|step| step.item.id.uuid()).collect::<Vec<_>>()).await?;
     wait_again(conn, &again).await?;
-    append_to_ledger(conn, &moves.iter().map(Line::of).collect::<Vec<_>>(), now).await?;
+    append_to_ledger(conn, &moves.iter().map(AttemptRow::of).collect::<Vec<_>>(), now).await?;
     let failed = ended.iter().filter(|step| step.state == State::Failed);
-    let graves: Vec<Grave<'_>> = failed
-        .map(|step| Grave {
+    let graves: Vec<NewDeadLetter<'_>> = failed
+        .map(|step| NewDeadLetter {
             id: step.item.id.uuid(),
             kind: &step.owed.kind,
             queue: &step.owed.queue,
@@ -443,7 +443,7 @@ pub(crate) async fn delete_owed(conn: &mut MySqlConnection, ids: &[Uuid]) -> Res
 
 /// Write the new values of jobs that wait again. An upsert of rows that are locked and known to exist updates many
 /// rows, each with its own values, in one statement.
-async fn wait_again(conn: &mut MySqlConnection, moves: &[&Move<'_>]) -> Result<(), sqlx::Error> {
+async fn wait_again(conn: &mut MySqlConnection, moves: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for group in groups(moves) {
         let sql = format!(
             "INSERT INTO owed (id, kind, queue, priority, max_attempts, state, execute_at, attempt, spared, losses) \
@@ -473,7 +473,7 @@ async fn wait_again(conn: &mut MySqlConnection, moves: &[&Move<'_>]) -> Result<(
 }
 
 /// One line of the ledger, which is the table `attempts`.
-pub(crate) struct Line<'a> {
+pub(crate) struct AttemptRow<'a> {
     pub(crate) job: JobId,
     pub(crate) number: u32,
     pub(crate) burned: u32,
@@ -488,8 +488,8 @@ pub(crate) struct Line<'a> {
     pub(crate) exchange: Option<&'a str>,
 }
 
-impl<'a> Line<'a> {
-    fn of(step: &Move<'a>) -> Self {
+impl<'a> AttemptRow<'a> {
+    fn of(step: &Transition<'a>) -> Self {
         let completed = step.state == State::Completed;
         Self {
             job: step.item.id,
@@ -511,11 +511,11 @@ impl<'a> Line<'a> {
 /// Append lines to the ledger, in key order.
 pub(crate) async fn append_to_ledger(
     conn: &mut MySqlConnection,
-    lines: &[Line<'_>],
+    lines: &[AttemptRow<'_>],
     now: Timestamp,
 ) -> Result<(), sqlx::Error> {
     let text = |text: Option<&str>| text.map_or(0, str::len);
-    let bytes = |line: &Line<'_>| 200 + text(line.result) + text(line.error) + text(line.exchange);
+    let bytes = |line: &AttemptRow<'_>| 200 + text(line.result) + text(line.error) + text(line.exchange);
     for group in groups_by_bytes(lines, bytes) {
         let sql = format!(
             "INSERT INTO attempts (job_id, number, burned, runner, execute_at, started_at, finished_at, verdict, \
@@ -547,7 +547,7 @@ pub(crate) async fn append_to_ledger(
 
 /// Delete the unique keys of jobs that ended. A flag in the `owed` row says which jobs have one, so that for most jobs
 /// there is nothing to look up.
-async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Move<'_>]) -> Result<(), sqlx::Error> {
+async fn release_unique_keys(conn: &mut MySqlConnection, ended: &[&Transition<'_>]) -> Result<(), sqlx::Error> {
     for step in ended.iter().filter(|step| step.owed.keyed) {
         release_key_of(conn, step.item.id.uuid()).await?;
     }
@@ -568,7 +568,7 @@ pub(crate) async fn release_key_of(conn: &mut MySqlConnection, id: Uuid) -> Resu
 
 async fn accept_follow_ups(
     conn: &mut MySqlConnection,
-    ended: &[&Move<'_>],
+    ended: &[&Transition<'_>],
     clock: &StoreClock,
 ) -> Result<BTreeMap<JobId, Vec<Accepted>>, sqlx::Error> {
     let completed = ended.iter().filter(|step| step.state == State::Completed);

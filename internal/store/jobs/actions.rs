@@ -8,10 +8,12 @@ use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
 use crate::job::{Actor, Attempt, Event, Job, JobId, Name, State, Timestamp, Verdict, floor_ms, next};
-use crate::store::attempts::settle::{Line, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of};
+use crate::store::attempts::settle::{
+    AttemptRow, Owed, append_to_ledger, count, delete_owed, lock_held, release_key_of,
+};
 use crate::store::audit::{Act, record};
 use crate::store::dead_letters::{unbury, was_replayed};
-use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
 use crate::store::jobs::insert::{Accepted, read_clock};
 use crate::store::jobs::read::read_job;
 use crate::store::sql::connection::{Earlier, transact};
@@ -20,7 +22,7 @@ use crate::store::{Shared, Store, StoreError};
 
 /// Outcome of an action on one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Moved {
+pub enum ActionOutcome {
     /// Done. The job is now in this state.
     Done(State),
     /// The job is executing, and its handler was asked to stop. Only after a cancel.
@@ -38,34 +40,40 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
-        self.operate("cancel a job", id, Steer::Cancel, by).await
+    pub async fn cancel(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
+        self.operate("cancel a job", id, JobAction::Cancel, by).await
     }
 
     /// Run a failed or cancelled job again, with a full set of attempts.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
-        self.operate("retry a job", id, Steer::Retry, by).await
+    pub async fn retry(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
+        self.operate("retry a job", id, JobAction::Retry, by).await
     }
 
     /// Make a waiting job due now.
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<Moved, StoreError> {
-        self.operate("run a job now", id, Steer::RunNow, by).await
+    pub async fn run_now(&self, id: JobId, by: &Actor) -> Result<ActionOutcome, StoreError> {
+        self.operate("run a job now", id, JobAction::RunNow, by).await
     }
 
-    async fn operate(&self, attempted: &'static str, id: JobId, steer: Steer, by: &Actor) -> Result<Moved, StoreError> {
+    async fn operate(
+        &self,
+        attempted: &'static str,
+        id: JobId,
+        steer: JobAction,
+        by: &Actor,
+    ) -> Result<ActionOutcome, StoreError> {
         let shared = self.shared.clone();
         let act = steer.act(id, by);
         transact(&self.shared.pools.steering, attempted, move |conn, earlier| {
             let (shared, act) = (shared.clone(), act.clone());
             Box::pin(async move {
                 let step = step(conn, &shared, id, steer.event(), earlier).await?;
-                if !matches!(step.moved, Moved::Refused(_) | Moved::Missing) {
+                if !matches!(step.moved, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
                     record(conn, &act, step.now).await?;
                 }
                 count(conn, shared.lanes.any(), &step.counts).await?;
@@ -83,11 +91,11 @@ impl Store {
     pub async fn steer_once(
         &self,
         id: JobId,
-        steer: Steer,
+        steer: JobAction,
         by: &Actor,
-        once: Once,
-        word: Wording<Steered>,
-    ) -> Result<Outcome<Moved>, StoreError> {
+        once: IdempotentRequest,
+        word: ResponseBuilder<Steered>,
+    ) -> Result<Outcome<ActionOutcome>, StoreError> {
         let shared = self.shared.clone();
         let act = steer.act(id, by);
         transact(&self.shared.pools.steering, "act on a job with an idempotency key", move |conn, _| {
@@ -100,7 +108,7 @@ impl Store {
 
 /// An action on one job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steer {
+pub enum JobAction {
     /// Cancel the job.
     Cancel,
     /// Run the job again after its end.
@@ -109,7 +117,7 @@ pub enum Steer {
     RunNow,
 }
 
-impl Steer {
+impl JobAction {
     const fn event(self) -> Event {
         match self {
             Self::Cancel => Event::Cancel,
@@ -132,7 +140,7 @@ impl Steer {
 #[derive(Clone, Debug)]
 pub struct Steered {
     /// Outcome of the action: neither refused nor missing.
-    pub moved: Moved,
+    pub moved: ActionOutcome,
     /// The job after the action.
     pub job: Job,
     /// All attempts of the job.
@@ -143,14 +151,14 @@ async fn steer_step(
     conn: &mut MySqlConnection,
     shared: &Shared,
     id: JobId,
-    (steer, act): (Steer, &Act),
-    once: &Once,
-    word: &Wording<Steered>,
-) -> Result<Outcome<Moved>, sqlx::Error> {
+    (steer, act): (JobAction, &Act),
+    once: &IdempotentRequest,
+    word: &ResponseBuilder<Steered>,
+) -> Result<Outcome<ActionOutcome>, sqlx::Error> {
     // The locks on the job come first, so that two equal requests take turns there. The second one finds the stored row
     // of the first, whatever the job allows by then. A repeated run finds its own row in the same way.
     let Step { moved, counts, now } = step(conn, shared, id, steer.event(), Earlier::Nothing).await?;
-    if matches!(moved, Moved::Refused(_) | Moved::Missing) {
+    if matches!(moved, ActionOutcome::Refused(_) | ActionOutcome::Missing) {
         return Ok(match find(conn, once).await? {
             Some(kept) => kept.meet(once, None),
             None => Outcome::Refused(moved),
@@ -177,7 +185,7 @@ pub(crate) async fn cancel_waiting(
 ) -> Result<(), sqlx::Error> {
     delete_owed(conn, &[id.uuid()]).await?;
     // A closing line without a runner: no attempt was executed, but the ledger must record the end.
-    let closing = Line {
+    let closing = AttemptRow {
         job: id,
         number: owed.attempt + 1,
         burned: owed.attempt - owed.spared,
@@ -196,7 +204,7 @@ pub(crate) async fn cancel_waiting(
 
 /// Outcome of an action, and the changes for the tallies. The caller writes the tallies last in the transaction.
 pub(crate) struct Step {
-    pub(crate) moved: Moved,
+    pub(crate) moved: ActionOutcome,
     pub(crate) counts: BTreeMap<(Name, Name, State), i64>,
     now: Timestamp,
 }
@@ -211,14 +219,14 @@ pub(crate) async fn step(
     let held = lock_held(conn, std::iter::once(id)).await?;
     // Read only now: the lock may have waited for a settle, whose end must not lie after what follows it.
     let now = read_clock(conn, &shared.clock).await?;
-    let done = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
+    let done = |moved: ActionOutcome| Step { moved, counts: BTreeMap::new(), now };
     let Some(owed) = held.get(&id) else {
         let step = ended(conn, id, event, now).await?;
         return Ok(match (&step.moved, event, earlier) {
             // The earlier run may have committed without an answer. Whichever request cancelled the job, the answer 200
             // is true.
-            (Moved::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
-                done(Moved::Done(State::Cancelled))
+            (ActionOutcome::Refused(State::Cancelled), Event::Cancel, Earlier::MayHaveCommitted) => {
+                done(ActionOutcome::Done(State::Cancelled))
             }
             _ => step,
         });
@@ -231,10 +239,12 @@ pub(crate) async fn step(
     let Ok(state) = next(owed.state, event) else {
         return Ok(done(match (owed.state, event, earlier) {
             // Our own retry, whose answer was lost.
-            (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => Moved::Waits(waits(owed.execute_at)),
+            (State::Waiting, Event::Retry, Earlier::MayHaveCommitted) => ActionOutcome::Waits(waits(owed.execute_at)),
             // The earlier run made it due, and a runner has started it since.
-            (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => Moved::Done(owed.state),
-            _ => Moved::Refused(owed.state),
+            (State::Executing, Event::Retry | Event::RunNow, Earlier::MayHaveCommitted) => {
+                ActionOutcome::Done(owed.state)
+            }
+            _ => ActionOutcome::Refused(owed.state),
         }));
     };
     match event {
@@ -244,7 +254,7 @@ pub(crate) async fn step(
                 release_key_of(conn, id.uuid()).await?;
             }
             let counts = BTreeMap::from([((owed.queue.clone(), owed.kind.clone(), State::Cancelled), 1)]);
-            Ok(Step { moved: Moved::Done(State::Cancelled), counts, now })
+            Ok(Step { moved: ActionOutcome::Done(State::Cancelled), counts, now })
         }
         Event::Cancel => {
             sqlx::query("UPDATE owed SET cancel_requested_at = COALESCE(cancel_requested_at, ?) WHERE id = ?")
@@ -252,7 +262,7 @@ pub(crate) async fn step(
                 .bind(id.uuid())
                 .execute(&mut *conn)
                 .await?;
-            Ok(done(Moved::Asked))
+            Ok(done(ActionOutcome::Asked))
         }
         Event::RunNow => {
             let execute_at = floor_ms(now).min(owed.execute_at);
@@ -261,22 +271,24 @@ pub(crate) async fn step(
                 .bind(id.uuid())
                 .execute(&mut *conn)
                 .await?;
-            Ok(done(Moved::Waits(waits(execute_at))))
+            Ok(done(ActionOutcome::Waits(waits(execute_at))))
         }
         // The state machine refuses these events for every unfinished state, so they do not get here.
-        Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => Ok(done(Moved::Refused(owed.state))),
+        Event::Claim | Event::Settle { .. } | Event::Retry | Event::Change => {
+            Ok(done(ActionOutcome::Refused(owed.state)))
+        }
     }
 }
 
 /// Handle a job without an `owed` row: it has ended, or never existed.
 async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timestamp) -> Result<Step, sqlx::Error> {
-    let only = |moved: Moved| Step { moved, counts: BTreeMap::new(), now };
+    let only = |moved: ActionOutcome| Step { moved, counts: BTreeMap::new(), now };
     // The job's own row is the lock that makes two concurrent retries take turns.
     let found = sqlx::query("SELECT kind, queue, priority, max_attempts, unique_key FROM jobs WHERE id = ? FOR UPDATE")
         .bind(id.uuid())
         .fetch_optional(&mut *conn)
         .await?;
-    let Some(row) = found else { return Ok(only(Moved::Missing)) };
+    let Some(row) = found else { return Ok(only(ActionOutcome::Missing)) };
     let last = sqlx::query(
         "SELECT a.number, a.end_state, o.state FROM attempts a LEFT JOIN owed o ON o.id = a.job_id WHERE a.job_id = ? \
          ORDER BY a.number DESC LIMIT 1",
@@ -291,14 +303,14 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     let state = owed.or(end).as_deref().and_then(State::from_word).unwrap_or(State::Waiting);
     if !state.is_end() {
         // The job was accepted, or retried by another caller, after the read of its `owed` row.
-        return Ok(only(Moved::Refused(state)));
+        return Ok(only(ActionOutcome::Refused(state)));
     }
     if next(state, event).is_err() {
-        return Ok(only(Moved::Refused(state)));
+        return Ok(only(ActionOutcome::Refused(state)));
     }
     if was_replayed(conn, id.uuid()).await? {
         // The job was replayed: another job does its work now.
-        return Ok(only(Moved::Refused(state)));
+        return Ok(only(ActionOutcome::Refused(state)));
     }
     let kind: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("kind"))?;
     let queue: Name = row.try_get::<String, _>(1)?.parse().map_err(|_| corrupt("queue"))?;
@@ -313,7 +325,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
                 .fetch_optional(&mut *conn)
                 .await?;
         if taken.is_some() {
-            return Ok(only(Moved::Refused(state)));
+            return Ok(only(ActionOutcome::Refused(state)));
         }
         let inserted = sqlx::query("INSERT INTO unique_keys (kind, unique_key, job_id) VALUES (?, ?, ?)")
             .bind(kind.as_str())
@@ -324,7 +336,7 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
         match inserted {
             Ok(_) => {}
             // Another job has taken the unique key between the two statements.
-            Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(Moved::Refused(state))),
+            Err(e) if fault(&e) == Fault::Duplicate => return Ok(only(ActionOutcome::Refused(state))),
             Err(e) => return Err(e),
         }
     }
@@ -348,5 +360,9 @@ async fn ended(conn: &mut MySqlConnection, id: JobId, event: Event, now: Timesta
     unbury(conn, id.uuid()).await?;
     let counts = BTreeMap::from([((queue.clone(), kind.clone(), state), -1)]);
     let priority = priority.try_into().map_err(corrupt)?;
-    Ok(Step { moved: Moved::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }), counts, now })
+    Ok(Step {
+        moved: ActionOutcome::Waits(Accepted { id, kind, queue, priority, execute_at, created_at: now }),
+        counts,
+        now,
+    })
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::{MySqlConnection, Row};
 
 use crate::job::{Name, State};
-use crate::store::jobs::lanes::{DueLine, MOST_BRANCHES, unreadable};
+use crate::store::jobs::lanes::{DueLine, MAX_BRANCHES, unreadable};
 use crate::store::jobs::stats::StateCount;
 use crate::store::sql::batches::{padded, statement};
 use crate::store::sql::error::corrupt;
@@ -18,12 +18,12 @@ use crate::store::sql::error::corrupt;
 /// A table with fewer rows than this is counted completely, whatever the queues of its jobs are.
 const FEW: u32 = 20_000;
 /// Rows that one count of a long table may read, over all lanes together.
-const MOST_COUNTED: usize = 100_000;
-/// Rows of each lane that are counted first. What is left of [`MOST_COUNTED`] is then shared by the lanes that have
+const MAX_COUNTED: usize = 100_000;
+/// Rows of each lane that are counted first. What is left of [`MAX_COUNTED`] is then shared by the lanes that have
 /// more.
 const FIRST_SHARE: usize = 1_000;
 /// Lanes that are counted at most. The lanes are sorted by queue.
-const MOST_LINES: usize = 2_000;
+const MAX_LINES: usize = 2_000;
 
 /// Unfinished jobs by queue and state.
 #[derive(Clone, Debug, Default)]
@@ -50,8 +50,8 @@ pub(crate) async fn backlog(
     if let Some(counts) = short(conn).await? {
         return Ok(Backlog { counts, exact: true, whole: BTreeSet::new() });
     }
-    let (counted, left_out) = lines.split_at(lines.len().min(MOST_LINES));
-    let first = FIRST_SHARE.min(MOST_COUNTED / counted.len().max(1));
+    let (counted, left_out) = lines.split_at(lines.len().min(MAX_LINES));
+    let first = FIRST_SHARE.min(MAX_COUNTED / counted.len().max(1));
     let mut found = each(conn, counted, first).await?;
     let rows = |of: &ByState| usize::try_from(of.values().sum::<i64>()).unwrap_or(0);
     let long = |found: &[ByState], share: usize| -> Vec<usize> {
@@ -59,7 +59,7 @@ pub(crate) async fn backlog(
     };
     let (mut longer, read) = (long(&found, first), found.iter().map(rows).sum::<usize>());
     if !longer.is_empty() {
-        let share = first.max(MOST_COUNTED.saturating_sub(read) / longer.len());
+        let share = first.max(MAX_COUNTED.saturating_sub(read) / longer.len());
         let again: Vec<DueLine> = longer.iter().map(|place| counted[*place].clone()).collect();
         for (place, more) in longer.iter().zip(each(conn, &again, share).await?) {
             found[*place] = more;
@@ -99,7 +99,7 @@ async fn short(conn: &mut MySqlConnection) -> Result<Option<Vec<StateCount>>, sq
 async fn each(conn: &mut MySqlConnection, lines: &[DueLine], share: usize) -> Result<Vec<ByState>, sqlx::Error> {
     let mut found = Vec::with_capacity(lines.len());
     let most = i64::try_from(share).unwrap_or(i64::MAX);
-    for lines in lines.chunks(MOST_BRANCHES) {
+    for lines in lines.chunks(MAX_BRANCHES) {
         let mut query = statement(counts(padded(lines.len())));
         for place in 0..padded(lines.len()) {
             // The branches that only pad the statement to its length count nothing.

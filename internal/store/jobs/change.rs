@@ -9,8 +9,8 @@ use sqlx::MySqlConnection;
 use crate::job::{Actor, Attempt, Due, Event, Job, JobId, Priority, State, next};
 use crate::store::attempts::settle::lock_held;
 use crate::store::audit::{Act, record, was_recorded};
-use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
-use crate::store::jobs::actions::{Moved, Steered};
+use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
+use crate::store::jobs::actions::{ActionOutcome, Steered};
 use crate::store::jobs::insert::{Accepted, due_at, read_clock};
 use crate::store::jobs::read::read_job;
 use crate::store::sql::connection::{Earlier, transact};
@@ -34,7 +34,7 @@ pub type Holds = Arc<dyn Fn(&Job, &[Attempt]) -> bool + Send + Sync>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// The change is made. The job waits, and the caller should tell the index.
-    Done(Moved),
+    Done(ActionOutcome),
     /// The job is in this state, in which it cannot be changed.
     Refused(State),
     /// The condition does not hold.
@@ -48,8 +48,8 @@ struct Wish {
     change: Change,
     act: Act,
     condition: Option<Holds>,
-    once: Option<Once>,
-    word: Wording<Steered>,
+    once: Option<IdempotentRequest>,
+    word: ResponseBuilder<Steered>,
 }
 
 impl Store {
@@ -64,8 +64,8 @@ impl Store {
         change: Change,
         by: &Actor,
         condition: Option<Holds>,
-        once: Option<Once>,
-        word: Wording<Steered>,
+        once: Option<IdempotentRequest>,
+        word: ResponseBuilder<Steered>,
     ) -> Result<Outcome<Changed>, StoreError> {
         let shared = self.shared.clone();
         let wish = Arc::new(Wish { change, act: Act::new(by, "job.change", id.to_string()), condition, once, word });
@@ -90,7 +90,7 @@ async fn step(
     let Some((job, attempts)) = read_job(conn, id).await? else { return Ok(Outcome::Refused(Changed::Missing)) };
     let Some(owed) = held.get(&id) else { return refuse(conn, wish, Changed::Refused(job.state)).await };
     let waits = |priority, execute_at| {
-        Moved::Waits(Accepted {
+        ActionOutcome::Waits(Accepted {
             id,
             kind: owed.kind.clone(),
             queue: owed.queue.clone(),
@@ -102,8 +102,11 @@ async fn step(
     let own = earlier == Earlier::MayHaveCommitted && was_recorded(conn, &wish.act).await?;
     if own {
         // An earlier run of this transaction was committed, but its answer was lost. The job may be executing by now.
-        let moved =
-            if job.state == State::Executing { Moved::Done(job.state) } else { waits(job.priority, job.execute_at) };
+        let moved = if job.state == State::Executing {
+            ActionOutcome::Done(job.state)
+        } else {
+            waits(job.priority, job.execute_at)
+        };
         let steered = Steered { moved, job, attempts };
         let answer = (wish.word)(&steered);
         return Ok(Outcome::First { done: Some(Changed::Done(steered.moved)), answer });

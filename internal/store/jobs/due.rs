@@ -9,7 +9,7 @@ use sqlx::mysql::MySqlRow;
 
 use crate::job::{JobId, Name, Priority, Timestamp};
 use crate::store::jobs::lanes::{fed_queues, lines_of, unreadable};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -53,7 +53,7 @@ impl Store {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
                 let mut found = HashSet::new();
-                for page in ids.chunks(MOST_ROWS) {
+                for page in ids.chunks(MAX_ROWS) {
                     let mut query = statement(format!("{select} {} {only}", places(padded(page.len()))));
                     for id in pad(page) {
                         query = query.bind(id);
@@ -70,7 +70,7 @@ impl Store {
 }
 
 /// Rows that [`Store::due_within`] counts at most.
-const MOST_COUNTED: i64 = 50_000;
+const MAX_COUNTED: i64 = 50_000;
 
 /// The jobs in the store that the index should have.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl Store {
                            (SELECT state, execute_at FROM owed FORCE INDEX (owed_line) WHERE queue = ? AND priority = ? \
                            AND execute_at <= ? ORDER BY execute_at LIMIT ?) o GROUP BY 1, 2";
                 let (mut due, mut upcoming, mut executing) = (0_u32, 0_u32, 0_u32);
-                let mut left = MOST_COUNTED;
+                let mut left = MAX_COUNTED;
                 for line in lines_of(conn, &queues.iter().cloned().collect::<Vec<_>>()).await? {
                     let line = sqlx::query(sql)
                         .bind(at)
@@ -153,7 +153,7 @@ impl Store {
             let ids = Arc::clone(&ids);
             Box::pin(async move {
                 let mut due = HashMap::new();
-                for page in ids.chunks(MOST_ROWS) {
+                for page in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT id, queue, priority, execute_at, kind FROM owed FORCE INDEX (PRIMARY) WHERE id IN {} \
                          AND state IN ('waiting', 'retrying')",

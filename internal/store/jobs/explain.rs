@@ -7,11 +7,11 @@ use crate::store::sql::connection::on_pool;
 use crate::store::{Store, StoreError};
 
 /// Jobs that are counted at most.
-const MOST_AHEAD: i64 = 10_000;
+const MAX_AHEAD: i64 = 10_000;
 
 /// The position and the lease of an unfinished job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct QueuePosition {
     /// The time of the database at the reading.
     pub at: Timestamp,
     /// Number of runners in a row that died while they executed the job.
@@ -30,7 +30,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn standing(&self, id: JobId) -> Result<Option<Standing>, StoreError> {
+    pub async fn standing(&self, id: JobId) -> Result<Option<QueuePosition>, StoreError> {
         on_pool(&self.shared.pools.reads, "read the position of a job", move |conn, _| {
             Box::pin(async move {
                 let found = sqlx::query(
@@ -45,7 +45,7 @@ impl Store {
                 let (queue, execute_at, priority): (String, Timestamp, u8) =
                     (row.try_get(4)?, row.try_get(5)?, row.try_get(6)?);
                 // The lane of the job first, then the more urgent ones. The limit holds for all of them together.
-                let (mut ahead, mut left) = (0_i64, MOST_AHEAD);
+                let (mut ahead, mut left) = (0_i64, MAX_AHEAD);
                 for priority in (0..=priority).rev() {
                     let counts = sqlx::query(
                         "SELECT COUNT(*), COUNT(CASE WHEN state <> 'executing' THEN 1 END) FROM (SELECT state FROM owed \
@@ -64,7 +64,7 @@ impl Store {
                         break;
                     }
                 }
-                Ok(Some(Standing {
+                Ok(Some(QueuePosition {
                     at: row.try_get(0)?,
                     losses: row.try_get(1)?,
                     lease_until: executing.then(|| row.try_get(2)).transpose()?,

@@ -11,11 +11,11 @@ use crate::store::sql::connection::on_pool;
 use crate::store::{Store, StoreError};
 
 /// Jobs that are counted in one hour at most.
-const MOST_IN_AN_HOUR: i64 = 50_000;
+const MAX_IN_AN_HOUR: i64 = 50_000;
 /// Queues that are counted at most beside those that runners serve, in the order of their names.
-const MOST_QUEUES: usize = 200;
+const MAX_QUEUES: usize = 200;
 /// Schedules in a forecast at most: those that tick first.
-const MOST_SCHEDULES: usize = 2_000;
+const MAX_SCHEDULES: usize = 2_000;
 
 /// The jobs that become due within one hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl Store {
         on_pool(&self.shared.pools.reads, "count what becomes due", move |conn, _| {
             Box::pin(async move {
                 let now: Timestamp = sqlx::query_scalar("SELECT UTC_TIMESTAMP(3)").fetch_one(&mut *conn).await?;
-                let (queues, others) = queues_to_show(conn, MOST_QUEUES).await?;
+                let (queues, others) = queues_to_show(conn, MAX_QUEUES).await?;
                 let start = |hour: u32| now + chrono::TimeDelta::hours(i64::from(hour));
                 let mut forecast: Vec<HourDue> =
                     (0..hours).map(|hour| HourDue { from: start(hour), jobs: 0, more: others }).collect();
@@ -71,13 +71,13 @@ impl Store {
                             .bind(line.priority.level())
                             .bind(counted.from)
                             .bind(start(hour + 1))
-                            .bind(MOST_IN_AN_HOUR - i64::from(counted.jobs));
+                            .bind(MAX_IN_AN_HOUR - i64::from(counted.jobs));
                     }
                     for row in &query.fetch_all(&mut *conn).await? {
                         let hour = usize::try_from(row.try_get::<i64, _>(0)?).unwrap_or(usize::MAX);
                         let Some(counted) = forecast.get_mut(hour) else { continue };
                         counted.jobs += u32::try_from(row.try_get::<i64, _>(1)?).unwrap_or(0);
-                        counted.more |= i64::from(counted.jobs) >= MOST_IN_AN_HOUR;
+                        counted.more |= i64::from(counted.jobs) >= MAX_IN_AN_HOUR;
                     }
                 }
                 Ok(forecast)
@@ -95,10 +95,10 @@ impl Store {
             Box::pin(async move {
                 let sql = "SELECT cron, every_ms, anchor, zone, dst, next_at FROM schedules FORCE INDEX (schedules_next) \
                            WHERE next_at < ? AND paused_at IS NULL ORDER BY next_at LIMIT ?";
-                let most = i64::try_from(MOST_SCHEDULES).unwrap_or(i64::MAX);
+                let most = i64::try_from(MAX_SCHEDULES).unwrap_or(i64::MAX);
                 let mut rows = statement(sql.to_owned()).bind(end).bind(most + 1).fetch_all(conn).await?;
-                let mut ahead = Ahead { more: rows.len() > MOST_SCHEDULES, ..Ahead::default() };
-                rows.truncate(MOST_SCHEDULES);
+                let mut ahead = Ahead { more: rows.len() > MAX_SCHEDULES, ..Ahead::default() };
+                rows.truncate(MAX_SCHEDULES);
                 let understood =
                     |row: &MySqlRow| Ok::<_, sqlx::Error>((read_cadence(row)?.0, row.try_get("next_at")?));
                 for row in &rows {

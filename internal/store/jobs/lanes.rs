@@ -21,7 +21,7 @@ use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most lanes in one statement.
-pub(crate) const MOST_BRANCHES: usize = 16;
+pub(crate) const MAX_BRANCHES: usize = 16;
 /// Minimum number of rows per lane when many lanes share a page.
 const FEWEST_ROWS: usize = 125;
 
@@ -163,7 +163,7 @@ impl Store {
             let ranges = ranges.clone();
             Box::pin(async move {
                 let mut pages = Vec::with_capacity(ranges.len());
-                for ranges in ranges.chunks(MOST_BRANCHES) {
+                for ranges in ranges.chunks(MAX_BRANCHES) {
                     pages.extend(read(conn, ranges, most, depth).await?);
                 }
                 Ok(pages)
@@ -207,7 +207,7 @@ impl DueWalk {
         if self.ranges.is_empty() {
             return Ok(None);
         }
-        let now: Vec<DueRange> = self.ranges.iter().take(MOST_BRANCHES).cloned().collect();
+        let now: Vec<DueRange> = self.ranges.iter().take(MAX_BRANCHES).cloned().collect();
         let most = (self.page / now.len()).max(FEWEST_ROWS.min(self.page));
         let pages = self.store.due_rows(now.clone(), most, self.depth).await?;
         self.ranges.drain(..now.len());
@@ -234,7 +234,7 @@ impl DueWalk {
 
 pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Result<Vec<DueLine>, sqlx::Error> {
     let mut lines = Vec::new();
-    for queues in queues.chunks(MOST_BRANCHES) {
+    for queues in queues.chunks(MAX_BRANCHES) {
         let mut query = statement(probes(padded(queues.len())));
         for queue in crate::store::sql::batches::pad(&queues.iter().collect::<Vec<_>>()) {
             query = query.bind(queue.as_str());
@@ -259,7 +259,7 @@ pub(crate) async fn lines_of(conn: &mut MySqlConnection, queues: &[Name]) -> Res
     Ok(lines)
 }
 
-/// Read one page of each of these ranges, at most [`MOST_BRANCHES`] ranges.
+/// Read one page of each of these ranges, at most [`MAX_BRANCHES`] ranges.
 async fn read(
     conn: &mut MySqlConnection,
     ranges: &[DueRange],

@@ -16,7 +16,7 @@ use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most rows that one page of a listing may look at before it returns with a position to continue from.
-const MOST_LOOKED_AT: i64 = 20_000;
+const MAX_LOOKED_AT: i64 = 20_000;
 
 /// One page of a listing, newest jobs first.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ async fn list(
 ) -> Result<JobPage, sqlx::Error> {
     let search = Search::among(filter, Order::NewestFirst, among);
     let mut jobs = Vec::new();
-    let mut effort = Effort::of(MOST_LOOKED_AT);
+    let mut effort = Effort::of(MAX_LOOKED_AT);
     let mut place = search.span(before.map(JobId::uuid));
     while let Some(span) = place {
         let wanted = limit as usize - jobs.len();

@@ -33,8 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// counts is by the store's clock. A job from a host whose clock is further off may be missed.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// Most rows of a source that one count may look at, and most jobs that it counts.
-const MOST_COUNTED_OVER: i64 = 100_000;
-const MOST_COUNTED: i64 = 10_000;
+const MAX_COUNTED_OVER: i64 = 100_000;
+const MAX_COUNTED: i64 = 10_000;
 
 /// A range of ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -486,10 +486,10 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
     );
     let mut found = Breakdown::default();
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::of(MOST_COUNTED_OVER);
+    let mut effort = Effort::of(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
-        for row in search.matching(&state, &chunk, MOST_COUNTED - jobs).fetch_all(&mut *conn).await? {
+        for row in search.matching(&state, &chunk, MAX_COUNTED - jobs).fetch_all(&mut *conn).await? {
             jobs += 1;
             // A job that is purged while the statement reads has no state any more.
             let Some(state) = row.try_get::<Option<String>, _>(0)?.as_deref().and_then(State::from_word) else {
@@ -499,8 +499,8 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
             *found.states.entry((state, replayed)).or_default() += 1;
         }
         found.counted.jobs = jobs.unsigned_abs();
-        if jobs >= MOST_COUNTED || !effort.goes_on(&chunk) {
-            found.counted.capped = jobs >= MOST_COUNTED || chunk.rest.is_some();
+        if jobs >= MAX_COUNTED || !effort.goes_on(&chunk) {
+            found.counted.capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
             return Ok(found);
         }
         place = chunk.rest;
@@ -511,18 +511,18 @@ pub(crate) async fn break_down(conn: &mut MySqlConnection, search: &Search) -> R
 /// Count the jobs of a search, within bounds.
 pub(crate) async fn count(conn: &mut MySqlConnection, search: &Search) -> Result<Counted, sqlx::Error> {
     let (mut jobs, mut place) = (0, search.span(None));
-    let mut effort = Effort::of(MOST_COUNTED_OVER);
+    let mut effort = Effort::of(MAX_COUNTED_OVER);
     while let Some(span) = place {
         let chunk = search.chunk(conn, span).await?;
         jobs += if search.is_narrow() {
-            let left = MOST_COUNTED - jobs;
+            let left = MAX_COUNTED - jobs;
             i64::try_from(search.matching("1", &chunk, left).fetch_all(&mut *conn).await?.len()).unwrap_or(left)
         } else {
             chunk.rows
         };
-        if jobs >= MOST_COUNTED || !effort.goes_on(&chunk) {
-            let capped = jobs >= MOST_COUNTED || chunk.rest.is_some();
-            return Ok(Counted { jobs: jobs.min(MOST_COUNTED).unsigned_abs(), capped });
+        if jobs >= MAX_COUNTED || !effort.goes_on(&chunk) {
+            let capped = jobs >= MAX_COUNTED || chunk.rest.is_some();
+            return Ok(Counted { jobs: jobs.min(MAX_COUNTED).unsigned_abs(), capped });
         }
         place = chunk.rest;
     }

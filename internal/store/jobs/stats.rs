@@ -13,10 +13,10 @@ use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Most queues that are counted in addition to those that runners serve: the first ones by name.
-const MOST_QUEUES: usize = 200;
+const MAX_QUEUES: usize = 200;
 
 /// Most open dead letters that are counted.
-const MOST_OPEN: u32 = 100_000;
+const MAX_OPEN: u32 = 100_000;
 
 /// The number of jobs of one queue in one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl Store {
                 )
                 .fetch_all(&mut *conn)
                 .await?;
-                let (mut queues, others) = queues_to_show(conn, MOST_QUEUES).await?;
+                let (mut queues, others) = queues_to_show(conn, MAX_QUEUES).await?;
                 queues.extend(queue.filter(|queue| !queues.contains(queue)));
                 let lines = lines_of(conn, &queues).await?;
                 let Backlog { counts: owed, exact, whole } = backlog(conn, &queues, &lines, others).await?;
@@ -128,7 +128,7 @@ impl Store {
                     "SELECT queue, COUNT(*) FROM (SELECT queue FROM dead_letters FORCE INDEX (dead_letters_queue) \
                      WHERE standing = 'open' LIMIT ?) d GROUP BY queue",
                 )
-                .bind(MOST_OPEN)
+                .bind(MAX_OPEN)
                 .fetch_all(&mut *conn)
                 .await?;
                 let mut open_failures = BTreeMap::new();
@@ -136,7 +136,7 @@ impl Store {
                     let queue: Name = row.try_get::<String, _>(0)?.parse().map_err(|_| corrupt("queue"))?;
                     open_failures.insert(queue, row.try_get::<i64, _>(1)?.unsigned_abs());
                 }
-                let open_failures_exact = open_failures.values().sum::<u64>() < u64::from(MOST_OPEN);
+                let open_failures_exact = open_failures.values().sum::<u64>() < u64::from(MAX_OPEN);
                 let mut ended_elsewhere = Vec::new();
                 let mut ended_here = Vec::new();
                 for row in &ended {

@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::job::{Actor, Attempt, Event, Job, JobId, JobOptions, NewJob, OnConflict, Producer, State, Timestamp, next};
 use crate::store::attempts::settle::{Owed, count, lock_held};
 use crate::store::audit::{Act, record_all};
-use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
 use crate::store::jobs::actions::cancel_waiting;
 use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, together, write_jobs};
 use crate::store::jobs::read::read_job;
@@ -95,7 +95,7 @@ impl Receipts {
 
 /// Outcome for a request with unique keys.
 #[derive(Clone, Debug)]
-pub enum Keyed {
+pub enum EnqueueOutcome {
     /// Each job is accepted, or the holder of its unique key is the answer in its place, as the request allows.
     Accepted(Receipts),
     /// Nothing was written. Each entry is the position of a job in the request and the unfinished job that holds its
@@ -112,7 +112,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+    pub async fn insert_keyed(&self, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         self.insert_keyed_for(Producer::tickr(), jobs).await
     }
 
@@ -121,7 +121,7 @@ impl Store {
     ///
     /// # Errors
     /// When MySQL cannot be reached or refuses.
-    pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<Keyed, StoreError> {
+    pub async fn insert_keyed_for(&self, producer: Producer, jobs: Vec<NewJob>) -> Result<EnqueueOutcome, StoreError> {
         let asked = Arc::new(Asked { jobs: together(signed(jobs, &producer)), producer });
         let (shared, memory) = (self.shared.clone(), Arc::default());
         let attempted = "insert jobs with unique keys";
@@ -154,11 +154,11 @@ pub(crate) fn signed(mut jobs: Vec<NewJob>, producer: &Producer) -> Vec<NewJob> 
 pub(crate) async fn insert_keyed(
     conn: &mut MySqlConnection,
     Asked { jobs, producer }: &Asked,
-    once: Option<(&Once, &Wording<Receipts>)>,
+    once: Option<(&IdempotentRequest, &ResponseBuilder<Receipts>)>,
     shared: &Shared,
     memory: &Memory,
     earlier: Earlier,
-) -> Result<Outcome<Keyed>, sqlx::Error> {
+) -> Result<Outcome<EnqueueOutcome>, sqlx::Error> {
     if earlier == Earlier::MayHaveCommitted
         && let Some(done) = done_before(conn, jobs, once, memory).await?
     {
@@ -189,7 +189,7 @@ pub(crate) async fn insert_keyed(
             return Ok(kept.meet(once, None));
         }
         taken.sort_unstable_by_key(|(place, _)| *place);
-        return Ok(Outcome::Refused(Keyed::Taken(taken)));
+        return Ok(Outcome::Refused(EnqueueOutcome::Taken(taken)));
     }
 
     let now = read_clock(conn, &shared.clock).await?;
@@ -236,8 +236,8 @@ pub(crate) async fn insert_keyed(
     count(conn, shared.lanes.any(), &ended).await?;
     *memory.lock().unwrap_or_else(PoisonError::into_inner) = Some(receipts.clone());
     Ok(match answer {
-        Some(answer) => Outcome::First { done: Some(Keyed::Accepted(receipts)), answer },
-        None => Outcome::Refused(Keyed::Accepted(receipts)),
+        Some(answer) => Outcome::First { done: Some(EnqueueOutcome::Accepted(receipts)), answer },
+        None => Outcome::Refused(EnqueueOutcome::Accepted(receipts)),
     })
 }
 
@@ -245,18 +245,18 @@ pub(crate) async fn insert_keyed(
 async fn done_before(
     conn: &mut MySqlConnection,
     jobs: &[NewJob],
-    once: Option<(&Once, &Wording<Receipts>)>,
+    once: Option<(&IdempotentRequest, &ResponseBuilder<Receipts>)>,
     memory: &Memory,
-) -> Result<Option<Outcome<Keyed>>, sqlx::Error> {
+) -> Result<Option<Outcome<EnqueueOutcome>>, sqlx::Error> {
     let decided = memory.lock().unwrap_or_else(PoisonError::into_inner).clone();
     if let Some((once, _)) = once {
-        return Ok(find(conn, once).await?.map(|kept| kept.meet(once, decided.map(Keyed::Accepted))));
+        return Ok(find(conn, once).await?.map(|kept| kept.meet(once, decided.map(EnqueueOutcome::Accepted))));
     }
     let mut by_id: Vec<&NewJob> = jobs.iter().collect();
     by_id.sort_unstable_by_key(|job| job.id);
     let found = receipts(conn, &by_id).await?;
     // The ids were made before the first run. If they exist, our own commit without an answer wrote them, all of them.
-    Ok(decided.filter(|_| !found.is_empty()).map(|decided| Outcome::Refused(Keyed::Accepted(decided))))
+    Ok(decided.filter(|_| !found.is_empty()).map(|decided| Outcome::Refused(EnqueueOutcome::Accepted(decided))))
 }
 
 /// The job that is the answer for a requested job that is not written.

@@ -7,7 +7,7 @@ use sqlx::Row;
 use uuid::Uuid;
 
 use crate::job::{JobId, Name, State, Timestamp};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -15,7 +15,7 @@ use crate::store::{Store, StoreError};
 /// The revision of a job: everything that can change, without payload, result and errors. The fields of `owed` are
 /// absent when the job has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glimpse {
+pub struct JobRevision {
     state: Option<State>,
     execute_at: Option<Timestamp>,
     attempt: Option<u32>,
@@ -31,13 +31,13 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`] when MySQL cannot be reached or refuses the statement.
-    pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, Glimpse>, StoreError> {
+    pub async fn glimpses(&self, ids: Vec<JobId>) -> Result<HashMap<JobId, JobRevision>, StoreError> {
         let ids = sorted(ids);
         on_pool(&self.shared.pools.reads, "read job revisions", move |conn, _| {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut seen = HashMap::with_capacity(ids.len());
-                for ids in ids.chunks(MOST_ROWS) {
+                for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT j.id, o.state, o.execute_at, o.attempt, o.priority, o.cancel_requested_at, o.progress, \
                          (SELECT MAX(a.number) FROM attempts a WHERE a.job_id = j.id) \
@@ -50,7 +50,7 @@ impl Store {
                     }
                     for row in query.fetch_all(&mut *conn).await? {
                         let state: Option<&str> = row.try_get(1)?;
-                        let glimpse = Glimpse {
+                        let glimpse = JobRevision {
                             state: state
                                 .map(|word| State::from_word(word).ok_or_else(|| corrupt("state")))
                                 .transpose()?,
@@ -80,7 +80,7 @@ impl Store {
             let ids = ids.clone();
             Box::pin(async move {
                 let mut names = HashMap::with_capacity(ids.len());
-                for ids in ids.chunks(MOST_ROWS) {
+                for ids in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT id, kind, queue FROM jobs FORCE INDEX (PRIMARY) WHERE id IN {}",
                         places(padded(ids.len()))

@@ -6,7 +6,7 @@
 use sqlx::{MySqlConnection, Row as _};
 
 /// Most connections that are named.
-const MOST_NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// Exact, where the server keeps such records and the account may read them (MySQL's default, for administrators).
 const BY_LOCKS: &str = "SELECT CAST(t.processlist_id AS SIGNED), t.processlist_user, t.processlist_host, \
@@ -26,7 +26,7 @@ pub(super) async fn of(conn: &mut MySqlConnection, table: &str) -> String {
     for sql in [BY_LOCKS, BY_TRANSACTIONS] {
         // A server that does not keep such records, or does not show them to this account, is no reason to fail.
         let Ok(rows) = sqlx::query(sql).bind(table).fetch_all(&mut *conn).await else { continue };
-        let named: Vec<String> = rows.iter().take(MOST_NAMED).filter_map(|row| named(row).ok()).collect();
+        let named: Vec<String> = rows.iter().take(MAX_NAMED).filter_map(|row| named(row).ok()).collect();
         if !named.is_empty() {
             return format!("open transactions hold it: {}; KILL with such a number ends one", named.join(", "));
         }

@@ -37,7 +37,7 @@ const SESSION: &str = "SET SESSION sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUB
 /// MariaDB's limit for any statement; MySQL does not know it, and refuses to set it.
 const NO_LIMIT: &str = "SET SESSION max_statement_time = 0";
 /// Runs over a broken connection before the migration gives up.
-const MOST_RUNS: u32 = 5;
+const MAX_RUNS: u32 = 5;
 /// How often a statement that takes long is looked after, from another connection.
 const LOOK: Duration = Duration::from_secs(10);
 
@@ -137,7 +137,7 @@ impl Store {
             match run.go().await {
                 Ok(()) => return Ok(()),
                 Err(Halt::Refused(cause)) => return Err(StoreError::Refused { attempted, cause }),
-                Err(Halt::Driver(e)) if matches!(fault(&e), Fault::Refused | Fault::Unfit) || runs >= MOST_RUNS => {
+                Err(Halt::Driver(e)) if matches!(fault(&e), Fault::Refused | Fault::Unfit) || runs >= MAX_RUNS => {
                     return Err(StoreError::from_driver(attempted, &e));
                 }
                 Err(Halt::Driver(error)) => {

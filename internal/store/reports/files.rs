@@ -20,7 +20,7 @@ use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
 
 /// Largest part in bytes, on a server that accepts more.
-const MOST_PART_BYTES: usize = 512 << 10;
+const MAX_PART_BYTES: usize = 512 << 10;
 /// Number of parts removed by one transaction. The number is small because a binary log holds their content once more.
 const PARTS_AT_ONCE: u64 = 8;
 /// Number of rows in one page.
@@ -60,7 +60,7 @@ impl Store {
     /// Return the largest size of a part in bytes, for the server in use.
     #[must_use]
     pub fn report_part_bytes(&self) -> usize {
-        self.shared.options.server.statement_bytes().min(MOST_PART_BYTES)
+        self.shared.options.server.statement_bytes().min(MAX_PART_BYTES)
     }
 
     /// Remove the parts that earlier attempts of this job left, except those of a finished report. Return false if the

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::job::{JobId, Name, State, Timestamp, first_id_of};
 use crate::store::jobs::insert::read_clock;
 use crate::store::retention::remove::{Removal, remove};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::{Step, transact};
 use crate::store::sql::error::corrupt;
 use crate::store::{Shared, Store, StoreError};
@@ -130,7 +130,7 @@ pub(crate) async fn purge_aged(
         _ => None,
     };
     let old: Vec<Uuid> = old.into_iter().collect();
-    for ids in old.chunks(MOST_ROWS) {
+    for ids in old.chunks(MAX_ROWS) {
         // The order by key and the LIMIT keep MySQL from scanning a small table.
         let sql = format!("DELETE FROM {table} WHERE id IN {} ORDER BY id LIMIT ?", places(padded(ids.len())));
         let mut query = statement(sql);
@@ -185,11 +185,11 @@ impl Store {
                      AND since < ? ORDER BY since LIMIT ?",
                 )
                 .bind(before)
-                .bind(MOST_ROWS as u32)
+                .bind(MAX_ROWS as u32)
                 .fetch_all(&mut *conn)
                 .await?;
                 ids.sort_unstable();
-                let more = ids.len() == MOST_ROWS;
+                let more = ids.len() == MAX_ROWS;
                 if ids.is_empty() {
                     return Ok((0, false));
                 }

@@ -12,14 +12,14 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{MySqlConnection, Row};
 use uuid::Uuid;
 
-use crate::job::{JobOptions, Standing, State, Timestamp};
+use crate::job::{DeadLetterStatus, JobOptions, State, Timestamp};
 use crate::store::dead_letters::in_list;
 use crate::store::retention::purge::Retention;
-use crate::store::sql::batches::{MOST_ROWS, groups, pad, padded, places, rows, statement};
+use crate::store::sql::batches::{MAX_ROWS, groups, pad, padded, places, rows, statement};
 use crate::store::sql::error::corrupt;
 
 /// Most ledger lines removed in one transaction. A single job may have more.
-const MOST_LINES: u32 = 20_000;
+const MAX_LINES: u32 = 20_000;
 /// Most rows removed by one statement.
 const ROWS: u32 = 4_000;
 /// The kind whose jobs have reports.
@@ -54,7 +54,7 @@ struct Candidate {
     owed: bool,
     /// Number, end state and time of its last ledger line.
     last: Option<(u32, Option<State>, Timestamp)>,
-    standing: Option<(Standing, Timestamp)>,
+    standing: Option<(DeadLetterStatus, Timestamp)>,
     batch: Option<(Uuid, u16)>,
     /// The schedule that made the job.
     schedule: Option<String>,
@@ -66,7 +66,8 @@ impl Candidate {
         let end = end.map(|word| State::from_word(word).ok_or_else(|| corrupt("end_state"))).transpose()?;
         let finished_at: Option<Timestamp> = row.try_get(5)?;
         let standing: Option<&str> = row.try_get(6)?;
-        let standing = standing.map(|word| Standing::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
+        let standing =
+            standing.map(|word| DeadLetterStatus::from_word(word).ok_or_else(|| corrupt("standing"))).transpose()?;
         let (first, size): (Option<Uuid>, Option<u16>) = (row.try_get(8)?, row.try_get(9)?);
         let options: Option<String> = row.try_get(10)?;
         // Options that cannot be read name no schedule.
@@ -89,7 +90,7 @@ impl Candidate {
     /// Return whether the job has ended and the rule allows its removal.
     fn may_go(&self, removal: Removal<'_>) -> bool {
         let Some((_, Some(end), finished_at)) = self.last.filter(|_| !self.owed) else { return false };
-        let discarded = self.standing.filter(|(standing, _)| *standing == Standing::Discarded);
+        let discarded = self.standing.filter(|(standing, _)| *standing == DeadLetterStatus::Discarded);
         match removal {
             Removal::Asked => true,
             Removal::Aged { keep, now } => {
@@ -117,7 +118,7 @@ pub(crate) async fn remove(
     let mut removed = Removed::default();
     let mut torn = Torn::default();
     let mut lines = 0;
-    for ids in ids.chunks(MOST_ROWS) {
+    for ids in ids.chunks(MAX_ROWS) {
         let lock = "SELECT id FROM jobs FORCE INDEX (PRIMARY) WHERE id IN";
         in_list(lock, ids, " ORDER BY id FOR UPDATE").fetch_all(&mut *conn).await?;
         let found = in_list(CANDIDATE, ids, " ORDER BY j.id").fetch_all(&mut *conn).await?;
@@ -129,7 +130,7 @@ pub(crate) async fn remove(
             if !candidate.may_go(removal) {
                 continue;
             }
-            if lines > 0 && lines + candidate.lines() > MOST_LINES {
+            if lines > 0 && lines + candidate.lines() > MAX_LINES {
                 removed.until = gone.last().or(removed.gone.last()).copied();
                 break;
             }
@@ -225,7 +226,7 @@ impl Torn {
             query.execute(&mut *conn).await?;
         }
         let firsts: Vec<Uuid> = batches.into_iter().map(|(first, _)| first).collect();
-        for firsts in firsts.chunks(MOST_ROWS) {
+        for firsts in firsts.chunks(MAX_ROWS) {
             let whole =
                 in_list("DELETE FROM departures WHERE id IN", firsts, " AND jobs >= size ORDER BY id LIMIT 256");
             whole.execute(&mut *conn).await?;

@@ -169,7 +169,7 @@ pub struct DueSchedules {
 }
 
 /// Most pages of due schedules in one read, when those in front cannot be read.
-const MOST_PAGES: u32 = 64;
+const MAX_PAGES: u32 = 64;
 
 const COLUMNS: &str = "name, cron, every_ms, anchor, zone, dst, misfire, grace_ms, overlap, kind, queue, priority, \
      max_attempts, options, payload, origin, version, next_at, last_at, last_job, paused_at, paused_by, pause_reason, \
@@ -357,7 +357,7 @@ impl Store {
     }
 
     /// Read the due schedules of these kinds, except those named in `without`, and the due time of the next one. About
-    /// `limit` readable schedules are returned. Unreadable ones in front of them are passed over, up to `MOST_PAGES`
+    /// `limit` readable schedules are returned. Unreadable ones in front of them are passed over, up to `MAX_PAGES`
     /// pages.
     ///
     /// # Errors
@@ -582,7 +582,7 @@ async fn read_due(
     let mut readable = 0;
     // Schedules that this binary cannot read, or that the caller excludes, stay due and stay in front. They must not
     // hide the others.
-    for page in 0..MOST_PAGES {
+    for page in 0..MAX_PAGES {
         let mut query = statement(sql.clone());
         for kind in pad(&kinds.iter().collect::<Vec<_>>()) {
             query = query.bind(kind.as_str());

@@ -24,7 +24,7 @@ use crate::job::{
 };
 use crate::store::attempts::settle::{Owed, count, lock_held};
 use crate::store::audit::{Act, record};
-use crate::store::idempotency::{Once, Outcome, Wording, find, keep, lost};
+use crate::store::idempotency::{IdempotentRequest, Outcome, ResponseBuilder, find, keep, lost};
 use crate::store::jobs::actions::cancel_waiting;
 use crate::store::jobs::insert::{Accepted, accepted_at, read_clock, receipts, write_jobs};
 use crate::store::schedules::{Scheduled, lock_schedule};
@@ -35,7 +35,7 @@ use crate::store::sql::script::{Script, Value};
 use crate::store::{Shared, Store, StoreError};
 
 /// Most lines that one page of a listing may look at before it returns with a position to continue from.
-const MOST_LOOKED_AT: i64 = 20_000;
+const MAX_LOOKED_AT: i64 = 20_000;
 /// Most lines deleted in one page.
 const PAGE: u32 = 1_000;
 
@@ -184,8 +184,8 @@ impl Store {
         job: NewJob,
         overlap: Option<Overlap>,
         by: &Actor,
-        once: Once,
-        word: Wording<Accepted>,
+        once: IdempotentRequest,
+        word: ResponseBuilder<Accepted>,
     ) -> Result<Outcome<Triggered>, StoreError> {
         let mut act = Act::new(by, "schedule.trigger", row.name.as_str());
         act = act.with(json!({"job": job.id}));
@@ -279,14 +279,14 @@ async fn is_written(conn: &mut MySqlConnection, plans: &[TickPlan]) -> Result<bo
 }
 
 /// The state of a schedule on which plans depend.
-struct Standing {
+struct ScheduleCursor {
     version: u32,
     next_at: Option<Timestamp>,
     paused_at: Option<Timestamp>,
     last_job: Option<JobId>,
 }
 
-impl Standing {
+impl ScheduleCursor {
     fn is_as(&self, row: &Scheduled) -> bool {
         (self.version, self.next_at, self.paused_at)
             == (row.version, row.next_at, row.paused.as_ref().map(|pause| pause.at))
@@ -303,7 +303,7 @@ async fn carry_out(
     let standing = lock_standing(conn, plans).await?;
     let now = read_clock(conn, &shared.clock).await?;
     let is_due = |plan: &TickPlan| plan.lines.iter().all(|line| line.planned.due_at <= now);
-    let plans: Vec<(&TickPlan, &Standing)> = plans
+    let plans: Vec<(&TickPlan, &ScheduleCursor)> = plans
         .iter()
         .filter_map(|plan| Some((plan, standing.get(plan.row.name.as_str())?)))
         .filter(|(plan, standing)| standing.is_as(&plan.row) && is_due(plan))
@@ -342,7 +342,7 @@ async fn carry_out(
 async fn lock_standing(
     conn: &mut MySqlConnection,
     plans: &[TickPlan],
-) -> Result<BTreeMap<String, Standing>, sqlx::Error> {
+) -> Result<BTreeMap<String, ScheduleCursor>, sqlx::Error> {
     let names: Vec<&str> = plans.iter().map(|plan| plan.row.name.as_str()).collect();
     let sql = format!(
         "SELECT name, version, next_at, paused_at, last_job FROM schedules FORCE INDEX (PRIMARY) WHERE name IN {} \
@@ -355,7 +355,7 @@ async fn lock_standing(
     }
     let standing = |row: &MySqlRow| {
         let last_job: Option<Uuid> = row.try_get(4)?;
-        let standing = Standing {
+        let standing = ScheduleCursor {
             version: row.try_get(1)?,
             next_at: row.try_get(2)?,
             paused_at: row.try_get(3)?,
@@ -384,7 +384,7 @@ impl<'a> Work<'a, '_> {
         &mut self,
         conn: &mut MySqlConnection,
         plan: &'a TickPlan,
-        standing: &Standing,
+        standing: &ScheduleCursor,
     ) -> Result<Option<JobId>, sqlx::Error> {
         let overlap = plan.row.schedule.overlap;
         let mut last_job = standing.last_job;
@@ -619,7 +619,7 @@ async fn page(
          WHERE schedule = ? {beyond} ORDER BY schedule DESC, due_at DESC, number DESC LIMIT ?) w {only} \
          ORDER BY due_at DESC, number DESC LIMIT ?"
     );
-    let look_at = if fired.is_some() { MOST_LOOKED_AT } else { i64::from(limit) + 1 };
+    let look_at = if fired.is_some() { MAX_LOOKED_AT } else { i64::from(limit) + 1 };
     let bound = |sql: String| {
         let mut query = statement(sql).bind(name.as_str().to_owned());
         if let Some((due_at, number)) = before {

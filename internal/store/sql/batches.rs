@@ -12,7 +12,7 @@ use sqlx::query::Query;
 use crate::store::sql::connection::statement_bytes;
 
 /// Most rows in one statement.
-pub(crate) const MOST_ROWS: usize = 256;
+pub(crate) const MAX_ROWS: usize = 256;
 
 /// Number of bytes that count as one more row of a batch, if rows are large.
 pub(crate) const BYTES_PER_ROW: usize = 16 << 10;
@@ -28,7 +28,7 @@ pub(crate) fn groups<T>(mut rows: &[T]) -> impl Iterator<Item = &[T]> {
         if rows.is_empty() {
             return None;
         }
-        let mut size = MOST_ROWS;
+        let mut size = MAX_ROWS;
         while size > rows.len() {
             size /= 2;
         }
@@ -48,7 +48,7 @@ pub(crate) fn groups_by_bytes<T>(mut rows: &[T], bytes: impl Fn(&T) -> usize) ->
         }
         let mut total = 0;
         let mut fit = 0;
-        while fit < rows.len() && fit < MOST_ROWS && (fit == 0 || total + bytes(&rows[fit]) <= most) {
+        while fit < rows.len() && fit < MAX_ROWS && (fit == 0 || total + bytes(&rows[fit]) <= most) {
             total += bytes(&rows[fit]);
             fit += 1;
         }
@@ -103,14 +103,14 @@ mod tests {
         fn groups_keep_order_and_use_few_sizes(count in 0_usize..2_000) {
             let rows: Vec<usize> = (0..count).collect();
             let groups: Vec<&[usize]> = groups(&rows).collect();
-            prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MOST_ROWS));
+            prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MAX_ROWS));
             prop_assert_eq!(groups.concat(), rows);
         }
 
         #[test]
         fn large_rows_make_small_groups(sizes in prop::collection::vec(1_usize..(6 << 20), 0..600)) {
             let groups: Vec<&[usize]> = groups_by_bytes(&sizes, |size| *size).collect();
-            prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MOST_ROWS));
+            prop_assert!(groups.iter().all(|g| g.len().is_power_of_two() && g.len() <= MAX_ROWS));
             prop_assert!(groups.iter().all(|g| g.len() == 1 || g.iter().sum::<usize>() <= statement_bytes()));
             prop_assert_eq!(groups.concat(), sizes);
         }

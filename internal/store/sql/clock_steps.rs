@@ -9,7 +9,7 @@ use crate::store::sql::connection::on_pool;
 use crate::store::{Store, StoreError};
 
 /// Number of rows that are kept: the newest.
-const MOST_KEPT: u32 = 1_000;
+const MAX_KEPT: u32 = 1_000;
 /// The greatest error of a reading whose answer was delayed.
 const SLACK: TimeDelta = TimeDelta::seconds(2);
 
@@ -58,11 +58,10 @@ impl Store {
                 .execute(&mut *conn)
                 .await?;
                 let newest = "SELECT id FROM clock_steps ORDER BY id DESC LIMIT 1 OFFSET ?";
-                let oldest: Option<Uuid> =
-                    sqlx::query_scalar(newest).bind(MOST_KEPT).fetch_optional(&mut *conn).await?;
+                let oldest: Option<Uuid> = sqlx::query_scalar(newest).bind(MAX_KEPT).fetch_optional(&mut *conn).await?;
                 if let Some(oldest) = oldest {
                     let delete = sqlx::query("DELETE FROM clock_steps WHERE id <= ? ORDER BY id LIMIT ?");
-                    delete.bind(oldest).bind(MOST_KEPT).execute(conn).await?;
+                    delete.bind(oldest).bind(MAX_KEPT).execute(conn).await?;
                 }
                 Ok(())
             })
@@ -78,7 +77,7 @@ impl Store {
         on_pool(&self.shared.pools.reads, "read clock steps", |conn, _| {
             Box::pin(async move {
                 let sql = "SELECT before_at, after_at, step_us FROM clock_steps ORDER BY id DESC LIMIT ?";
-                let found = sqlx::query(sql).bind(MOST_KEPT).fetch_all(conn).await?;
+                let found = sqlx::query(sql).bind(MAX_KEPT).fetch_all(conn).await?;
                 let step = |row: &sqlx::mysql::MySqlRow| {
                     let step = TimeDelta::microseconds(row.try_get(2)?);
                     Ok(ClockStep { before: row.try_get(0)?, after: row.try_get(1)?, step })

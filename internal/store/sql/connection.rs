@@ -29,7 +29,7 @@ use crate::store::sql::error::{
 pub(crate) type Step<'c, T> = Pin<Box<dyn Future<Output = Result<T, sqlx::Error>> + Send + 'c>>;
 
 /// Most runs of one closure.
-const MOST_RUNS: u32 = 8;
+const MAX_RUNS: u32 = 8;
 /// Longest run of one closure. After that the connection is given up: a MySQL that does not answer counts as down.
 const RUN_LIMIT: Duration = Duration::from_secs(15);
 /// Idle time after which a connection is pinged before work runs on it. A firewall or load balancer may have dropped
@@ -63,12 +63,12 @@ const HURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeo
 const UNHURRIED: &str = "SET SESSION innodb_lock_wait_timeout = 5, lock_wait_timeout = 10";
 
 /// Most bytes of values in one statement, even if the server accepts more.
-const MOST_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 4 << 20;
 /// Smallest limit for the bytes of values in one statement. If the server accepts less, tickr refuses to start.
 const LEAST_BYTES: usize = 64 << 10;
 /// Most prepared statements kept per connection: more than there are different statements, if the server has room for
 /// them.
-const MOST_TEXTS: usize = 1_024;
+const MAX_TEXTS: usize = 1_024;
 /// If the server has room for fewer prepared statements per connection than this, none is kept: each would be evicted
 /// before it is used again.
 const LEAST_TEXTS: usize = 32;
@@ -87,12 +87,12 @@ tokio::task_local! {
 
 /// Return the most bytes of values in one statement, for the server that the running step uses.
 pub(crate) fn statement_bytes() -> usize {
-    STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MOST_BYTES)
+    STATEMENT_BYTES.try_with(|bytes| *bytes).unwrap_or(MAX_BYTES)
 }
 
 impl Server {
     fn unknown() -> Self {
-        Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MOST_TEXTS) }
+        Self { packet: AtomicUsize::new(usize::MAX), texts: AtomicUsize::new(MAX_TEXTS) }
     }
 
     /// Return the largest packet that the server accepts, in bytes.
@@ -103,7 +103,7 @@ impl Server {
     /// Return a quarter of the packet size. A value may be written as hexadecimal digits, twice its length, and the
     /// text of the statement needs space too.
     pub(crate) fn statement_bytes(&self) -> usize {
-        (self.packet() / 4).clamp(LEAST_BYTES, MOST_BYTES)
+        (self.packet() / 4).clamp(LEAST_BYTES, MAX_BYTES)
     }
 
     /// Set the number of prepared statements per connection. The server has room for `most` of them, and this process
@@ -119,7 +119,7 @@ impl Server {
     }
 
     fn worth_keeping(texts: usize) -> usize {
-        if texts < LEAST_TEXTS { 0 } else { texts.min(MOST_TEXTS) }
+        if texts < LEAST_TEXTS { 0 } else { texts.min(MAX_TEXTS) }
     }
 }
 
@@ -450,7 +450,7 @@ impl Pace {
                 metrics::counter!("tickr_store_repeats_total", "cause" => "line").increment(1);
             }
         }
-        if self.runs >= MOST_RUNS {
+        if self.runs >= MAX_RUNS {
             return Err(StoreError::from_driver(self.attempted, error));
         }
         tracing::debug!(attempted = self.attempted, run = self.runs, %error, "store call is repeated");

@@ -194,13 +194,13 @@ pub(crate) fn is_wrong_address(error: &sqlx::Error) -> bool {
 /// Log an outage of an unusual kind as an error, each kind at most once a minute.
 pub(crate) fn tell_outage(attempted: &'static str, error: &sqlx::Error) {
     /// Kinds that are logged in one minute at most.
-    const MOST_KINDS: usize = 64;
+    const MAX_KINDS: usize = 64;
     static TOLD: Mutex<BTreeMap<u16, Instant>> = Mutex::new(BTreeMap::new());
     let Some(number) = number(error).filter(|number| !is_known_outage(*number)) else { return };
     {
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         told.retain(|_, at| at.elapsed() < Duration::from_secs(60));
-        if told.contains_key(&number) || told.len() >= MOST_KINDS {
+        if told.contains_key(&number) || told.len() >= MAX_KINDS {
             return;
         }
         told.insert(number, Instant::now());

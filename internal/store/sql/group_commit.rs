@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// Turns of the runtime without a new item, in a row, after which a batch is taken as it is.
 const QUIET_TURNS: u32 = 3;
 /// Time limit of gathering a batch. A runtime that takes longer to run the flusher again is busy with something else.
-const LONGEST_GATHERING: Duration = Duration::from_millis(1);
+const MAX_GATHERING: Duration = Duration::from_millis(1);
 
 /// The rules for the batches of one kind of write.
 pub(crate) trait Batch: Send + Sync + 'static {
@@ -102,7 +102,7 @@ pub(crate) trait Batch: Send + Sync + 'static {
 }
 
 /// Memory that the waiting items of outside callers may take, in KiB: 256 MiB in all.
-const MOST_KIB: usize = 256 << 10;
+const MAX_KIB: usize = 256 << 10;
 
 /// A waiting item, and the way to its caller.
 pub(crate) struct Waiting<B: Batch> {
@@ -189,7 +189,7 @@ impl<B: Batch> GroupCommit<B> {
                 }
             });
         }
-        Self { entrance, traffic, room: Arc::new(Semaphore::new(MOST_KIB)) }
+        Self { entrance, traffic, room: Arc::new(Semaphore::new(MAX_KIB)) }
     }
 
     /// Signal the flushers if half a batch is waiting: that is worth a write beside the one that is under way.
@@ -213,7 +213,7 @@ impl<B: Batch> GroupCommit<B> {
     /// Hand in one item like [`submit`](Self::submit), but refuse at once when too many items wait or they take too
     /// much memory. For outside callers, which can be asked to come back later.
     pub(crate) async fn submit_or_refuse(&self, item: B::Item) -> Result<B::Reply, StoreError> {
-        let kib = (B::bytes(&item) >> 10).min(MOST_KIB);
+        let kib = (B::bytes(&item) >> 10).min(MAX_KIB);
         let room = Arc::clone(&self.room).try_acquire_many_owned(u32::try_from(kib).unwrap_or(u32::MAX));
         let Ok(room) = room else { return Err(StoreError::Overloaded { attempted: B::ATTEMPTED }) };
         let (reply, answer) = oneshot::channel();
@@ -453,7 +453,7 @@ async fn gather<B: Batch>(first: Waiting<B>, queue: &mut mpsc::Receiver<Waiting<
     let mut weight = B::weight(&first.item);
     taken.push(first);
     let mut quiet = 0;
-    let longest = tokio::time::sleep(LONGEST_GATHERING);
+    let longest = tokio::time::sleep(MAX_GATHERING);
     tokio::pin!(longest);
     loop {
         let before = taken.len();
@@ -532,7 +532,7 @@ mod tests {
         // Every item waits: the test has one thread, and the flusher only runs when this task awaits something that is
         // not ready.
         let group = GroupCommit::start(Sizes, &Target::new(MySqlConnectOptions::new()), 1, 100, &TaskTracker::new());
-        let half = MOST_KIB << 9;
+        let half = MAX_KIB << 9;
         let mut first = std::pin::pin!(group.submit_or_refuse(half));
         let mut second = std::pin::pin!(group.submit_or_refuse(half));
         assert!((&mut first).now_or_never().is_none());

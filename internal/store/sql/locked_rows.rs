@@ -18,15 +18,15 @@ use crate::store::sql::connection::{Link, Target};
 use crate::store::sql::group_commit::{Batch, Waiting, flush, locked_row};
 
 /// Most writes in a slow lane. Further callers are refused and try again later.
-const MOST_WAITING: usize = 1_024;
+const MAX_WAITING: usize = 1_024;
 /// Longest stay in a slow lane, for callers that do not try again by themselves.
-const LONGEST_STAY: Duration = Duration::from_secs(40);
+const MAX_STAY: Duration = Duration::from_secs(40);
 /// Time for which a row counts as locked after it was found locked.
 const REMEMBERED: Duration = Duration::from_secs(30);
 /// Time for which a locked row is not tried again for a write that can be left out.
 const RESPITE: Duration = Duration::from_secs(2);
 /// Most locked rows that are remembered at the same time.
-const MOST_ROWS: usize = 4_096;
+const MAX_ROWS: usize = 4_096;
 
 /// The entry to the slow lane of one kind of write.
 pub(crate) struct Stuck<B: Batch> {
@@ -54,10 +54,10 @@ struct Rows(Mutex<HashMap<JobId, Instant>>);
 impl Rows {
     fn add(&self, row: JobId) {
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if rows.len() >= MOST_ROWS {
+        if rows.len() >= MAX_ROWS {
             rows.retain(|_, found| found.elapsed() < REMEMBERED);
         }
-        if rows.len() < MOST_ROWS {
+        if rows.len() < MAX_ROWS {
             rows.insert(row, Instant::now());
         }
     }
@@ -86,7 +86,7 @@ impl Rows {
 impl<B: Batch> Stuck<B> {
     /// Start the slow lane of `batch`. It ends when the last entry to it has been dropped.
     pub(crate) fn start(batch: &Arc<B>, target: &Target, tasks: &TaskTracker) -> Self {
-        let (lane, mut came) = mpsc::channel(MOST_WAITING);
+        let (lane, mut came) = mpsc::channel(MAX_WAITING);
         let rows = Arc::<Rows>::default();
         let (batch, target, known) = (Arc::clone(batch), target.clone(), Arc::clone(&rows));
         tasks.spawn(async move {
@@ -153,7 +153,7 @@ async fn work_off<B: Batch>(batch: &Arc<B>, rows: &Rows, came: &mut mpsc::Receiv
                 Err(_) => link.disconnect(),
             }
         }
-        while waiting.len() < MOST_WAITING
+        while waiting.len() < MAX_WAITING
             && let Ok(held) = came.try_recv()
         {
             waiting.push_back(held);
@@ -189,7 +189,7 @@ async fn attempt<B: Batch>(
             let item = Arc::into_inner(items).and_then(|mut items| items.pop());
             match (B::left_out(), item) {
                 (Some(answer), _) => reply.send(Ok(answer)),
-                (None, Some(item)) if !closing && since.elapsed() < LONGEST_STAY => {
+                (None, Some(item)) if !closing && since.elapsed() < MAX_STAY => {
                     return Some(Held { waiting: Waiting { item, reply }, mark, since });
                 }
                 (None, _) => reply.send(Err(locked_row::<B>())),

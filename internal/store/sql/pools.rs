@@ -45,7 +45,7 @@ impl Split {
     /// The smallest number of connections that can be split.
     pub const LEAST: u32 = 5;
     /// Most connections for the loops. There are no more loops than this, so further connections would never be used.
-    const MOST_LOOPS: u32 = 12;
+    const MAX_LOOPS: u32 = 12;
 
     /// Return the number of searches and counts of clients that may run at the same time. One connection stays free for
     /// quick reads, if there is more than one.
@@ -64,7 +64,7 @@ impl Split {
         let shared = total - controls;
         let steering = (shared * 2 / 7).max(1);
         let reads = (shared * 5 / 14).max(1);
-        let loops = (shared - steering - reads).min(Self::MOST_LOOPS);
+        let loops = (shared - steering - reads).min(Self::MAX_LOOPS);
         Self { controls, loops, steering, reads: shared - steering - loops }
     }
 }

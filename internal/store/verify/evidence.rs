@@ -24,11 +24,11 @@ const PAGE: u32 = 2_000;
 /// Time limit of one page. The check gives up on a server that needs longer, so as not to burden it.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
 /// Unreadable rows that are listed with their errors.
-const MOST_UNREADABLE: usize = 20;
+const MAX_UNREADABLE: usize = 20;
 /// The greatest difference between the clocks of hosts. The ids of the audit contain such clock times.
 const SKEW: TimeDelta = TimeDelta::minutes(5);
 /// An upper bound for the duration of a transaction that retries jobs, including its waits for locks.
-const LONGEST_CHANGE: TimeDelta = TimeDelta::minutes(2);
+const MAX_CHANGE: TimeDelta = TimeDelta::minutes(2);
 
 /// A reader of the tables, page by page, on a connection of its own.
 pub struct Evidence {
@@ -220,7 +220,7 @@ impl Evidence {
 
     fn cannot_read(&mut self, table: &str, id: &str, error: &sqlx::Error) {
         self.unreadable += 1;
-        if self.examples.len() < MOST_UNREADABLE {
+        if self.examples.len() < MAX_UNREADABLE {
             self.examples.push(format!("{table} {id}: {error}"));
         }
     }
@@ -484,8 +484,8 @@ impl Evidence {
         let read = sqlx::query_scalar(
             "SELECT COUNT(*) FROM audit FORCE INDEX (PRIMARY) WHERE id > ? AND at >= ? AND action = 'job.retry'",
         )
-        .bind(first_id_of(self.at - LONGEST_CHANGE - SKEW))
-        .bind(self.at - LONGEST_CHANGE)
+        .bind(first_id_of(self.at - MAX_CHANGE - SKEW))
+        .bind(self.at - MAX_CHANGE)
         .fetch_one(&mut self.conn);
         connection::within(PAGE_LIMIT, read).await.map_err(|e| StoreError::from_driver("count retries", &e))
     }

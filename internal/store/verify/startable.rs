@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::job::{JobId, Name, Timestamp};
 use crate::store::attempts::settle::SUSPECT_FROM;
 use crate::store::jobs::due::{DueJob, due_job};
-use crate::store::sql::batches::{MOST_ROWS, pad, padded, places, statement};
+use crate::store::sql::batches::{MAX_ROWS, pad, padded, places, statement};
 use crate::store::sql::connection::on_pool;
 use crate::store::sql::error::corrupt;
 use crate::store::{Store, StoreError};
@@ -128,7 +128,7 @@ impl Store {
             let ids = std::sync::Arc::clone(&ids);
             Box::pin(async move {
                 let mut leases = HashMap::new();
-                for page in ids.chunks(MOST_ROWS) {
+                for page in ids.chunks(MAX_ROWS) {
                     let list = places(padded(page.len()));
                     let sql = format!(
                         "SELECT id, lease_until FROM owed FORCE INDEX (PRIMARY) WHERE id IN {list} AND state = 'executing'"
@@ -157,7 +157,7 @@ impl Store {
             let ids = std::sync::Arc::clone(&ids);
             Box::pin(async move {
                 let mut stuck = HashMap::new();
-                for page in ids.chunks(MOST_ROWS) {
+                for page in ids.chunks(MAX_ROWS) {
                     let sql = format!(
                         "SELECT id, queue, priority, execute_at, kind, losses FROM owed FORCE INDEX (PRIMARY) \
                          WHERE id IN {} AND state IN ('waiting', 'retrying')",
@@ -225,7 +225,7 @@ async fn claimed(conn: &mut MySqlConnection) -> Result<Running, sqlx::Error> {
             }
         }
         ids.sort_unstable();
-        for ids in ids.chunks(MOST_ROWS) {
+        for ids in ids.chunks(MAX_ROWS) {
             let sql = format!(
                 "SELECT COALESCE(r.parent, o.runner), o.queue, o.losses >= ?, COUNT(*) FROM owed o FORCE INDEX (PRIMARY) \
                  LEFT JOIN runners r ON r.id = o.runner WHERE o.id IN {} AND o.state = 'executing' GROUP BY 1, 2, 3",

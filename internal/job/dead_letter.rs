@@ -9,7 +9,7 @@ use super::{Fingerprint, JobId, Timestamp};
 /// Status of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum DeadLetterStatus {
     /// Not handled yet.
     Open,
     /// Replayed: a new job was created from it.
@@ -18,7 +18,7 @@ pub enum Standing {
     Discarded,
 }
 
-impl Standing {
+impl DeadLetterStatus {
     /// All statuses.
     pub const ALL: [Self; 3] = [Self::Open, Self::Replayed, Self::Discarded];
 
@@ -39,7 +39,7 @@ impl Standing {
     }
 }
 
-impl fmt::Display for Standing {
+impl fmt::Display for DeadLetterStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -53,7 +53,7 @@ pub struct DeadLetter {
     /// Time when the job failed.
     pub failed_at: Timestamp,
     /// Status of the dead letter.
-    pub standing: Standing,
+    pub standing: DeadLetterStatus,
     /// Time when the status was set.
     pub since: Timestamp,
     /// The job that was created by the replay.

@@ -6,7 +6,7 @@
 //! turn.
 
 use crate::broker::Settings;
-use crate::index::{Line, Order};
+use crate::index::{Lane, Order};
 use crate::job::{Name, Priority};
 use crate::store::DueLine;
 
@@ -16,7 +16,7 @@ const SHARE: u64 = 10;
 /// A lane that this runner serves.
 #[derive(Clone, Debug)]
 struct Served {
-    line: Line,
+    line: Lane,
     /// Position of its queue.
     queue: usize,
     priority: Priority,
@@ -24,7 +24,7 @@ struct Served {
 
 /// The lanes of one runner, and the number of the current turn.
 #[derive(Clone, Debug)]
-pub(super) struct Service {
+pub(super) struct QueueOrder {
     queues: Vec<Name>,
     lines: Vec<Served>,
     /// Positions of lanes, level by level, the most urgent level first.
@@ -34,10 +34,10 @@ pub(super) struct Service {
     turn: u64,
 }
 
-impl Service {
+impl QueueOrder {
     /// Create the order for all lanes of these queues.
     pub(super) fn new(queues: &[Name], settings: &Settings) -> Self {
-        let line = |queue: usize, priority| Served { line: Line::new(&queues[queue], priority), queue, priority };
+        let line = |queue: usize, priority| Served { line: Lane::new(&queues[queue], priority), queue, priority };
         let lines = (0..queues.len()).flat_map(|queue| Priority::all().map(move |priority| line(queue, priority)));
         let lines = lines.collect();
         let paused = vec![false; queues.len()];
@@ -59,7 +59,7 @@ impl Service {
     }
 
     /// Return every lane, by position.
-    pub(super) fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Lane> {
         self.lines.iter().map(|served| served.line.clone()).collect()
     }
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     /// Return the lanes of an order as text.
-    fn words(service: &Service, order: &Order) -> Vec<String> {
+    fn words(service: &QueueOrder, order: &Order) -> Vec<String> {
         let lines = service.lines();
         order.lines.iter().map(|place| lines[*place].as_str().to_owned()).collect()
     }
@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn queues_go_by_their_priority_then_jobs_by_theirs_and_equals_take_turns() {
         let mut settings = Settings::default();
-        let mut service = Service::new(&names(&["a", "b"]), &settings);
-        let first = |service: &mut Service| {
+        let mut service = QueueOrder::new(&names(&["a", "b"]), &settings);
+        let first = |service: &mut QueueOrder| {
             let (order, _) = service.next_turn(|_| None);
             words(service, &order)
         };
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn no_level_starves_however_much_the_others_have() {
-        let mut service = Service::new(&names(&["a"]), &Settings::default());
+        let mut service = QueueOrder::new(&names(&["a"]), &Settings::default());
         // Every lane always has work: each turn serves the first lane of its order.
         let mut served: HashMap<String, u32> = HashMap::new();
         for _ in 0..4_000 {
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_limited_queue_share_its_room() {
-        let service = Service::new(&names(&["a", "b", "c"]), &Settings::default());
+        let service = QueueOrder::new(&names(&["a", "b", "c"]), &Settings::default());
         let (order, left_alone) = service.strict(|queue| [None, Some(3), Some(0)][queue]);
         assert!(left_alone);
         assert_eq!((order.lines.len(), &order.room), (20, &vec![3, 0]));

@@ -27,11 +27,11 @@ const LARGEST_STEP: Duration = Duration::from_secs(2);
 const NOTED_STEP: Duration = Duration::from_millis(100);
 const DRIFT: f64 = 0.01;
 /// Most steps that wait to be recorded.
-const MOST_STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 
 /// The history of the heartbeat of one runner.
 #[derive(Default)]
-pub(super) struct Rhythm(Mutex<Beats>);
+pub(super) struct HeartbeatHistory(Mutex<Beats>);
 
 #[derive(Clone, Default)]
 struct Beats {
@@ -50,7 +50,7 @@ struct Beats {
     steps: Vec<ClockStep>,
 }
 
-impl Rhythm {
+impl HeartbeatHistory {
     /// Create the history of a runner that found MySQL out when it started. That counts as an interruption.
     pub(super) fn after_an_outage() -> Self {
         Self(Mutex::new(Beats { resumed: Some(Instant::now()), ..Beats::default() }))
@@ -116,7 +116,7 @@ impl Beats {
         let step = step(&before, &reading)?;
         let between = reading.received.saturating_duration_since(before.sent);
         if step.abs() > TimeDelta::from_std(NOTED_STEP + between.mul_f64(DRIFT)).unwrap_or_default()
-            && self.steps.len() < MOST_STEPS
+            && self.steps.len() < MAX_STEPS
         {
             self.steps.push(ClockStep { before: before.moment, after: reading.moment, step });
         }
@@ -215,27 +215,27 @@ mod tests {
     #[test]
     fn a_failed_call_is_an_interruption() {
         let ago = |seconds| Instant::now().checked_sub(Duration::from_secs(seconds)).unwrap();
-        let watching = |rhythm: Rhythm| {
+        let watching = |rhythm: HeartbeatHistory| {
             rhythm.beaten(ago(19), LEASE);
             rhythm.lock(|beats| beats.last = Some(Instant::now()));
             rhythm
         };
-        let rhythm = watching(Rhythm::default());
+        let rhythm = watching(HeartbeatHistory::default());
         assert!(rhythm.is_steady(LEASE, LEASE));
         rhythm.interrupted();
         assert!(!rhythm.is_steady(LEASE, LEASE));
-        assert!(!watching(Rhythm::after_an_outage()).is_steady(LEASE, LEASE));
+        assert!(!watching(HeartbeatHistory::after_an_outage()).is_steady(LEASE, LEASE));
     }
 
     #[test]
     fn what_was_agreed_before_a_gap_stands_no_more() {
-        let (start, rhythm) = (Instant::now(), Rhythm::default());
+        let (start, rhythm) = (Instant::now(), HeartbeatHistory::default());
         assert_eq!(rhythm.standing(LEASE), None);
         rhythm.beaten(start, LEASE);
         assert_eq!(rhythm.standing(LEASE), Some(0));
         // The heartbeat was sent long ago: other runners may have called this one dead since.
         let ago = |seconds| start.checked_sub(Duration::from_secs(seconds)).unwrap();
-        let rhythm = Rhythm::default();
+        let rhythm = HeartbeatHistory::default();
         rhythm.beaten(ago(31), LEASE);
         assert_eq!((rhythm.standing(LEASE), rhythm.is_beating(LEASE)), (None, false));
         rhythm.beaten(start, LEASE);

@@ -11,15 +11,15 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 /// Time that a client has from the handshake to its request: one or two round trips.
-const HALL: Duration = Duration::from_millis(150);
+const ACCEPT_GRACE: Duration = Duration::from_millis(150);
 
 /// A second handle of a listening socket.
-pub(super) struct Door {
+pub(super) struct ClosingListener {
     #[cfg(target_os = "linux")]
     socket: Option<socket2::Socket>,
 }
 
-impl Door {
+impl ClosingListener {
     #[cfg(target_os = "linux")]
     pub(super) fn of(listener: &TcpListener) -> Self {
         Self { socket: socket2::SockRef::from(listener).try_clone().ok() }
@@ -39,7 +39,7 @@ impl Door {
         if let Some(Err(error)) = self.socket.as_ref().map(|socket| socket.attach_filter(&drops_first_packets())) {
             tracing::debug!(%error, "cannot drop new connections before the listener closes");
         }
-        tokio::time::sleep(HALL).await;
+        tokio::time::sleep(ACCEPT_GRACE).await;
     }
 }
 

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The servers. The bench touches only the databases and keys that it created.
 #[derive(Debug)]
-pub struct Ground {
+pub struct BenchServers {
     mysql: reqwest::Url,
     redis: ServerUrl,
     /// Start of all names. A number follows.
@@ -36,7 +36,7 @@ struct Plots {
 
 /// A database name and a key prefix that were never used before. The database does not exist yet.
 #[derive(Debug)]
-pub(super) struct Plot {
+pub(super) struct Namespace {
     number: u32,
     /// Configuration of a runner in this namespace.
     pub(super) config: Config,
@@ -57,7 +57,7 @@ pub struct ServerFacts {
     pub weaknesses: Vec<String>,
 }
 
-impl Ground {
+impl BenchServers {
     /// Use the servers at these addresses. A database in the MySQL address is left alone.
     ///
     /// # Errors
@@ -84,16 +84,16 @@ impl Ground {
         self.private
     }
 
-    pub(super) fn next(&self) -> Result<Plot, BenchError> {
+    pub(super) fn next(&self) -> Result<Namespace, BenchError> {
         let mut plots = self.plots();
         let (number, config) = (plots.next, self.config(plots.next)?);
         plots.next += 1;
         plots.open.insert(number);
-        Ok(Plot { number, config })
+        Ok(Namespace { number, config })
     }
 
     /// Remove everything in a namespace.
-    pub(super) async fn clear(&self, plot: &Plot) -> Result<(), BenchError> {
+    pub(super) async fn clear(&self, plot: &Namespace) -> Result<(), BenchError> {
         if let Some(mysql) = &plot.config.mysql_url {
             Store::drop_database(mysql.expose()).await?;
         }
@@ -157,7 +157,7 @@ impl Ground {
     pub async fn sweep(&self) -> Result<(), BenchError> {
         let open: Vec<u32> = self.plots().open.iter().copied().collect();
         for number in open {
-            self.clear(&Plot { number, config: self.config(number)? }).await?;
+            self.clear(&Namespace { number, config: self.config(number)? }).await?;
         }
         Ok(())
     }
@@ -178,14 +178,14 @@ mod tests {
         for given in
             ["mysql://root:p%40ss@db:3306/production", "mysql://root:p%40ss@db:3306", "mariadb://root:p%40ss@db:3306/"]
         {
-            let ground = Ground::new(given, "redis://127.0.0.1").unwrap();
+            let ground = BenchServers::new(given, "redis://127.0.0.1").unwrap();
             let (first, second) = (ground.next().unwrap().config, ground.next().unwrap().config);
             let url = first.mysql_url.unwrap();
             assert!(url.expose().starts_with("mysql://root:p%40ss@db:3306/tickr_bench_"), "{}", url.masked());
             assert!(url.expose().ends_with("_0") && first.redis_prefix.starts_with("tickr_bench_"));
             assert_ne!(first.redis_prefix, second.redis_prefix);
         }
-        let socket = Ground::new("mysql://root@localhost/?socket=%2Ftmp%2Fmy.sock", "redis://127.0.0.1").unwrap();
+        let socket = BenchServers::new("mysql://root@localhost/?socket=%2Ftmp%2Fmy.sock", "redis://127.0.0.1").unwrap();
         let url = socket.next().unwrap().config.mysql_url.unwrap();
         assert!(url.expose().ends_with("_0?socket=%2Ftmp%2Fmy.sock"), "{}", url.masked());
     }
@@ -197,7 +197,7 @@ mod tests {
             ("http://canary/x", "redis://127.0.0.1", "mysql url"),
             ("mysql://db/x", "canary", "redis url"),
         ] {
-            let error = Ground::new(mysql, redis).unwrap_err().to_string();
+            let error = BenchServers::new(mysql, redis).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains("canary"), "{error}");
         }
     }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use super::ground::{Plot, store_of};
+use super::servers::{Namespace, store_of};
 use super::{Bench, BenchError};
 use crate::app::{App, index_of};
 use crate::config::Config;
@@ -52,9 +52,9 @@ impl Checked {
 }
 
 /// The environment of one run.
-pub(super) struct Stage<'a> {
+pub(super) struct RunEnvironment<'a> {
     bench: &'a Bench<'a>,
-    plot: Plot,
+    plot: Namespace,
     pub(super) store: Store,
     pub(super) gauge: Gauge,
     before: ServerCounters,
@@ -64,7 +64,7 @@ pub(super) struct Stage<'a> {
     ended_before: u64,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> RunEnvironment<'a> {
     /// Create a database with empty tables. Wait until the server has purged the old row versions of earlier runs.
     pub(super) async fn open(bench: &'a Bench<'a>) -> Result<Self, BenchError> {
         let mut plot = bench.ground.next()?;

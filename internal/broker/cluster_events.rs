@@ -27,11 +27,11 @@ use crate::store::Store;
 /// Time between two rounds of sending and reading.
 const PACE: Duration = Duration::from_millis(100);
 /// Most events sent in one round. Beyond ten thousand a second, some events are left out.
-const MOST_TOLD: usize = 1_000;
+const MAX_TOLD: usize = 1_000;
 /// Most entries in one read.
 const PAGE: usize = 500;
 /// Most pages in one round.
-const MOST_PAGES: usize = 20;
+const MAX_PAGES: usize = 20;
 /// Time between two renewals of the mark of a listener.
 const MARK_EVERY: Duration = Duration::from_millis(1_500);
 /// Most events by which a listener may fall behind.
@@ -140,7 +140,7 @@ impl What {
 
 /// An event of the cluster. It holds only types, names and ids, never payloads, results or errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Happening {
+pub struct PublishedEvent {
     /// Type of the event.
     #[serde(rename = "type")]
     pub what: What,
@@ -194,14 +194,14 @@ pub struct Happening {
 #[derive(Clone, Debug)]
 pub enum Told {
     /// An event, with its position in the stream. Without a position when it did not go through the stream.
-    Happened(Option<FeedId>, Arc<Happening>),
+    Happened(Option<FeedId>, Arc<PublishedEvent>),
     /// Events may be missing here: Redis is out, and the events of other runners do not arrive until it is back.
     Gap,
 }
 
 /// The cluster events of this process. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Feed {
+pub struct ClusterEvents {
     shared: Arc<Shared>,
 }
 
@@ -248,7 +248,7 @@ impl Listener {
     }
 }
 
-impl Feed {
+impl ClusterEvents {
     /// Start the tasks. They run until `stop`.
     #[must_use]
     pub fn start(
@@ -290,12 +290,12 @@ impl Feed {
     ///
     /// # Errors
     /// When Redis does not answer.
-    pub async fn since(&self, place: FeedId) -> Result<Option<Vec<(FeedId, Happening)>>, IndexError> {
+    pub async fn since(&self, place: FeedId) -> Result<Option<Vec<(FeedId, PublishedEvent)>>, IndexError> {
         if !self.shared.line.holds(place).await? {
             return Ok(None);
         }
         let (mut found, mut last) = (Vec::new(), place);
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let page = self.shared.line.after(last, PAGE).await?;
             let more = page.len() == PAGE;
             last = page.last().map_or(last, |entry| entry.id);
@@ -444,9 +444,9 @@ impl<'a> Session<'a> {
     }
 
     /// Collect the events of this process since the last round.
-    async fn collect(&mut self) -> Vec<Happening> {
+    async fn collect(&mut self) -> Vec<PublishedEvent> {
         let (mut events, mut missed) = (Vec::new(), 0);
-        while events.len() < MOST_TOLD {
+        while events.len() < MAX_TOLD {
             match self.heard.try_recv() {
                 Ok(event) => events.push(event),
                 Err(TryRecvError::Lagged(count)) => missed += count,
@@ -463,20 +463,25 @@ impl<'a> Session<'a> {
             self.shared.store.kinds_and_queues(ids).await.unwrap_or_default()
         };
         let at = self.shared.store.clock().now();
-        let mut happened: Vec<Happening> = Vec::with_capacity(events.len() + 1);
+        let mut happened: Vec<PublishedEvent> = Vec::with_capacity(events.len() + 1);
         if missed > 0 {
-            happened.push(Happening { count: Some(missed), ..self.bare(What::Gap, at) });
+            happened.push(PublishedEvent { count: Some(missed), ..self.bare(What::Gap, at) });
         }
         for event in &events {
             let happening = self.happening(event, at);
             let (kind, queue) = event.job().and_then(|id| names.get(&id).cloned()).unzip();
-            happened.push(Happening { job: event.job(), kind, queue: queue.or(happening.queue.clone()), ..happening });
+            happened.push(PublishedEvent {
+                job: event.job(),
+                kind,
+                queue: queue.or(happening.queue.clone()),
+                ..happening
+            });
         }
         happened
     }
 
-    fn bare(&self, what: What, at: Timestamp) -> Happening {
-        Happening {
+    fn bare(&self, what: What, at: Timestamp) -> PublishedEvent {
+        PublishedEvent {
             what,
             at,
             runner: self.shared.runner.clone(),
@@ -496,30 +501,31 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn happening(&self, event: &Event, at: Timestamp) -> Happening {
+    fn happening(&self, event: &Event, at: Timestamp) -> PublishedEvent {
         let bare = |what| self.bare(what, at);
-        let set = |what, set: &Setting| Happening {
+        let set = |what, set: &Setting| PublishedEvent {
             version: Some(set.version.clone()),
             paused: Some(set.paused),
             ..bare(what)
         };
-        let queue = |what, setting: &Setting| Happening { queue: Some(setting.name.clone()), ..set(what, setting) };
+        let queue =
+            |what, setting: &Setting| PublishedEvent { queue: Some(setting.name.clone()), ..set(what, setting) };
         let schedule =
-            |what, setting: &Setting| Happening { schedule: Some(setting.name.clone()), ..set(what, setting) };
+            |what, setting: &Setting| PublishedEvent { schedule: Some(setting.name.clone()), ..set(what, setting) };
         match event {
             Event::Accepted { .. } => bare(What::Accepted),
-            Event::Started { number, .. } => Happening { number: Some(*number), ..bare(What::Started) },
+            Event::Started { number, .. } => PublishedEvent { number: Some(*number), ..bare(What::Started) },
             Event::Settled { verdict, state, .. } => {
-                Happening { verdict: Some(*verdict), state: Some(*state), ..bare(What::Settled) }
+                PublishedEvent { verdict: Some(*verdict), state: Some(*state), ..bare(What::Settled) }
             }
             Event::LeaseLost { .. } => bare(What::LeaseLost),
             Event::CancelRequested { .. } => bare(What::CancelRequested),
             Event::Cancelled { .. } => bare(What::Cancelled),
             Event::Rescheduled { .. } => bare(What::Rescheduled),
-            Event::Reaped { attempts } => Happening { count: Some(*attempts as u64), ..bare(What::Reaped) },
-            Event::Rebuilt { jobs } => Happening { count: Some(*jobs as u64), ..bare(What::Rebuilt) },
+            Event::Reaped { attempts } => PublishedEvent { count: Some(*attempts as u64), ..bare(What::Reaped) },
+            Event::Rebuilt { jobs } => PublishedEvent { count: Some(*jobs as u64), ..bare(What::Rebuilt) },
             Event::IndexHealth(health) => {
-                Happening { health: Some(health.as_str().to_owned()), ..bare(What::IndexHealth) }
+                PublishedEvent { health: Some(health.as_str().to_owned()), ..bare(What::IndexHealth) }
             }
             Event::QueueChanged(setting) => queue(What::QueueChanged, setting),
             Event::QueuePaused(setting) => queue(What::QueuePaused, setting),
@@ -528,9 +534,9 @@ impl<'a> Session<'a> {
             Event::SchedulePaused(setting) => schedule(What::SchedulePaused, setting),
             Event::ScheduleResumed(setting) => schedule(What::ScheduleResumed, setting),
             Event::ScheduleDeleted { name } => {
-                Happening { schedule: Some(name.clone()), ..bare(What::ScheduleDeleted) }
+                PublishedEvent { schedule: Some(name.clone()), ..bare(What::ScheduleDeleted) }
             }
-            Event::ScheduleTicked { name, due_at, cause, ticks, .. } => Happening {
+            Event::ScheduleTicked { name, due_at, cause, ticks, .. } => PublishedEvent {
                 schedule: Some(name.clone()),
                 due_at: Some(*due_at),
                 cause: cause.map(|cause| cause.as_str().to_owned()),
@@ -556,7 +562,7 @@ impl<'a> Session<'a> {
             return;
         }
         let Some(mut last) = self.read else { return self.find_place().await };
-        for _ in 0..MOST_PAGES {
+        for _ in 0..MAX_PAGES {
             let page = match self.shared.line.after(last, PAGE).await {
                 Ok(page) => page,
                 Err(error) => return self.is_out(&error),

@@ -16,13 +16,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Time for which an operation stays with this runner without a batch.
 const LEASE: Duration = Duration::from_secs(8);
 /// Most jobs in one batch.
-const MOST_AT_ONCE: u32 = 200;
+const MAX_AT_ONCE: u32 = 200;
 /// Batches per second, at rates that need no more.
 const BATCHES: f64 = 5.0;
 /// Seconds of its rate that an operation may be behind and still catch up.
 const BEHIND: f64 = 2.0;
 /// Number of batches that may fail in a row before an operation fails.
-const MOST_FAILURES: u32 = 20;
+const MAX_FAILURES: u32 = 20;
 /// Pause after a failed batch.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -41,13 +41,13 @@ impl Bucket {
 
     /// Return the number of jobs for a batch now; 0 when it is too early.
     fn take(&mut self, now: Instant) -> u32 {
-        let Some(rate) = self.rate else { return MOST_AT_ONCE };
+        let Some(rate) = self.rate else { return MAX_AT_ONCE };
         self.allowed =
             (self.allowed + rate * now.duration_since(self.filled).as_secs_f64()).min((rate * BEHIND).max(1.0));
         self.filled = now;
         // Use small batches at even intervals, not the jobs of a whole second at once.
-        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
-        if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MOST_AT_ONCE)) as u32 }
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_AT_ONCE));
+        if self.allowed < worth_it { 0 } else { self.allowed.min(f64::from(MAX_AT_ONCE)) as u32 }
     }
 
     fn spend(&mut self, jobs: u64) {
@@ -59,7 +59,7 @@ impl Bucket {
     /// Return how long to wait before the next try.
     fn pause(&self) -> Duration {
         let Some(rate) = self.rate else { return Duration::ZERO };
-        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MOST_AT_ONCE));
+        let worth_it = (rate / BATCHES).clamp(1.0, f64::from(MAX_AT_ONCE));
         Duration::from_secs_f64(((worth_it - self.allowed) / rate).clamp(0.0, 1.0))
     }
 }
@@ -136,7 +136,7 @@ async fn batch(shared: &Shared, one: &mut Running, remake: &Remake) -> bool {
             tracing::warn!(operation = %one.lease.id, %error, "a batch of an operation failed");
             one.failures += 1;
             one.not_before = Instant::now() + PAUSE;
-            if error.is_transient() || one.failures < MOST_FAILURES {
+            if error.is_transient() || one.failures < MAX_FAILURES {
                 return true;
             }
             if let Err(error) = shared.store.fail_operation(one.lease, error.to_string()).await {
@@ -158,7 +158,7 @@ mod tests {
         let (mut moved, mut batches) = (0, 0);
         for ms in (0..10_000).step_by(20) {
             let most = bucket.take(start + Duration::from_millis(ms));
-            assert!(most <= MOST_AT_ONCE);
+            assert!(most <= MAX_AT_ONCE);
             bucket.spend(u64::from(most));
             moved += most;
             batches += u32::from(most > 0);
@@ -183,6 +183,6 @@ mod tests {
         assert_eq!(slow.pause(), Duration::from_secs(1));
         assert_eq!(slow.take(start + Duration::from_secs(1)), 1);
         let mut free = Bucket::new(None, start);
-        assert_eq!((free.take(start), free.pause()), (MOST_AT_ONCE, Duration::ZERO));
+        assert_eq!((free.take(start), free.pause()), (MAX_AT_ONCE, Duration::ZERO));
     }
 }
