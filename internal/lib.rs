@@ -23,7 +23,7 @@
 //! | [`handlers`] | kinds: payload types, their schemas, the work; finished reports | retries, verdicts, storage |
 //! | [`broker`] | every write that concerns both servers: commit, then hint | reading |
 //! | [`verify`] | proof from the tables that the guarantees hold | repair of anything except the index |
-//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, operator, alerts, recorder | HTTP |
+//! | [`engine`] | the loops: scheduler, fetcher, workers, heartbeat, reaper, reconciler, janitor, ticker, bulk runner, alerts, recorder | HTTP |
 //! | [`api`] | HTTP: routes, problem documents, OpenAPI | everything below the broker |
 //! | [`dashboard`] | pages for a browser, which use only the API | everything else |
 //! | [`app`] | the composition: ordered start, ordered stop, signals | — |

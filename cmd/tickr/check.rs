@@ -45,16 +45,5 @@ pub(crate) fn run(matches: &ArgMatches) -> Done {
     } else {
         print!("{found}");
     }
-    let (jobs, schedules) = (found.failing(), &found.schedules);
-    let error = match (jobs, schedules.failing) {
-        (0, 0) => return Ok(()),
-        (jobs, 0) => anyhow::anyhow!("{jobs} of {} unfinished jobs would be rejected", found.jobs()),
-        (0, failing) => anyhow::anyhow!("{failing} of {} schedules would make no job", schedules.checked),
-        (jobs, failing) => anyhow::anyhow!(
-            "{jobs} of {} unfinished jobs and {failing} of {} schedules would be rejected",
-            found.jobs(),
-            schedules.checked
-        ),
-    };
-    Err(Failure::new(1, error))
+    found.refusal().map_or(Ok(()), |refusal| Err(Failure::new(1, anyhow::anyhow!(refusal))))
 }

@@ -102,6 +102,19 @@ impl PendingCheck {
         self.kinds.values().map(|kind| kind.failing).sum()
     }
 
+    /// Say what this binary would reject, jobs and schedules, or `None` when it takes everything.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        let jobs = format!("{} of {} unfinished jobs", self.failing(), self.jobs());
+        let schedules = format!("{} of {} schedules", self.schedules.failing, self.schedules.checked);
+        match (self.failing(), self.schedules.failing) {
+            (0, 0) => None,
+            (_, 0) => Some(format!("{jobs} would be rejected")),
+            (0, _) => Some(format!("{schedules} would make no job")),
+            _ => Some(format!("{jobs} and {schedules} would be rejected")),
+        }
+    }
+
     /// Return the number of jobs whose kind this binary does not have.
     #[must_use]
     pub fn unknown(&self) -> u64 {

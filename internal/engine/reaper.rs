@@ -3,14 +3,14 @@
 //! (see `suspects`).
 //!
 //! There may be any number of unfinished jobs, so the reaper does not search all their rows. It reads the short list of
-//! runners to see which are silent, and the batches of claims (`store/attempts/claim_batches.rs`) to see which jobs those
-//! runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds the
+//! runners to see which are silent, and the batches of claims (`store/attempts/claim_batches.rs`) to see which jobs
+//! those runners may hold. Any runner may reap. When two reap at once, both read the same rows, and one of them finds the
 //! token changed.
 //!
 //! A runner must not call others dead for a fault on its own side. After an interruption of its own heartbeat, or a
 //! step of MySQL's clock, it waits a full lease before it does. After its start it waits until a living runner would
-//! have sent a heartbeat. See [`HeartbeatHistory`](super::heartbeat_history::Rhythm). One reading of MySQL's clock, taken and checked at the
-//! beginning, is used for the whole round.
+//! have sent a heartbeat. See [`HeartbeatHistory`]. One reading of MySQL's clock, taken and checked at the beginning, is
+//! used for the whole round.
 //!
 //! Each round also walks one page further through the rows of unfinished jobs (table `owed`). That finds attempts that
 //! no batch names: those of older binaries, which run beside this one during a deploy. While such a runner is silent,

@@ -237,7 +237,7 @@ impl Store {
             return Err(refused(cause));
         }
         // Other connections than those of the pools, rounded up: the flushers of the three group commits and of the
-        // claims, the connections for locked rows (`stuck.rs`), the flusher of suspects, and the heartbeat.
+        // claims, the connections for locked rows (`locked_rows.rs`), the flusher of suspects, and the heartbeat.
         let pooled = settings.connections.max(Split::LEAST) + sql::pools::FOR_REPORTS;
         let connections = pooled as usize + 5 * settings.flushers + 5;
         if let Some(most) = first.variables.prepared_statements() {

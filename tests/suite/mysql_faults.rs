@@ -610,14 +610,19 @@ async fn a_server_whose_room_for_prepared_statements_is_taken_is_used_without_ne
     };
     wave().await;
     tickr.sql("SET GLOBAL max_prepared_stmt_count = 40").await;
+    // Each time that the server refuses a statement, new connections keep half as many. On a busy machine a loop may come
+    // late to its first statement, so the waves go on until two of them in a row open hardly a connection.
     let mut connections = vec![wave().await];
-    for _ in 0..5 {
+    let quiet = |connections: &[i64]| match *connections {
+        [.., first, _, last] => last - first < 30,
+        _ => false,
+    };
+    while !quiet(&connections) {
+        assert!(connections.len() < 12, "connections are opened over and over: {connections:?}");
         connections.push(wave().await);
     }
     println!("{connections:?}");
-    let last = connections[5] - connections[3];
-    assert!(last < 30, "connections are opened over and over: {connections:?}");
     tickr.sql("SET GLOBAL max_prepared_stmt_count = 16382").await;
-    tickr.assert_each_ran_once(7 * 240).await;
+    tickr.assert_each_ran_once(240 * (1 + i64::try_from(connections.len()).unwrap())).await;
     tickr.stop().await;
 }

@@ -122,7 +122,8 @@ impl Tags {
     }
 }
 
-/// The header `If-Match`. An invalid one is reported after the body was read, as with [`Key`](crate::api::http::idempotency::Key).
+/// The header `If-Match`. An invalid one is reported after the body was read, as with
+/// [`Key`](crate::api::http::idempotency::Key).
 pub(crate) struct IfMatch(pub(crate) Result<Option<Tags>, Problem>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {

@@ -131,7 +131,7 @@ macro_rules! words {
 
 words! {
     /// The rule for the change to and from daylight saving time.
-    DstWord { IdempotentRequest, Skip, Both }
+    DstWord { Once, Skip, Both }
     /// The rule for missed ticks.
     MisfireWord { Skip, One, All }
     /// The overlap policy.

@@ -103,7 +103,7 @@ mod tests {
 
     fn cron(text: &str) -> Cadence {
         let cron = CronExpression::parse(text).unwrap();
-        Cadence::Cron { cron, zone: Zone::named("Europe/Warsaw").unwrap(), dst: Dst::IdempotentRequest }
+        Cadence::Cron { cron, zone: Zone::named("Europe/Warsaw").unwrap(), dst: Dst::Once }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum Dst {
     /// Tick once: at the first moment after the gap for a time that does not exist, and at the first occurrence of a
     /// time that exists twice.
     #[default]
-    IdempotentRequest,
+    Once,
     /// Do not tick, in both cases.
     Skip,
     /// Tick at every occurrence on the clock, and once for a time that does not exist.
@@ -233,7 +233,7 @@ fn onward(
                 let ticks = match dst {
                     _ if cron.hourly => [Some(first), Some(second)],
                     Dst::Both => [Some(first), Some(second)],
-                    Dst::IdempotentRequest => [Some(first), None],
+                    Dst::Once => [Some(first), None],
                     Dst::Skip => [None, None],
                 };
                 if !ticks.iter().flatten().any(|tick| *tick > moment) {
@@ -296,7 +296,7 @@ mod tests {
             (WARSAW, "*/15 2 * * *", "2026-03-29", vec!["03:00+02:00"]),
             (WARSAW, "30 1,2,3 * * *", "2026-03-29", vec!["01:30+01:00", "03:00+02:00", "03:30+02:00"]),
         ] {
-            assert_eq!(ticks(text, zone, Dst::IdempotentRequest, day), once, "{zone} {text}");
+            assert_eq!(ticks(text, zone, Dst::Once, day), once, "{zone} {text}");
             assert_eq!(ticks(text, zone, Dst::Both, day), once, "{zone} {text}");
         }
         for (zone, text, day) in [
@@ -316,28 +316,28 @@ mod tests {
             (NEW_YORK, "0 1 * * *", "2026-11-01", "01:00-04:00", "01:00-05:00"),
             (LORD_HOWE, "45 1 * * *", "2026-04-05", "01:45+11:00", "01:45+10:30"),
         ] {
-            assert_eq!(ticks(text, zone, Dst::IdempotentRequest, day), [first], "{zone}");
+            assert_eq!(ticks(text, zone, Dst::Once, day), [first], "{zone}");
             assert_eq!(ticks(text, zone, Dst::Both, day), [first, second], "{zone}");
             assert_eq!(ticks(text, zone, Dst::Skip, day), [""; 0], "{zone}");
         }
         // The whole hour is repeated, not each of its times in turn.
         let both = ["02:00+02:00", "02:30+02:00", "02:00+01:00", "02:30+01:00"];
         assert_eq!(ticks("*/30 2 * * *", WARSAW, Dst::Both, "2026-10-25"), both);
-        assert_eq!(ticks("*/30 2 * * *", WARSAW, Dst::IdempotentRequest, "2026-10-25"), both[..2]);
+        assert_eq!(ticks("*/30 2 * * *", WARSAW, Dst::Once, "2026-10-25"), both[..2]);
         // Half an hour is repeated, with only the ticks within it.
         assert_eq!(ticks("15,45 1 * * *", LORD_HOWE, Dst::Both, "2026-04-05").len(), 3);
     }
 
     #[test]
     fn an_expression_that_runs_in_every_hour_goes_by_the_passing_of_time() {
-        for dst in [Dst::IdempotentRequest, Dst::Skip, Dst::Both] {
+        for dst in [Dst::Once, Dst::Skip, Dst::Both] {
             for (day, hours) in [("2026-03-29", 23), ("2026-10-25", 25), ("2026-06-01", 24)] {
                 assert_eq!(ticks("0 * * * *", WARSAW, dst, day).len(), hours, "{day}");
                 assert_eq!(ticks("*/20 * * * *", WARSAW, dst, day).len(), 3 * hours, "{day}");
                 assert_eq!(ticks("30 0 * * * *", WARSAW, dst, day).len(), hours, "{day}");
             }
         }
-        assert_eq!(ticks("0 * * * *", "UTC", Dst::IdempotentRequest, "2026-10-25").len(), 24);
+        assert_eq!(ticks("0 * * * *", "UTC", Dst::Once, "2026-10-25").len(), 24);
     }
 
     #[test]
@@ -347,14 +347,14 @@ mod tests {
         let first = at("2026-10-25T00:40:00Z");
         let next = |dst, moment| cadence("30 2 * * *", WARSAW, dst).next_after(moment).unwrap();
         assert_eq!(next(Dst::Both, first), at("2026-10-25T01:30:00Z"));
-        assert_eq!(next(Dst::IdempotentRequest, first), at("2026-10-26T01:30:00Z"));
+        assert_eq!(next(Dst::Once, first), at("2026-10-26T01:30:00Z"));
         // 02:10 for the second time.
         let second = at("2026-10-25T01:10:00Z");
         assert_eq!(next(Dst::Both, second), at("2026-10-25T01:30:00Z"));
-        assert_eq!(next(Dst::IdempotentRequest, second), at("2026-10-26T01:30:00Z"));
+        assert_eq!(next(Dst::Once, second), at("2026-10-26T01:30:00Z"));
         assert_eq!(next(Dst::Skip, second), at("2026-10-26T01:30:00Z"));
         // A cron expression for every second of the hour, of which none is left.
-        let every_second = cadence("* * 2 * * *", WARSAW, Dst::IdempotentRequest);
+        let every_second = cadence("* * 2 * * *", WARSAW, Dst::Once);
         assert_eq!(every_second.next_after(second).unwrap(), at("2026-10-26T01:00:00Z"));
     }
 
@@ -362,9 +362,9 @@ mod tests {
     fn what_never_comes_has_no_next_tick() {
         let now = "2026-11-21T00:00:00Z".parse().unwrap();
         for text in ["0 0 30 2 *", "0 0 31 4,6,9,11 *"] {
-            assert_eq!(cadence(text, WARSAW, Dst::IdempotentRequest).next_after(now), None, "{text}");
+            assert_eq!(cadence(text, WARSAW, Dst::Once).next_after(now), None, "{text}");
         }
-        assert!(cadence("0 0 29 2 *", WARSAW, Dst::IdempotentRequest).next_after(now).unwrap().year() == 2028);
+        assert!(cadence("0 0 29 2 *", WARSAW, Dst::Once).next_after(now).unwrap().year() == 2028);
     }
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
         fn ticks_increase_and_none_lies_between_two(
             zone in prop::sample::select(vec![WARSAW, NEW_YORK, LORD_HOWE, "UTC", "America/Havana", "Africa/Casablanca"]),
             text in prop::sample::select(vec!["*/7 * * * *", "30 2 * * *", "*/20 1-3 * * *", "0 0 * * *", "15 30 */3 * * *"]),
-            dst in prop::sample::select(vec![Dst::IdempotentRequest, Dst::Skip, Dst::Both]),
+            dst in prop::sample::select(vec![Dst::Once, Dst::Skip, Dst::Both]),
             from in 1_760_000_000_i64..1_830_000_000,
             back in 1_i64..7_200,
         ) {
@@ -417,7 +417,7 @@ mod tests {
             minute in 0_u32..60,
             hour in 0_u32..24,
         ) {
-            let cadence = cadence(&format!("{minute} {hour} * * *"), zone, Dst::IdempotentRequest);
+            let cadence = cadence(&format!("{minute} {hour} * * *"), zone, Dst::Once);
             let zone = Zone::named(zone).unwrap();
             let mut date = NaiveDate::from_ymd_opt(2024, 12, 31).unwrap();
             let from = date.and_hms_opt(23, 59, 59).unwrap();

@@ -243,7 +243,7 @@ mod tests {
         let zone = Zone::UTC;
         // Every second of one day of the year, after two years without a runner.
         let cron = CronExpression::parse("* * * 1 1 *").unwrap();
-        let cadence = Cadence::Cron { cron, zone, dst: Dst::IdempotentRequest };
+        let cadence = Cadence::Cron { cron, zone, dst: Dst::Once };
         let from = cadence.next_after(at(0)).unwrap();
         let now = from + TimeDelta::days(2 * 366 + 10);
         let made = plan(&cadence, Misfire::One, GRACE, Situation { from, now, withheld: None });

@@ -137,7 +137,7 @@ pub enum Overlap {
 }
 words!(Overlap { Allow => "allow", Skip => "skip", Replace => "replace" });
 
-words!(Dst { IdempotentRequest => "once", Skip => "skip", Both => "both" });
+words!(Dst { Once => "once", Skip => "skip", Both => "both" });
 
 /// The schedule that created a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

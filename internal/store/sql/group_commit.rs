@@ -13,7 +13,7 @@
 //!   It waits [`PATIENCE`] at most, so that a write that is stuck on a lock does not hold up the others.
 //!
 //! A third rule splits a batch: when it has waited for a lock until the timeout, it is written in pieces, until only
-//! the rows that another session locks are left. These go to a connection of their own (`stuck.rs`). Later writes of
+//! the rows that another session locks are left. These go to a connection of their own (`locked_rows.rs`). Later writes of
 //! the same rows go there directly, so that the next batches do not wait for these rows again.
 
 use std::collections::HashSet;
@@ -296,7 +296,7 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Write a batch in pieces, and hand items with locked rows to `stuck.rs`. Returns the remaining items when no
+    /// Write a batch in pieces, and hand items with locked rows to `locked_rows.rs`. Returns the remaining items when no
     /// piece could be written: then the lock is not about single rows, and the pieces would only wait one after the
     /// other.
     async fn write_in_pieces(&mut self, taken: Vec<Waiting<B>>, mark: B::Mark) -> Vec<Waiting<B>> {
@@ -381,7 +381,7 @@ impl<B: Batch> Flusher<B> {
         }
     }
 
-    /// Hand items with locked rows to `stuck.rs`.
+    /// Hand items with locked rows to `locked_rows.rs`.
     fn leave_out(&self, locked: Vec<Waiting<B>>, mark: B::Mark) {
         for one in locked {
             self.batch.gave_up(std::slice::from_ref(&one.item), mark, true);
