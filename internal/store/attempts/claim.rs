@@ -109,7 +109,7 @@ pub enum Claim {
     /// The job has a kind that this runner does not execute. It waits for a runner that does.
     OtherKind(DueJob),
     /// The job is due, but its last runners died while they executed it. Only
-    /// [`Claimant::claim_suspect`](super::Claimant::claim_suspect) claims it: from a process that executes nothing
+    /// [`Claimant::claim_suspect`](crate::store::Claimant::claim_suspect) claims it: from a process that executes nothing
     /// else, or from a runner that cannot start such a process.
     Suspect(DueJob),
     /// This runner has the job, but its row cannot be read, so no handler can execute it.

@@ -521,7 +521,7 @@ impl HeartbeatConnection {
     }
 
     /// Renew the leases of all live attempts, and return those that are lost or have a cancel requested. The ids of the
-    /// first [`MAX_SLOT_JOBS`](super::MAX_SLOT_JOBS) attempts are written to the runner's row for operators, if they
+    /// first [`MAX_SLOT_JOBS`](crate::store::MAX_SLOT_JOBS) attempts are written to the runner's row for operators, if they
     /// have changed.
     ///
     /// Leases are renewed in pages, those renewed longest ago first. `renewed` is called after each page, so that the
