@@ -446,7 +446,7 @@ mutants() {
     mutant 'wait of a scrape' internal/api/system/metrics.rs \
         'PATIENCE: Duration = Duration::from_millis(500)' 'PATIENCE: Duration = Duration::from_secs(60)' \
         metrics::a_scrape_answers_while_mysql_and_redis_do_not_and_says_so
-    mutant 'label of queues that nobody serves' internal/api/system/metrics.rs \
+    mutant 'label of queues without a runner' internal/api/system/metrics.rs \
         'if named.contains(&count.queue) {' 'if !count.queue.as_str().is_empty() {' \
         metrics::the_page_has_what_the_table_has_and_no_label_that_a_caller_made_up
     mutant 'silence of the crates of the wire' internal/telemetry/logs.rs \

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders whose Rust sources are read.
-const ROOTS: &[&str] = &["internal", "cmd", "tests", "examples"];
+const ROOTS: &[&str] = &["internal", "cmd", "tests", "examples", "benches"];
 /// Words for an actor without a name. A comment names the client, the runner, the operator or MySQL instead.
 const NAMELESS: &[&str] =
     &["whoever", "whomever", "nobody", "somebody", "someone", "everybody", "everyone", "anybody", "anyone"];
@@ -49,14 +49,14 @@ impl Prose {
     }
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+fn sources(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            if !path.ends_with("target") {
-                sources(&path, found);
+            if !path.ends_with("target") && !path.ends_with("vendor") {
+                sources(&path, extension, found);
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }
@@ -66,7 +66,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn comments_name_the_actor_and_open_with_no_question() {
     let mut files = Vec::new();
     for root in ROOTS {
-        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(root), &mut files);
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(root), "rs", &mut files);
     }
     files.sort();
     let mut prose = Prose::default();
@@ -87,4 +87,22 @@ fn comments_name_the_actor_and_open_with_no_question() {
         prose.nameless.join("\n")
     );
     assert!(prose.questions.len() * 100 < MAX_QUESTIONS * prose.docs, "say what is:\n{}", prose.questions.join("\n"));
+}
+
+#[test]
+fn the_dashboard_names_the_actor() {
+    let mut files = Vec::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("internal/dashboard/assets"), "js", &mut files);
+    assert!(files.len() > 30, "the scripts were not found: {}", files.len());
+    let mut found = Vec::new();
+    for file in &files {
+        for (number, line) in fs::read_to_string(file).unwrap().lines().enumerate() {
+            // `anyone` is the name that the API gives to a caller without a key.
+            let nameless = |word: &str| word != "anyone" && NAMELESS.contains(&word.to_lowercase().as_str());
+            if line.split(|c: char| !c.is_alphanumeric()).any(nameless) {
+                found.push(format!("{}:{}: {}", file.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "name the actor:\n{}", found.join("\n"));
 }

@@ -115,7 +115,7 @@ async function read(response) {
 /** The body of the answer. Throws a `Problem` for anything but success. */
 export const call = async (method, path, options) => read(await send(method, path, options));
 
-/** The body with the ETag, for a change that must not overwrite somebody else's. */
+/** The body with the ETag, for a change that must not overwrite another caller's. */
 export async function callTagged(method, path, options) {
   const response = await send(method, path, options);
   return { body: await read(response), tag: response.headers.get('etag') };

@@ -99,7 +99,7 @@ const said = (detail) => {
 function None({ target }) {
   if (target)
     return html`<${Empty} title="Nothing was done to it">The whole id or name is needed, as it is written there. <a href="/audit">Show all</a></${Empty}>`;
-  return html`<${Empty} title="Nobody has done anything yet">Whatever changes a job, a queue, a schedule, a key or a runner by hand is written down here with who asked. To say for whom a program asks:
+  return html`<${Empty} title="No action of an operator yet">Whatever changes a job, a queue, a schedule, a key or a runner by hand is written down here with who asked. To say for whom a program asks:
     <div><pre>curl -X POST ${location.origin}/v1/queues/default/pause -H 'Tickr-Actor: nora' \\
   -H 'Content-Type: application/json' -d '{"reason": "the mail server is down"}'</pre></div></${Empty}>`;
 }

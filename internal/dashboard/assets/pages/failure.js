@@ -77,7 +77,7 @@ export default function Failure({ params: [fingerprint] }) {
     ${watched.map((operation) => html`<${Watched} key=${operation.id} operation=${operation} reload=${reload}>${operation.action === 'replay' && html`<${Relapse} operation=${operation} fingerprint=${it.fingerprint} />`}</${Watched}>`)}
     ${trial && html`<${Trial} id=${trial} hide=${() => change({ trial: null })} />`}
     <div class="figures">
-      <${Figure} name="Open" note="wait for somebody">${brief(it.open, it.capped)}</${Figure}>
+      <${Figure} name="Open" note="wait for an operator">${brief(it.open, it.capped)}</${Figure}>
       <${Figure} name="First" note=${`${utc(Date.parse(it.first_seen)).slice(0, 16)} UTC`}><${Time} at=${it.first_seen} /></${Figure}>
       <${Figure} name="Last" note=${`${utc(Date.parse(it.last_seen)).slice(0, 16)} UTC`}><${Time} at=${it.last_seen} /></${Figure}>
       <a class="figure" href=${url('/jobs', { q: `state:retrying kind:${quoted(it.kind)}` })}><div class="name">Retrying</div><div class="value">${brief(retrying.data?.count ?? null, retrying.data?.capped)}</div><div class="sub">of this kind, may fail as well</div></a>
@@ -186,8 +186,8 @@ function Pause({ queue }) {
       body: ({
         values,
         set,
-      }) => html`<p>No job of it starts until somebody resumes it, of whatever kind. What runs goes on.</p>
-      <${Field} label="Reason" id="pause-reason" hint="For whoever wonders why nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+      }) => html`<p>No job of it starts until an operator resumes it, of whatever kind. What runs goes on.</p>
+      <${Field} label="Reason" id="pause-reason" hint="Shown to other operators while nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
       submit: async ({ reason }) => {
         await post(`${path}/pause`, reason.trim() ? { reason: reason.trim() } : {});
         tell(`The queue ${queue} is paused`, 'good', { href: `/queues/${seg(queue)}`, text: 'To the queue' });

@@ -11,7 +11,7 @@ const CAUSES = {
   start: 'the runner started',
   lost_state: 'Redis had lost its state',
   outage: 'Redis was out',
-  asked: 'somebody asked for it',
+  asked: 'an operator asked for it',
 };
 
 // A red answer is an answer.
@@ -44,7 +44,7 @@ export default function Index() {
       action: 'Rebuild',
       submit: () => post('/v1/index/rebuild'),
       body: () => html`<p>What Redis holds is forgotten, and all that is due within the horizon is fed again. That takes seconds. Jobs run meanwhile, a little later than usual; none runs twice and none is lost.</p>
-        <p class="soft">It is seldom needed: what Redis loses comes back within 6 s without anybody's help.</p>`,
+        <p class="soft">It is seldom needed: what Redis loses comes back within 6 s without an operator's help.</p>`,
     });
     if (!answer) return;
     setAsked(answer);
@@ -121,7 +121,7 @@ function Facts({ it }) {
     <dt>Seen by</dt><dd class="mono">${it.runner}</dd>${it.redis?.epoch && html`<dt>Epoch</dt><dd class="mono" title="Another one whenever Redis has lost its state">${it.redis.epoch}</dd>`}</dl></${Panel}>`;
 }
 
-/** A check of everything, and what it found. One is made at a time, whoever asked for it. */
+/** A check of everything, and what it found. One is made at a time, for all operators. */
 function Verify() {
   const [fast, setFast] = useState(false);
   const found = useIfThere('/v1/verify', { every: fast ? 1500 : 15000 });
@@ -147,7 +147,7 @@ function Verify() {
   return html`<${Panel} title="Verify" side=${found.data && html`<${Allowed}><button type="button" disabled=${running} onClick=${begin}>${running ? 'Under way…' : 'Verify now'}</button></${Allowed}>`}>
     ${found.missing ? html`<p class="soft">Is everything still as promised? <code>tickr verify</code> answers from the tables, beside the running system.</p>` : html`<${Trouble} error=${found.error} retry=${found.reload} />`}
     <div class="stack">${running && html`<div class="note" role="status"><b>Under way.</b> <${Asked} of=${running} /> It takes some seconds at least: what Redis seems to lack must stay missing to count.</div>`}
-    ${last ? html`<${Verification} of=${last} />` : found.data && !running && html`<p class="soft">Is everything still as promised: nothing lost, nothing done twice, Redis in step? Nobody has asked yet. <code>tickr verify</code> does the same on the command line.</p>`}</div></${Panel}>`;
+    ${last ? html`<${Verification} of=${last} />` : found.data && !running && html`<p class="soft">Is everything still as promised: nothing lost, nothing done twice, Redis in step? No check was requested yet. <code>tickr verify</code> does the same on the command line.</p>`}</div></${Panel}>`;
 }
 
 const Asked = ({ of: it }) =>

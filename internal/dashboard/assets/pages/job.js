@@ -239,7 +239,7 @@ function Timeline({ job }) {
     steps.push({
       at: job.dead_letter.since,
       is: 'waiting',
-      text: `${job.dead_letter.standing} by ${job.dead_letter.by ?? 'somebody'}`,
+      text: `${job.dead_letter.standing} by ${job.dead_letter.by ?? 'an operator'}`,
     });
   if (waits(job))
     steps.push({ at: job.execute_at, is: 'waiting', text: Date.parse(job.execute_at) > now ? 'Due' : 'Has been due' });

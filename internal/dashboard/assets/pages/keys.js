@@ -31,7 +31,7 @@ export default function Keys() {
     <${Trouble} error=${keys.error} retry=${reload} />
     ${
       open &&
-      html`<div class="note warn"><b>The API is open.</b> There is no key and no token, so whoever reaches this port may do everything; therefore it listens on loopback alone.
+      html`<div class="note warn"><b>The API is open.</b> There is no key and no token, so every program that reaches this port may do everything; therefore it listens on loopback alone.
       <p>The first key closes it, here and on all runners within 2 s: from then on every call needs a key, this page too. Programs that call without one are refused until they have theirs. Revoking all keys does not open it again.</p></div>`
     }
     ${!keys.data && !keys.error && html`<${Skeleton} />`}
@@ -82,7 +82,7 @@ async function make(open, reload) {
       <fieldset><legend>Scope</legend><div class="stack tight">${SCOPES.map(([scope, name, about]) => html`<label class="row top item" key=${scope}><input type="radio" name="scope" checked=${values.scope === scope} onChange=${() => set({ scope })} /><span><b>${scope}</b> · ${name}<br /><span class="faint">${about}</span></span></label>`)}</div></fieldset>
       ${
         open &&
-        html`<div class="note warn"><b>This closes the API.</b> Every call needs a key from then on, this page too.${values.scope !== 'admin' && html` <b>And this one is no admin key:</b> with it nobody can make another; only <code>tickr keys create --in-store</code> on a machine that reaches MySQL can.`}</div>
+        html`<div class="note warn"><b>This closes the API.</b> Every call needs a key from then on, this page too.${values.scope !== 'admin' && html` <b>And this one is no admin key:</b> it cannot make another; only <code>tickr keys create --in-store</code> on a machine that reaches MySQL can.`}</div>
         <label class="row top item"><input type="checkbox" checked=${values.sure} onChange=${(e) => set({ sure: e.target.checked })} /><span>I will copy the key, and give one to each program that calls the API.</span></label>`
       }`,
     submit: async ({ name, scope }) => {
@@ -124,9 +124,9 @@ const revoke = (key, who, last, reload) =>
     title: `Revoke the key ${key.name}?`,
     action: 'Revoke',
     danger: true,
-    body: () => html`<p>It is refused within 2 s everywhere, for good. ${key.last_used_at ? html`It was last used <${Time} at=${key.last_used_at} />: whoever uses it fails from then on.` : 'It was never used.'} The name cannot be given again.</p>
+    body: () => html`<p>It is refused within 2 s everywhere, for good. ${key.last_used_at ? html`It was last used <${Time} at=${key.last_used_at} />: programs that use it are refused from then on.` : 'It was never used.'} The name cannot be given again.</p>
     ${who?.actor === `key:${key.name}` && html`<div class="note bad"><b>It is the key that you use here.</b> You will be asked for another one.</div>`}
-    ${last && html`<div class="note bad"><b>It is the only admin key.</b> Without another, or a token of TICKR_API_TOKENS, nobody can make keys here; <code>tickr keys create --in-store</code> can.</div>`}`,
+    ${last && html`<div class="note bad"><b>It is the only admin key.</b> Without another, or a token of TICKR_API_TOKENS, no key can be made here; <code>tickr keys create --in-store</code> can.</div>`}`,
     submit: async () => {
       await call('DELETE', `/v1/keys/${seg(key.name)}`);
       tell(`${key.name} is refused from now on`);

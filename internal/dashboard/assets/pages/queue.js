@@ -19,7 +19,7 @@ export default function Queue({ params: [name] }) {
   const act = async (what, of) => (await what(of)) && queue.reload();
   const change = html`<${Allowed}><button type="button" onClick=${() => act(setUp, name)}>Limit and priority</button></${Allowed}>`;
   if (queue.error && [404, 422].includes(queue.error.status)) {
-    return html`<${Head} title="Queue" /><section class="panel"><${Empty} title="Nobody has heard of this queue"><p><span class="mono wrap">${name}</span></p>
+    return html`<${Head} title="Queue" /><section class="panel"><${Empty} title="There is no such queue"><p><span class="mono wrap">${name}</span></p>
       A queue comes with its first job, or with a runner that serves it. Its limit and priority may be set before.
       <p class="row center">${queue.error.status === 404 && change}<a class="button" href="/queues">All queues</a></p></${Empty}></section>`;
   }

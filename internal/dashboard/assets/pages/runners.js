@@ -134,7 +134,7 @@ const drain = (runner) =>
       values,
       set,
     }) => html`<p>Within 2 s it starts no job any more. ${runner.busy ? `The ${plural(runner.busy, 'job')} that it runs may end.` : 'It runs nothing now.'} It goes on to answer HTTP. That ends when you resume it, or with the process.</p>
-    <${Field} label="Reason" id="drain-reason" hint="For whoever wonders why it stands idle"><input id="drain-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+    <${Field} label="Reason" id="drain-reason" hint="Shown to other operators while the runner is idle"><input id="drain-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
     submit: async ({ reason }) => {
       await post(`/v1/runners/${seg(runner.id)}/drain`, reason.trim() ? { reason: reason.trim() } : {});
       tell(`${runner.id} takes no new work`);

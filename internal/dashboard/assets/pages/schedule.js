@@ -1,4 +1,4 @@
-// One schedule: when it runs, what became of its ticks, and what may be done.
+// One schedule: when it runs, the outcome of its ticks, and what may be done.
 
 import { call, callTagged, seg, url } from '../core/api.js';
 import { html, useState } from '../core/dom.js';
@@ -33,7 +33,7 @@ export default function SchedulePage({ params: [name] }) {
   const path = `/v1/schedules/${seg(name)}`;
   const schedule = useQuery(path, { every: 5000 });
   const kinds = useQuery('/v1/kinds');
-  // Also what was made by hand or by somebody else is told at once.
+  // Also what was made by hand or by another operator is shown at once.
   const [round, again] = useState(0);
   const it = schedule.data;
   if (query.get('edit') && admin && it?.origin === 'api')
@@ -79,12 +79,13 @@ function remove(it, path) {
     `Delete the schedule ${it.name}?`,
     declared
       ? 'This is for what is left over when no configuration declares it any more. A runner whose file still does makes it anew when it starts; one that declares it itself refuses.'
-      : 'It fires no more. Its jobs stay, and what became of its ticks stays known until its retention ends.',
+      : 'It fires no more. Its jobs stay, and the record of its ticks stays until its retention ends.',
     'Delete',
     async () => {
       // What was changed since it was looked at is not deleted unseen.
       const { body, tag } = await callTagged('GET', path);
-      if (body.updated_at !== it.updated_at) throw new Error('Somebody changed it meanwhile. Look at it again first.');
+      if (body.updated_at !== it.updated_at)
+        throw new Error('Another operator changed it meanwhile. Look at it again first.');
       await call('DELETE', url(path, { undeclared: declared || null }), { headers: { 'if-match': tag } });
       tell(`${it.name} was deleted`);
       go('/schedules');

@@ -158,7 +158,7 @@ function Unreadable({ of, reload }) {
         return true;
       },
     );
-  return html`<div class="note warn"><b>This runner cannot understand ${plural(of.length, 'schedule')}.</b> A newer one wrote them, or somebody's hand. They do not tick here.
+  return html`<div class="note warn"><b>This runner cannot understand ${plural(of.length, 'schedule')}.</b> A newer one wrote them, or they were changed by hand. They do not tick here.
     <ul>${of.map((one) => html`<li key=${one.name} class="wrap"><b>${one.name}</b>: ${one.reason} <${Allowed}><button type="button" class="small" onClick=${() => remove(one)}>Delete</button></${Allowed}></li>`)}</ul></div>`;
 }
 

@@ -1,4 +1,4 @@
-// A foldable view of a JSON value. What the schema of its kind calls sensitive is hidden until somebody asks.
+// A foldable view of a JSON value. What the schema of its kind calls sensitive is hidden until the operator asks.
 import { html, useState } from '../core/dom.js';
 import { Copy } from './base.js';
 

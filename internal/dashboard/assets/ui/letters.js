@@ -20,7 +20,7 @@ const none = {
   ],
   discarded: [
     'None was discarded',
-    'A discard puts failed jobs away that nobody will repeat, with a reason. A retry takes one back.',
+    'A discard puts failed jobs away that will not run again, with a reason. A retry takes one back.',
   ],
 };
 

@@ -123,7 +123,7 @@ export function filterWords(filter) {
   return parts.length || ids || filter.dead || filter.state ? [subject, ...parts].join(' ') : 'all jobs';
 }
 
-/** The filter as somebody asked for it: an operation never means jobs that came later, so that need not be said. */
+/** The filter as the operator gave it: an operation never means jobs that came later, so that need not be said. */
 export function meant({ filter, created_at: asked }) {
   const { created_before: before, ...rest } = filter;
   return before && Math.abs(Date.parse(before) - Date.parse(asked)) > 2000 ? filter : rest;

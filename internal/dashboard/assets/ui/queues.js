@@ -43,7 +43,7 @@ export function pause(queue) {
       values,
       set,
     }) => html`<p>${queue.paused ? 'It stays paused. Only the reason changes.' : `Within 2 s no runner starts a job of it any more. What runs goes on; ${waiters(queue)} will wait.`}</p>
-      <${Field} label="Reason" id="pause-reason" hint="For whoever wonders why nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+      <${Field} label="Reason" id="pause-reason" hint="Shown to other operators while nothing runs"><input id="pause-reason" maxlength="255" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
     submit: async ({ reason }) => {
       const body = reason.trim() ? { reason } : {};
       await post(`/v1/queues/${seg(queue.name)}/pause`, body);
@@ -67,7 +67,7 @@ export function resume(queue) {
   });
 }
 
-/** Ask for another priority or limit. What somebody else changed meanwhile is not overwritten. */
+/** Ask for another priority or limit. What another operator changed meanwhile is not overwritten. */
 export async function setUp(name) {
   const path = `/v1/queues/${seg(name)}`;
   let seen;
@@ -78,7 +78,7 @@ export async function setUp(name) {
       tellProblem(problem);
       return undefined;
     }
-    // Nobody has set anything about it, nor used it.
+    // It has no settings and no jobs.
     seen = { body: { priority: 5, concurrency: null }, tag: '"0"' };
   }
   const { body: queue, tag } = seen;

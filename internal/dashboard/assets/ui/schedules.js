@@ -39,7 +39,7 @@ export function pause({ name }) {
       values,
       set,
     }) => html`<p>Its ticks pass without firing, each with a line among its ticks. What was due then does not fire later. Jobs that are there run on.</p>
-      <${Field} label="Reason" id="pause-reason" hint="For whoever wonders later"><input id="pause-reason" maxlength="1000" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
+      <${Field} label="Reason" id="pause-reason" hint="Shown to other operators"><input id="pause-reason" maxlength="1000" value=${values.reason} onInput=${(e) => set({ reason: e.target.value })} /></${Field}>`,
     submit: async ({ reason }) => {
       await post(`/v1/schedules/${seg(name)}/pause`, reason.trim() ? { reason } : {});
       tell(`${name} is paused`);
@@ -177,7 +177,7 @@ function valuesOf(s) {
 function timesOf(v, s) {
   if (v.mode === 'cron') return { cron: v.cron.trim(), zone: v.zone.trim(), dst: v.dst };
   const body = { every_ms: Math.round(Number(v.every) * Number(v.unit)), zone: v.zone.trim() };
-  // The field shows whole seconds: what nobody touched goes back as it came.
+  // The field shows whole seconds: a value that the operator left alone goes back as it came.
   if (v.anchor) body.anchor = s?.anchor && v.anchor === local(s.anchor) ? s.anchor : new Date(v.anchor).toISOString();
   return body;
 }
@@ -214,7 +214,7 @@ function usePreview(times) {
             (error) => gone || set({ error }),
           );
     const timer = setTimeout(look, 250);
-    // Runs of short intervals pass while somebody fills in the rest.
+    // Runs of short intervals pass while the operator fills in the rest.
     const again = setInterval(() => document.hidden || look(), 15000);
     return () => {
       gone = true;
@@ -288,7 +288,7 @@ function Form({ seen, kinds, done, again }) {
     (state.error.status === 412
       ? {
           message: s
-            ? 'Somebody changed it since you opened this form. Nothing was saved.'
+            ? 'Another operator changed it since you opened this form. Nothing was saved.'
             : `There is a schedule ${v.name} already. Nothing was changed.`,
         }
       : { message: state.error.message, errors: left });
